@@ -35,7 +35,7 @@ __all__ = [
     "to_tiff",
 ]
 
-#: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
+#: The module of each public name. Modules are imported on first use, so that ``import linumpy`` takes milliseconds.
 _MODULES = {
     "OmeZarrWriter": "linumpy.write.writer",
     "accelerate": "linumpy.interop.zarr_pipeline",

@@ -1,4 +1,7 @@
-"""The type of arrays in signatures: arrays of NumPy and of CuPy satisfy it, and neither package has to be imported."""
+"""The type of arrays in signatures, which NumPy's and CuPy's arrays satisfy; and dtypes of the package ml_dtypes.
+
+Neither CuPy nor ml_dtypes is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import numpy as np
 
 
 def bits_of(dtype: np.dtype) -> np.dtype:
-    """Return the unsigned integer dtype that holds the bits of a dtype of ml_dtypes; any other dtype unchanged."""
+    """Return the unsigned integer dtype of the same size for a dtype of ml_dtypes, and any other dtype unchanged."""
     return np.dtype(f"u{dtype.itemsize}") if is_small(dtype) else dtype
 
 
 def is_small(dtype: np.dtype) -> bool:
-    """Say whether a dtype belongs to ml_dtypes, such as bfloat16, and not to NumPy."""
-    return dtype.isbuiltin == 2
+    """Return whether a dtype is registered by another package than NumPy: ml_dtypes, for example bfloat16."""
+    return dtype.isbuiltin == 2  # NumPy's code for dtypes that other packages register
 
 
 @runtime_checkable
@@ -26,7 +29,7 @@ class Array(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Voxels along each axis."""
+        """Number of elements along each axis."""
         ...
 
     @property

@@ -1,7 +1,8 @@
-"""A demonstration: make an OCT mosaic, read it, resample it, find the tissue, write, and compare with the truth.
+"""A demonstration: make an OCT mosaic, read it, find the tissue surface, resample, write, and compare with the truth.
 
 In: a folder for the results, a size, a device. Out: OME-Zarr images and pictures in the folder, and a
-:class:`DemoResult`. On a GPU, voxels stay in its memory between reading and writing.
+:class:`DemoResult`. On a GPU, the volume stays in its memory between reading and writing. Errors: those of
+:func:`run_demo`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
 
+#: Width of the lateral mean before the surface is detected, in µm.
 _SMOOTH_UM = 50.0
 
 
@@ -40,7 +42,7 @@ class Stage:
     seconds : float
         Duration.
     nbytes : int or None
-        Bytes processed, for a rate; None without one.
+        Bytes that were processed, for a rate; None for a stage without a rate.
     """
 
     name: str
@@ -57,11 +59,11 @@ class DemoResult:
     device : Device
         Device of the computations.
     read_by : str
-        The reader of the volume.
-    shape, spacing_um
-        Shape and spacing of the resampled volume.
+        The reader that read the mosaic, as :class:`~linumpy.gpu.read.report.ReadReport` names it.
+    shape, spacing_um : tuple
+        Shape of the resampled volume, and its voxel spacing in µm.
     error_voxels, bias_voxels : float
-        Median absolute error, and median error, of the surface against the truth, in voxels of the mosaic along depth.
+        Median absolute error, and median error, of the surface against the truth, in voxels of the mosaic along Z.
     error_um : float
         The median absolute error in µm.
     stages : tuple of Stage
@@ -101,7 +103,7 @@ class DemoResult:
 
 @dataclass
 class _Clock:
-    """Times stages, synchronized with the device, so that each includes its own kernels."""
+    """Times stages; a stage ends when its kernels have ended."""
 
     stages: list[Stage] = field(default_factory=list)
 
@@ -123,7 +125,7 @@ def run_demo(
     out : str or Path
         Folder for the results; it is made if its parent folder exists.
     size : {"small", "medium", "large"}
-        16 MiB, 1 GiB or 8 GiB.
+        A mosaic of 16 MiB, 1 GiB or 8 GiB.
     device : {"auto", "cuda", "cpu"}, optional
         As for :func:`linumpy.device.resolve`.
     overwrite : bool
@@ -132,9 +134,9 @@ def run_demo(
     Raises
     ------
     ValueError
-        An unknown size or device.
+        An unknown size or device; a URL for `out`.
     FileExistsError
-        A result exists already.
+        A result exists already, or `out` is a file.
     FileNotFoundError
         The parent folder of `out` does not exist.
     GpuUnavailableError
@@ -161,10 +163,10 @@ def run_demo(
     with clock.stage("read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
         volume, spacing, read_by = _read(mosaic, used)
     step = min(spacing[1:])
-    # Before resampling: it mixes water and tissue, and the logarithm of the mixture would move the edge.
+    # The surface is detected before resampling, which mixes water and tissue: the logarithm would then move the edge.
     with clock.stage("find the tissue surface", spec.nbytes):
-        width = max(1, round(_SMOOTH_UM / step))
-        surface = find_tissue_interface(volume, s_xy=width, s_z=2, depth_axis=0, definition="edge")
+        mean_width = max(1, round(_SMOOTH_UM / step))
+        surface = find_tissue_interface(volume, s_xy=mean_width, s_z=2, depth_axis=0, definition="edge")
     truth = synthetic.surface_depth(spec)
     depths, depth_spacing = to_host(surface), spacing[0]
     depth_um, lateral = surface * np.float32(depth_spacing), spacing[1:]
@@ -182,6 +184,7 @@ def run_demo(
 
 
 def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
+    """Read level 0 to the device; return the volume, its spacing in µm, and the name of the reader."""
     image = open_image(path)
     array, spacing = image.levels[0], image.spacing[0]
     from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
@@ -203,13 +206,17 @@ def _draw(
     spacing: tuple[float, ...],
     paths: tuple[Path, Path],
 ) -> None:
-    """Draw a section of the resampled volume, and the map of depths; surfaces are in voxels of the mosaic."""
+    """Draw an XZ section of the resampled volume, and the map of depths.
+
+    `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` (Z) and `lateral` (Y, X). The
+    spacing of the resampled volume is `spacing` (Z, Y, X).
+    """
     from linumpy.pictures import draw_depth_map, draw_section, save
 
     row = volume.shape[1] // 2
-    shown_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
-    # Voxel centres keep their coordinates in µm.
-    lines = [(depths[shown_row] + 0.5) * depth_spacing / spacing[0] - 0.5 for depths in (surface, truth)]
+    mosaic_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
+    # Both grids begin at the same edge: voxel n has its centre at (n + 0.5) times the spacing.
+    lines = [(depths[mosaic_row] + 0.5) * depth_spacing / spacing[0] - 0.5 for depths in (surface, truth)]
     columns = (np.arange(volume.shape[2]) + 0.5) * spacing[2] / lateral[1] - 0.5
     depths, true_depths = (np.interp(columns, np.arange(len(line)), line) for line in lines)
     section = to_host(volume[:, row, :])  # one plane goes to the host

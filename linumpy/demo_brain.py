@@ -1,7 +1,7 @@
-"""A demonstration of the pipeline: a synthetic brain through all stages, with the error of each against the truth.
+"""A demonstration of the pipeline: all stages on a synthetic brain, and the error of each stage against the truth.
 
 In: a folder for the results, a size, a device. Out: mosaic grids and the results of all stages in the folder, and a
-:class:`BrainDemoResult`.
+:class:`BrainDemoResult`. Errors: those of :func:`run_brain_demo`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_errors import StageError, errors_of
 from linumpy.testing.brain_files import write_brain
 
+#: Faults of the microscope for brains of 5 µm lateral spacing.
 _FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
-#: Brains of 54 MiB, 0.9 GiB and 49 GiB.
+#: Brains whose mosaic grids have 54 MiB, 0.9 GiB and 49 GiB.
 BRAINS = {
     "small": BrainSpec(
         slices=4, tiles=(4, 4), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
@@ -50,11 +51,11 @@ class BrainDemoResult:
     nbytes : int
         Bytes of the mosaic grids.
     made_seconds : float
-        Time that it took to make the mosaic grids.
+        Seconds that making the mosaic grids took.
     summary : Summary
         Stages of the pipeline, with their times.
     errors : tuple of StageError
-        The error of each stage whose truth is known.
+        Errors of the stages whose truth is known; a stage may have several.
     """
 
     device: Device
@@ -92,9 +93,9 @@ def run_brain_demo(
     Parameters
     ----------
     out : str or Path
-        Folder for the results, ``brain`` and ``results`` in it; it is made if its parent folder exists.
+        Folder in which ``brain`` and ``results`` are written; it is made if its parent folder exists.
     size : {"small", "medium", "large"}
-        A brain of 54 MiB, 0.9 GiB or 49 GiB.
+        Mosaic grids of 54 MiB, 0.9 GiB or 49 GiB.
     device, overwrite
         As for :func:`linumpy.demo.run_demo`.
 
@@ -118,12 +119,16 @@ def run_brain_demo(
 
 
 def run_of(spec: BrainSpec, out: Path) -> Run:
-    """Return the run of a brain in ``out / "brain"``: at 10 µm, with default options except for the brain's size."""
-    width = max(3, min(15, spec.tile_shape[1] // 10))
+    """Return the run of the pipeline on the brain in ``out / "brain"``.
+
+    The resolution is 10 µm. Other options are the defaults, except for those that depend on the size of the tiles and
+    for the definition of the surface, which is the edge, as in the truth.
+    """
+    mean_width = max(3, min(15, spec.tile_shape[1] // 10))
     options = {
         "resample": Resample(10.0),
-        "focal": Focal(s_xy=width),
-        "surface": Surface(s_xy=width, definition="edge"),
+        "focal": Focal(s_xy=mean_width),
+        "surface": Surface(s_xy=mean_width, definition="edge"),
         "positions": Positions(spec.overlap),
     }
     return Run(

@@ -1,8 +1,9 @@
-"""The device of computations; the only module that looks for GPU packages.
+"""The device of computations; the only module that finds out which GPU packages can be used.
 
-In: ``"auto"``, ``"cuda"`` or ``"cpu"``, or an array. Out: a :class:`Device`, or the array module (CuPy or NumPy).
-Errors: :class:`~linumpy.errors.GpuUnavailableError` if a CUDA device is asked for and there is none. GPU packages are
-imported on first use.
+In: ``"auto"``, ``"cuda"`` or ``"cpu"``, or an array. Out: a :class:`Device`, the array module (CuPy or NumPy), or a
+description of the machine. Errors: ``ValueError`` for an unknown device,
+:class:`~linumpy.errors.GpuUnavailableError` if a CUDA device is requested and cannot be used. GPU packages are imported
+on first use.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 DEVICE_VARIABLE = "LINUMPY_DEVICE"
 _KINDS = ("auto", "cuda", "cpu")
 
+#: Whether this process has started CUDA; and whether it was forked from a process that had, so that CUDA fails in it.
 _cuda_started = _cuda_lost = False
 
 
@@ -52,7 +54,7 @@ class Device:
     index : int or None
         Number of the CUDA device; None on the CPU.
     reason : str
-        Why this device was chosen, in a short clause.
+        Why this device was chosen, in a few words.
     """
 
     kind: str
@@ -80,19 +82,20 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     ----------
     kind : {"auto", "cuda", "cpu"}, optional
         ``"auto"`` chooses the GPU if CuPy and a device are available and else the CPU, and logs the choice and its
-        reason. ``"cuda"`` raises without a device. By default the environment variable ``LINUMPY_DEVICE``, and without
-        it ``"auto"``.
+        reason. ``"cuda"`` raises without a device. By default the value of the environment variable
+        ``LINUMPY_DEVICE``, and without it ``"auto"``.
     device_id : int, optional
-        Number of the CUDA device; by default CuPy's current one.
+        Number of the CUDA device, which must then be available; by default CuPy's current device.
 
     Raises
     ------
     ValueError
-        Another `kind`, a negative `device_id`, or a `device_id` together with ``"cpu"``.
+        Another `kind` or value of ``LINUMPY_DEVICE``, a negative `device_id`, or a `device_id` together with ``"cpu"``.
     GpuUnavailableError
-        ``"cuda"`` is asked for and there is no such device.
+        ``"cuda"`` or a `device_id` is requested, and there is no such device.
     """
     requested = requested_kind(kind)
+    # Floats with an integer value, such as 1.0, are taken; True is not.
     if device_id is not None and (isinstance(device_id, bool) or int(device_id) != device_id or device_id < 0):
         raise ValueError(f"device_id={device_id!r}: a CUDA device has a number from 0 on")
     if requested == "cpu":
@@ -113,7 +116,7 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
 
 
 def requested_kind(kind: str | None) -> str:
-    """Check the kind of device that the caller or the environment asks for."""
+    """Return the kind of device that the caller, or else ``LINUMPY_DEVICE``, requests; ``ValueError`` if unknown."""
     if kind is not None:
         if kind not in _KINDS:
             raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
@@ -139,7 +142,7 @@ def require_cuda(device_id: int | None = None) -> ModuleType:
 
 
 def why_no_cuda(device_id: int | None = None) -> str | None:
-    """Return why no CUDA device (or not this one) can be used; None if it can."""
+    """Return why no CUDA device, or not the device `device_id`, can be used; None if it can."""
     global _cuda_started
     if _cuda_lost:
         return (
@@ -147,7 +150,7 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
             'with multiprocessing.get_context("spawn") or "forkserver"'
         )
     if importlib.util.find_spec("cupy") is None:
-        # Without a driver, packages alone do not help.
+        # Without a driver, the advice to install packages would not help.
         if packages.driver_cuda_version() is None:
             return "this machine has no NVIDIA driver (libcuda.so.1): a GPU needs one before any package"
         return f"CuPy is not installed: {packages.install_line()}"
@@ -191,9 +194,9 @@ def to_host(x: Any) -> np.ndarray:
 
 
 def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the functions that copy arrays to the device of a computation, and results to the memory of `array`.
+    """Return two functions: to copy arrays to where a computation runs, and its results to the memory of `array`.
 
-    They return an array unchanged that is already in the right memory.
+    They return an array unchanged if it is in the right memory.
 
     Parameters
     ----------
@@ -207,19 +210,19 @@ def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], C
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
-    on_device = is_device_array(array)
-    transfer, back = (
-        require_cuda().asarray if on_gpu else to_host
-        for on_gpu in (on_device if use_gpu is None else use_gpu, on_device)
-    )
-    return transfer, back
+
+    def copy_to(is_gpu: bool) -> Callable[[Any], Any]:
+        return require_cuda().asarray if is_gpu else to_host
+
+    is_on_gpu = is_device_array(array)
+    return copy_to(is_on_gpu if use_gpu is None else use_gpu), copy_to(is_on_gpu)
 
 
 def free_memory(enough: float = math.inf) -> int:
-    """Return the bytes that CuPy's pool can still allocate on the current device, within the limit set on the pool.
+    """Return the bytes that CuPy's memory pool can still allocate on the current device.
 
-    They are free in the pool or in the driver; the driver's call is slow, and is left out if the pool alone has
-    `enough`.
+    This is memory that is free in the pool, plus free memory of the device, up to the limit that is set on the pool.
+    If the pool alone has `enough` free bytes, only these are returned, since asking the driver is slow.
     """
     cupy = require_cuda()
     pool = cupy.get_default_memory_pool()
@@ -232,7 +235,7 @@ def free_memory(enough: float = math.inf) -> int:
 
 
 def synchronize() -> None:
-    """Wait for the work on CuPy's current stream; returns at once if CuPy was never imported."""
+    """Wait for the work on CuPy's current stream; return at once if CuPy was not imported or no device can be used."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and why_no_cuda() is None:
         cupy.cuda.get_current_stream().synchronize()
@@ -240,7 +243,7 @@ def synchronize() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The devices and packages of this machine, to print and to paste into reports.
+    """A device of this machine, its driver and the installed packages, to print and to paste into reports.
 
     Attributes
     ----------
@@ -249,15 +252,15 @@ class DeviceInfo:
     memory_total, memory_free : int or None
         Bytes of device memory; None without a GPU.
     driver : str or None
-        Newest CUDA version that the driver can run.
+        Newest CUDA version that the driver can run; None without a driver.
     versions : tuple of (str, str)
         Packages and their versions; ``"not installed"`` where missing.
     gds : str
-        The mode of kvikio, and how it is known.
+        The mode of kvikio in words: see :func:`kvikio_mode`.
     reason : str
         Why there is no GPU; empty where there is one.
     others : tuple of str
-        Other installed distributions that provide the package ``linumpy``, of which one would hide the other.
+        Other installed distributions that provide the package ``linumpy``; Python imports only one of them.
     """
 
     name: str
@@ -276,20 +279,16 @@ class DeviceInfo:
         if self.reason:
             rows.append(("no GPU", self.reason))
         if self.others:
-            both = f"{', '.join(self.others)} is installed too and also provides the package linumpy"
-            rows.append(
-                (
-                    "conflict",
-                    f"{both}: pip uninstall {' '.join(self.others)}, then install {packages.DISTRIBUTION} again",
-                )
-            )
+            conflict = f"{', '.join(self.others)} is installed too and also provides the package linumpy"
+            advice = f"pip uninstall {' '.join(self.others)}, then install {packages.DISTRIBUTION} again"
+            rows.append(("conflict", f"{conflict}: {advice}"))
         rows.append(("driver", f"up to CUDA {self.driver}" if self.driver else "no NVIDIA driver"))
         rows += [*self.versions, ("GDS", self.gds)]
         return "\n".join(f"{label:<12}{value}" for label, value in rows)
 
 
 def describe(device_id: int | None = None) -> DeviceInfo:
-    """Describe the device, its memory, the driver, the GPU packages and the mode of kvikio."""
+    """Describe the GPU (or without one the processor), its memory, the driver, packages and the mode of kvikio."""
     missing = why_no_cuda(device_id)
     name, total, free = platform.processor() or platform.machine(), None, None
     if missing is None:
@@ -314,6 +313,7 @@ def describe(device_id: int | None = None) -> DeviceInfo:
     )
 
 
+#: Packages, and the distributions that may provide each.
 _PACKAGES = {
     "CuPy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
@@ -323,9 +323,10 @@ _PACKAGES = {
 
 
 def kvikio_mode() -> tuple[str, str]:
-    """Return the mode of kvikio, ``"compat"``, ``"cufile"`` or ``"none"``, and how it is known.
+    """Return the mode of kvikio, ``"compat"``, ``"cufile"`` or ``"none"``, and an explanation.
 
-    ``"cufile"`` means only that kvikio passes its reads to cuFile, which may still go through host memory.
+    ``"none"`` means that kvikio is not installed or cannot be used. ``"cufile"`` means that kvikio passes its reads to
+    cuFile, which may still read through host memory.
     """
     if importlib.util.find_spec("kvikio") is None:
         return "none", "kvikio is not installed, which only GPUDirect Storage needs"

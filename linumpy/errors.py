@@ -1,7 +1,7 @@
 """The exceptions of linumpy, and the error of objects that cannot be pickled.
 
-Each is also a builtin exception, so ``except OSError`` catches a broken chunk and ``except MemoryError`` a volume that
-does not fit into memory, without an import from here.
+Each exception is also a builtin exception: ``except OSError`` catches a broken chunk, and ``except MemoryError`` a
+volume that does not fit into memory, without an import of this module.
 """
 
 
@@ -10,18 +10,21 @@ class LinumpyError(Exception):
 
 
 class ChunkError(LinumpyError, OSError):
-    """The stored bytes of a chunk do not match its metadata.
+    """A chunk cannot be read, its stored bytes do not match the metadata, or they changed during the read.
 
-    The message names the file and the chunk. A broken chunk is never replaced by fill values or read by a fallback.
+    The message names the file or object. A broken chunk is never replaced by fill values or read by a fallback.
     """
 
 
 class StaleLayoutError(LinumpyError, RuntimeError):
-    """The metadata of an array changed after linumpy read them: read them again, then submit again."""
+    """The metadata of an array changed after linumpy had read them: open the array again."""
 
 
 class DeviceMemoryError(LinumpyError, MemoryError):
-    """A request does not fit into the memory of the device; raised before the first byte is read."""
+    """A request exceeds the memory of the device, or the limit `device_memory`; raised before the first byte is read.
+
+    On the CPU, a request exceeds the limit for host memory.
+    """
 
 
 class GpuUnavailableError(LinumpyError, RuntimeError):
@@ -29,7 +32,7 @@ class GpuUnavailableError(LinumpyError, RuntimeError):
 
 
 class CoreUnavailableError(LinumpyError, RuntimeError):
-    """The native core was not built or has another version; the message says what to install."""
+    """The native core was not built, has another version or is switched off; the message gives the reason."""
 
 
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
@@ -37,7 +40,7 @@ class UnsupportedLayoutError(LinumpyError, NotImplementedError):
 
 
 class RegionError(LinumpyError, IndexError):
-    """A region does not fit the array: out of bounds, of too many axes, or with a step other than 1."""
+    """A region is out of bounds, has too many axes or has a step other than 1; or a position is outside of a volume."""
 
 
 class MetadataError(LinumpyError, ValueError):
@@ -45,7 +48,7 @@ class MetadataError(LinumpyError, ValueError):
 
 
 class SourceError(LinumpyError, ValueError):
-    """The source is neither an array nor an OME-Zarr image."""
+    """The source is neither an array nor an OME-Zarr image, has no such resolution level, or cannot be opened."""
 
 
 class ResumeError(LinumpyError, FileExistsError):
@@ -53,22 +56,25 @@ class ResumeError(LinumpyError, FileExistsError):
 
 
 class WorkerError(LinumpyError, RuntimeError):
-    """A worker of a dask cluster cannot make its blocks; the message names the worker and what it lacks."""
+    """Workers of a dask cluster cannot make their blocks: they lack something, do not answer or died.
+
+    The message names a worker and the reason.
+    """
 
 
 class VoxelSessionError(LinumpyError, RuntimeError):
-    """A voxel session stopped; the message names the finished planes, and the cause is attached."""
+    """A voxel session stopped; the message names the finished planes, and ``__cause__`` is the error."""
 
 
 def not_pickled(instance: object, instead: str) -> TypeError:
-    """Make the error of ``__reduce__`` for an object that holds threads, memory or open files of its process.
+    """Return the error for ``__reduce__`` of an object that holds threads, memory or open files of its process.
 
     Parameters
     ----------
     instance : object
         The object that cannot be pickled or copied.
     instead : str
-        Advice: what to send to another process instead.
+        What to send to another process instead, as advice in the message.
     """
     name = type(instance).__name__
     return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

@@ -1,14 +1,14 @@
-"""The path of bytes from a folder to a GPU, and the reasons for it.
+"""How bytes get from a folder into GPU memory, by GPUDirect Storage (GDS) or through host memory, and why.
 
-The logic is in ``gds_doctor.sh``, so that an admin without Python and a reader in Python get the same answer. This
-module finds that script, runs it, and caches its answer.
+In: a file or folder, and optionally a GPU. Out: a :class:`GdsVerdict`. Errors: none; the verdict is ``"unknown"``, with
+the reason, if the path is a URL or cannot be reached, if bash, the script or Linux is missing, or if the script times
+out.
 
-In: a path. Out: a frozen :class:`GdsVerdict`. If something is missing (bash, the script, Linux) or the script times
-out, the verdict is ``"unknown"`` with the reason; no error is raised. The module imports no GPU package and changes
-nothing.
+The script ``gds_doctor.sh`` finds out the path of the bytes, so that an admin without Python gets the same answer. This
+module runs the script and caches its answer. It imports no GPU package and changes nothing.
 
-A read may be called GPUDirect Storage only if :attr:`GdsVerdict.is_native`: the compat modes of kvikio and cuFile copy
-through host memory.
+A read is GPUDirect Storage only if :attr:`GdsVerdict.is_native`: the compat modes of kvikio and cuFile copy through
+host memory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["PATHS", "GdsVerdict", "clear_cache", "find_doctor", "gds_verdict"]
 
-#: All answers, the native ones first.
+#: All values of :attr:`GdsVerdict.path`, the native ones first.
 PATHS = ("nvidia-fs", "p2pdma", "cufile-compat", "kvikio-posix", "unknown")
 _NATIVE = ("nvidia-fs", "p2pdma")
 
 #: Timeout of the script in seconds. The script needs less than a second, and kvikio's import a few seconds.
 DEFAULT_TIMEOUT = 30.0
 
-# Variables that the script reads: part of the cache's key.
-_ENVIRONMENT = (
+# Environment variables that the script reads; their values are part of the cache's key.
+_VARIABLES = (
     "CUFILE_ALLOW_COMPAT_MODE",
     "CUFILE_ENV_PATH_JSON",
     "CUFILE_FORCE_COMPAT_MODE",
@@ -58,13 +58,14 @@ class GdsVerdict:
     reasons : tuple of str
         The reasons for this path; if it is not native, the obstacles to a native path.
     both_native : bool
-        Whether both native paths are available.
+        Whether both native paths, ``"nvidia-fs"`` and ``"p2pdma"``, are available.
     native : tuple of str
-        The available native paths, of ``"nvidia-fs"`` and ``"p2pdma"``.
+        The native paths that are available.
     folder : str
-        The folder of the verdict: the nearest existing folder.
+        The folder that the verdict is about: the path itself, or the nearest existing folder above it; for a URL, or a
+        path that cannot be reached, the path as it was passed.
     source : str
-        The script that gave the verdict, or ``"none"`` if no script could be run.
+        The path of the script, or ``"none"`` if no script was run.
     """
 
     path: str
@@ -88,18 +89,17 @@ _CACHE: dict[tuple[object, ...], GdsVerdict] = {}
 
 
 def clear_cache() -> None:
-    """Forget all verdicts, for instance after a change of the machine."""
+    """Forget all verdicts, for instance after the setup of the machine was changed."""
     _CACHE.clear()
 
 
 def find_doctor() -> Path | None:
-    """Return the path of ``gds_doctor.sh``, or None.
+    """Return the path of ``gds_doctor.sh``; None if the script or its library ``lib.sh`` is missing.
 
-    It is in ``linumpy/_server_setup``, which in a source checkout is a link to ``shell_scripts/server_setup``.
+    Both are in ``linumpy/_server_setup``, which in a source checkout is a link to ``shell_scripts/server_setup``.
     """
     folder = Path(__file__).resolve().parent / "_server_setup"
     script = folder / "gds_doctor.sh"
-    # Without its library the script cannot run.
     return script if script.is_file() and (folder / "lib.sh").is_file() else None
 
 
@@ -109,13 +109,13 @@ def gds_verdict(
     gpu: int | str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> GdsVerdict:
-    """Return the path of bytes from a file or folder to the GPU.
+    """Find out how bytes get from a file or folder into GPU memory.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A file or a folder. If it does not exist, the nearest existing folder above it is used, which is on the same
-        file system.
+        A file or a folder, also as a ``file://`` URL. If it does not exist, the nearest existing folder above it is
+        used, which is on the same file system.
     gpu : int or str, optional
         One GPU: its index in PCI order, or its PCI address such as ``"0000:65:00.0"`` (CuPy's ``Device.pci_bus_id``).
         By default every NVIDIA GPU must qualify.
@@ -125,22 +125,22 @@ def gds_verdict(
     Returns
     -------
     GdsVerdict
-        Cached for each device, folder, GPU and environment.
+        Cached for each file system, folder, GPU and environment, except after a timeout.
     """
     text = os.fsdecode(path)
     if "://" in text:
         scheme, plain = text.split("://", 1)
         if scheme != "file":
             return GdsVerdict("unknown", (f"{scheme}:// is no local folder",), folder=text)
-        # linumpy and zarr do not quote local folders after file://; a URL does.
+        # A URL quotes special characters, but linumpy and zarr print local folders after file:// without quoting.
         text = plain if os.path.exists(plain) else unquote(urlsplit(text).path)
     try:
         folder = _nearest_folder(text)
-        device = os.stat(folder).st_dev
+        file_system = os.stat(folder).st_dev
     except (OSError, ValueError) as error:
         return GdsVerdict("unknown", (f"{text!r} cannot be reached: {error}",), folder=text)
     environment = _environment()
-    key = (device, folder, gpu, *(environment.get(name) for name in _ENVIRONMENT))
+    key = (file_system, folder, gpu, *(environment.get(name) for name in _VARIABLES))
     cached = _CACHE.get(key)
     if cached is None:
         try:
@@ -163,18 +163,19 @@ def _nearest_folder(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
+    """Return the environment for the script, with the mode that kvikio has now if it was imported."""
     environment = dict(os.environ)
     # kvikio reads its mode from the environment at import, and a program may change the mode later.
     defaults = sys.modules.get("kvikio.defaults")
     if defaults is not None:
-        # Fails in other versions of kvikio; the environment is then the best answer.
+        # In versions of kvikio where this fails, the variable keeps its value.
         with contextlib.suppress(Exception):
             environment["KVIKIO_COMPAT_MODE"] = str(defaults.get("compat_mode").name)
     return environment
 
 
 def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[str, str]) -> GdsVerdict:
-    """Run the script; raises subprocess.TimeoutExpired if it does not end in time."""
+    """Run the script and return its verdict; raise subprocess.TimeoutExpired if the script does not end in time."""
 
     def unknown(reason: str, source: str = "none") -> GdsVerdict:
         return GdsVerdict("unknown", (reason,), folder=folder, source=source)
@@ -188,7 +189,7 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
     if bash is None:
         return unknown("there is no bash to run gds_doctor.sh with")
     command = [bash, str(script), "--json"]
-    # Reads use the kvikio of this Python.
+    # The script asks the kvikio of this Python, since reads use it.
     command += ["--python", sys.executable] if sys.executable else ["--no-python"]
     if gpu is not None:
         command += ["--gpu", str(gpu)]
@@ -218,7 +219,7 @@ def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tup
     try:
         out, err = process.communicate(timeout=timeout)
     except BaseException:
-        # The whole process group: a surviving child would keep the pipes open.
+        # Kill the whole process group: a surviving child would keep the pipes open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -1,7 +1,7 @@
 """Installed distributions, and the commands that install missing ones.
 
-In: names of packages, and of extras of this distribution. Out: versions, requirements, command lines. No package is
-imported.
+In: names of distributions, and of extras of this distribution. Out: versions, requirements, command lines. Errors:
+:func:`needs` raises ``ImportError``. No package is imported.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
 
-#: The name of this package for pip; ``linumpy`` on the package index is another one.
+#: The name of this distribution; ``linumpy`` on the package index is another distribution.
 DISTRIBUTION = "linumpy-gpu"
 
 
 @contextlib.contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Add to an ``ImportError`` raised inside the command that installs an extra, which brings the package.
+    """Add to an ``ImportError`` of the block the command that installs the missing package.
 
+    Parameters
+    ----------
+    package : str
+        The package that the block imports.
+    extra : str
+        The extra of this distribution that installs the package.
+
+    Examples
+    --------
     ``with needs("tifffile", "export"): import tifffile``
     """
     try:
@@ -30,17 +39,21 @@ def needs(package: str, extra: str) -> Iterator[None]:
 
 
 def install_line(extra: str | None = None) -> str:
-    """Return the command that installs an extra; by default the GPU packages for the driver of this machine."""
+    """Return the command that installs an extra; by default the GPU packages for this machine's driver.
+
+    Without a driver the command installs the packages for CUDA 13.
+    """
     if extra is None:
         extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
     return "pip install " + " ".join(f'"{need}"' for need in extra_requirements(extra))
 
 
 def extra_requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of this distribution, from its metadata.
+    """Return the requirements of an extra from the metadata of this distribution.
 
-    A command with these names works from a checkout and from a wheel; the name of the distribution would have to be in
-    the user's package index, where ``linumpy`` is another package.
+    A command with these names works whether linumpy was installed from a checkout or a wheel. A command with the name
+    of the distribution would work only if the user's package index has the distribution. If the metadata lack the
+    extra, the only requirement is ``.[extra]``, which pip understands in a checkout.
     """
     marker = re.compile(r"""\s*;\s*extra\s*==\s*['"]""" + extra + r"""['"]\s*$""")
     try:
@@ -52,12 +65,12 @@ def extra_requirements(extra: str) -> list[str]:
 
 @functools.cache
 def _providers() -> Mapping[str, list[str]]:
-    """Map packages to the distributions that provide them; takes 0.3 s, since it reads all installed distributions."""
+    """Map packages to the distributions that provide them; this reads all installed distributions and takes 0.3 s."""
     return importlib.metadata.packages_distributions()
 
 
 def other_distributions() -> list[str]:
-    """Name the installed distributions other than this one that provide the package ``linumpy``."""
+    """Return the names of the other installed distributions that provide the package ``linumpy``."""
     distributions = set(_providers().get("linumpy", ()))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         distributions.add(importlib.metadata.metadata("linumpy")["Name"])
@@ -65,7 +78,7 @@ def other_distributions() -> list[str]:
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
-    """Ask the NVIDIA driver for the newest CUDA version that it can run; None without a driver."""
+    """Return the newest CUDA version, (major, minor), that the NVIDIA driver can run; None without a working driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -77,7 +90,7 @@ def driver_cuda_version() -> tuple[int, int] | None:
 
 
 def version_of(*names: str) -> str:
-    """Return the version of the first of these distributions that is installed."""
+    """Return the version of the first of these distributions that is installed, or ``"not installed"``."""
     for name in names:
         try:
             return importlib.metadata.version(name)

@@ -1,6 +1,6 @@
-"""Pictures of sections and maps, with scale bars and units.
+"""Figures of sections and maps, with scale bars and units.
 
-In: host arrays and spacings in µm. Out: figures, which :func:`save` writes as PNG, PDF or SVG.
+In: host arrays, and spacings in µm. Out: matplotlib figures, which :func:`save` writes as PNG, PDF or SVG.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def draw_section(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw an XZ section with the surface on it.
+    """Draw an XZ section of a volume, and on it the surface that was found and, if it is known, the true surface.
 
     Parameters
     ----------
     section : numpy.ndarray, (Z, X)
-        Intensity; drawn as its logarithm.
+        Intensity; its logarithm is drawn.
     depths, truth : numpy.ndarray, (X,)
-        Surface in voxels along Z; `truth` may be None.
+        Surface found and true surface, in voxels along Z; `truth` may be None.
     depth_spacing, lateral_spacing : float
         Voxel spacing along Z and X in µm.
     position_um : float
@@ -44,7 +44,7 @@ def draw_section(
         Name of the image, for the title.
     """
     depth, width = section.shape
-    # Axes of about the shape of the section, so that voxels keep their aspect ratio.
+    # The panel has about the aspect ratio of the section in µm, within limits of its height.
     figure, (axes,) = new_figure(9, min(7.0, max(2.6, 7.4 * depth * depth_spacing / (width * lateral_spacing) + 0.9)))
     other = None if truth is None else (truth, "true surface")
     _add_section(axes, section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"))
@@ -60,7 +60,10 @@ def _add_section(
     position_um: float,
     names: tuple[str, str],
 ) -> None:
-    """Draw a section with its surface, and another surface with its label."""
+    """Draw a section with the surface found, and with `other`: another surface and its label.
+
+    `names` are the names of the lateral axes: the axis that `position_um` is on, and the axis of the section.
+    """
     depth, width = extent_um(section.shape, spacing)
     shown = _logarithm(section)
     limits = percentiles(shown, (1, 99.8))
@@ -96,7 +99,7 @@ def draw_depth_map(depth_um: np.ndarray, spacing: tuple[float, ...], *, source: 
 def _add_depth_map(
     axes: Axes, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
 ) -> None:
-    """Draw a map of depths with its colour bar."""
+    """Draw a map of depths with a colour bar; `names` are the names of its two axes."""
     height, width = extent_um(depth_um.shape, spacing)
     limits = percentiles(depth_um, (0.5, 99.5))
     add_image(axes, depth_um, (0, width, height, 0), limits, "depth (µm)", aspect="auto")
@@ -122,13 +125,13 @@ def draw_surface(
     section, depths, position_um, source
         As for :func:`draw_section`.
     edge : numpy.ndarray, (X,)
-        The edge in voxels along Z; drawn too if it differs from the surface.
+        Depth of the edge in voxels along Z; it is drawn too if it differs from `depths`.
     depth_um : numpy.ndarray, (Y, X)
         Depth of the surface in µm.
     spacing : (float, float, float)
         Voxel spacing (Z, Y, X) in µm.
     names : (str, str)
-        Names of the lateral axes.
+        Names of the lateral axes, in the order of `depth_um`.
     """
     depth, (height, width) = section.shape[0] * spacing[0], extent_um(depth_um.shape, spacing[1:])
     heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]
@@ -141,10 +144,10 @@ def draw_surface(
     return titled(figure, source)
 
 
-def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
-    """Choose a colour range by percentiles of the finite values; (0, 1) if there are none."""
+def percentiles(values: np.ndarray, percents: tuple[float, float]) -> tuple[float, float]:
+    """Return two percentiles of the finite values, as colour limits; (0, 1) without finite values."""
     finite = values[np.isfinite(values)]
-    low, high = np.percentile(finite, shares) if finite.size else (0.0, 1.0)
+    low, high = np.percentile(finite, percents) if finite.size else (0.0, 1.0)
     return float(low), float(high)
 
 
@@ -156,16 +159,16 @@ def add_image(
     label: str,
     **options: Any,
 ) -> AxesImage:
-    """Draw an image with its colour bar, which says how many values the colour limits clip.
+    """Draw an image with a colour bar, whose title is the share of values that the colour limits clip.
 
     Parameters
     ----------
     axes : matplotlib.axes.Axes
         Axes to draw on.
     values : numpy.ndarray, (rows, columns)
-        Values; those that are not finite stay blank.
+        Values; pixels of values that are not finite stay blank.
     extent : (float, float, float, float)
-        Left, right, bottom and top.
+        Left, right, bottom and top, in the units of the axes.
     limits : (float, float)
         Values of the first and the last colour.
     label : str
@@ -181,7 +184,7 @@ def add_image(
 
 
 def clipping(values: np.ndarray, limits: tuple[float, float]) -> tuple[str, str]:
-    """Return the share of finite values outside of colour limits, as text, and the colour bar's `extend` for it."""
+    """Return the share of finite values outside of colour limits as text, and the option `extend` of ``colorbar``."""
     finite = values[np.isfinite(values)]
     below, above = (int(np.sum(outside)) / max(1, finite.size) for outside in (finite < limits[0], finite > limits[1]))
     lines = [f"{share:.2g} % {side}" for share, side in ((100 * above, "above"), (100 * below, "below")) if share]
@@ -190,12 +193,12 @@ def clipping(values: np.ndarray, limits: tuple[float, float]) -> tuple[str, str]
 
 
 def extent_um(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the length of an image along each axis."""
+    """Return the length of an image along each axis in µm."""
     return tuple(n * s for n, s in zip(shape, spacing, strict=True))
 
 
 def _logarithm(section: np.ndarray) -> np.ndarray:
-    """Return the logarithm of intensities for display; intensities up to 0 become as dark as the first percentile."""
+    """Return the logarithm of intensities for display; lower values are raised to the first percentile above 0."""
     finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
     positive = finite[finite > 0]
     floor = np.percentile(positive, 1) if positive.size else 1.0
@@ -203,7 +206,7 @@ def _logarithm(section: np.ndarray) -> np.ndarray:
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """Return a figure of a size in inches, without a window, whatever backend the caller's matplotlib has."""
+    """Return a figure of a size in inches that has no window, whichever backend matplotlib uses."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -215,7 +218,7 @@ def empty_figure(width: float, height: float) -> Figure:
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its panels, row by row.
+    """Return a figure without a window, and its empty panels row by row.
 
     Parameters
     ----------
@@ -231,10 +234,10 @@ def new_figure(
 
 
 def scale_bar_um(width_um: float) -> float:
-    """Choose the length of a scale bar: 1, 2 or 5 times a power of ten, about a fifth of the picture."""
-    wanted = width_um / 5
-    power = 10.0 ** np.floor(np.log10(wanted))
-    return float(max(step * power for step in (1, 2, 5) if step * power <= wanted))
+    """Return the length of a scale bar in µm: 1, 2 or 5 times a power of ten, at most a fifth of the picture."""
+    max_length = width_um / 5
+    power = 10.0 ** np.floor(np.log10(max_length))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= max_length))
 
 
 def add_scale_bar(axes: Axes, width_um: float) -> None:
@@ -262,7 +265,7 @@ def plain_text(name: str) -> str:
 
 
 def titled(figure: Figure, source: str) -> Figure:
-    """Write the name of the image above a figure, if it has a name."""
+    """Write the name of the image, `source`, above a figure unless the name is empty; return the figure."""
     if source:
         figure.suptitle(plain_text(source), fontsize=9)
     return figure

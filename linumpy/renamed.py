@@ -14,8 +14,9 @@ Result = TypeVar("Result")
 def renamed_parameter(old: str, new: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Decorate a function so that it also takes a keyword parameter by its old name.
 
-    The old name gives a ``FutureWarning``. An error about the parameter then begins with the old name, which the caller
-    typed.
+    A call with the old name gives a ``FutureWarning``. If it raises a ``TypeError`` or ``ValueError`` whose message
+    begins with the new name, the message gets the old name, which the caller typed. A call with both names is a
+    ``TypeError``.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

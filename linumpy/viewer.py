@@ -1,7 +1,7 @@
-"""Show a volume: sections through a point along each axis, with scale bars.
+"""Show a volume: the section through a voxel across each axis, with scale bars.
 
 In: an array in host or device memory, or an image on disk, of which only the shown planes of a coarse level are read.
-Out: a figure, and in a notebook sliders that move the point.
+Out: a figure, and in a notebook sliders that move the voxel. Errors: those of :func:`show`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,30 @@ if TYPE_CHECKING:
 
 #: Maximum voxels along the longest axis of the level that is shown by default.
 _SHOWN_VOXELS = 1024
-#: Percentiles of the shown voxels that are black and white.
+#: Percentiles of the shown voxels that are drawn black and white.
 _WINDOW = (0.5, 99.5)
 
 ReadPlane = Callable[[tuple[int | slice, ...]], np.ndarray]
-"""Reads a section, given by an index for each axis, into host memory."""
+"""Reads a section into host memory: an index for each axis, an int for the axis that is cut."""
 
 
 @dataclass(frozen=True)
-class _Planes:
-    """A volume of two or three axes, whose sections are read one by one."""
+class _ShownVolume:
+    """A volume of three axes, or an image of two, whose sections are read one by one.
+
+    Attributes
+    ----------
+    name : str
+        Name, for the title.
+    axes : str
+        Names of the axes, such as ``"zyx"``.
+    shape : tuple of int
+        Voxels along each axis.
+    spacing : tuple of float or None
+        Voxel spacing in µm; None if it is unknown.
+    read : ReadPlane
+        Reads a section.
+    """
 
     name: str
     axes: str
@@ -64,18 +78,18 @@ class Sections:
     """
 
     def __init__(
-        self, figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None
+        self, figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limits: tuple[float, float] | None
     ) -> None:
         self.figure = figure
-        self._planes = planes
+        self._volume = volume
         self._limits = limits
         self.move(position)
 
     def __repr__(self) -> str:
-        return f"Sections of {self._planes} at {self.position}"
+        return f"Sections of {self._volume} at {self.position}"
 
     def move(self, position: Sequence[int]) -> None:
-        """Draw the sections through another voxel.
+        """Draw the sections through another voxel into the figure.
 
         Parameters
         ----------
@@ -87,8 +101,8 @@ class Sections:
         RegionError
             The voxel is outside of the volume.
         """
-        self.position = _checked(position, self._planes)
-        _draw(self.figure, self._planes, self.position, self._limits)
+        self.position = _checked_position(position, self._volume)
+        _draw(self.figure, self._volume, self.position, self._limits)
 
     def save(self, path: str | Path) -> None:
         """Write the figure as PNG, PDF or SVG, by the suffix of the path."""
@@ -113,28 +127,30 @@ def show(
     limits: tuple[float, float] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Sections:
-    """Show sections of a volume along each axis.
+    """Show the sections through one voxel of a volume, across each of its axes.
 
     A notebook shows them at once, with a slider for each axis if ipywidgets is installed. Elsewhere matplotlib opens a
-    window if it can (``matplotlib.pyplot.show()`` keeps it open at the end of a script).
+    window if it can (``matplotlib.pyplot.show()`` keeps the window open at the end of a script).
 
     Parameters
     ----------
     source : array, str, Path, zarr.Group, zarr.Array or OmeZarrImage
-        A volume or image of three or two axes: a NumPy array; a CuPy array, whose shown planes are copied to the host;
-        or an OME-Zarr image or Zarr array, whose shown planes are read.
+        A volume of three axes or an image of two: a NumPy array; a CuPy array, whose shown planes are copied to the
+        host; or an OME-Zarr image or Zarr array, whose shown planes are read.
     spacing : sequence of float, optional
-        Voxel spacing in µm along each axis; by default the spacing of the image. If it is unknown, axes are in voxels
+        Voxel spacing in µm along each axis, of an OME-Zarr image for level 0; by default the spacing in its metadata.
+        It is not used for an open :class:`~linumpy.io.ome.OmeZarrImage`. If the spacing is unknown, axes are in voxels
         and there is no scale bar.
     level : int, optional
         Resolution level of an OME-Zarr image; by default the finest level with at most 1024 voxels along each axis, or
         the coarsest.
     time, channel : int
-        The entry of an OME-Zarr image.
+        Entries of the axes t and c of an OME-Zarr image.
     position : sequence of int, optional
-        The voxel of that level through which the sections go; by default the middle.
+        Voxel of that level through which the sections go; by default the middle.
     limits : (float, float), optional
-        Values of black and white; by default percentiles of the shown planes. The colour bar says how much they clip.
+        Values that are drawn black and white; by default percentiles of the shown planes. The colour bar says which
+        share of the values is beyond them.
     storage_options : mapping, optional
         Options for a URL, as for :func:`linumpy.open_image`.
 
@@ -146,58 +162,62 @@ def show(
     Raises
     ------
     ValueError
-        An array of other than two or three axes, or of complex numbers; a `spacing` or `level` that does not fit.
+        An array without voxels, of other than two or three axes, or of other than bool, integers or floats; a
+        `spacing`, `level`, `time`, `channel` or `limits` that does not fit.
     RegionError
         `position` is outside of the volume.
-    FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.open_image`.
+    FileNotFoundError, SourceError, MetadataError, TypeError
+        As :func:`linumpy.open_image` and :func:`linumpy.read_zarr`.
+    ImportError
+        matplotlib is not installed.
 
     Examples
     --------
     >>> import linumpy
     >>> linumpy.show("brain.ome.zarr").save("brain.pdf")  # doctest: +SKIP
     """
-    planes = _planes(source, spacing, level, {"time": time, "channel": channel}, storage_options)
-    middle = tuple(n // 2 for n in planes.shape) if position is None else tuple(position)
+    volume = _open_source(source, spacing, level, {"time": time, "channel": channel}, storage_options)
+    middle = tuple(n // 2 for n in volume.shape) if position is None else tuple(position)
     if limits is not None and not (len(limits) == 2 and -np.inf < limits[0] <= limits[1] < np.inf):
         raise ValueError(f"limits={limits}: pass the values of black and of white, of which the first is not larger")
-    figure, window = _figure(planes)
-    sections = Sections(figure, planes, middle, limits)
+    figure, has_window = _figure(volume)
+    sections = Sections(figure, volume, middle, limits)
     if _in_notebook():
         _display(sections)
-    elif window:
+    elif has_window:
         figure.show()
     return sections
 
 
-def _planes(
+def _open_source(
     source: Source,
     spacing: Sequence[float] | None,
     level: int | None,
     entries: dict[str, int],
     storage_options: Mapping[str, Any] | None,
-) -> _Planes:
+) -> _ShownVolume:
     if not isinstance(source, OmeZarrImage) and not is_device_array(source) and not isinstance(source, np.ndarray):
         node = open_node(with_options(source, storage_options))
         source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
     if isinstance(source, OmeZarrImage):
-        return _of_image(source, _level(source) if level is None else level, entries)
+        return _of_image(source, _default_level(source) if level is None else level, entries)
     if level:
         raise ValueError(f"level={level}, but a single array has no levels")
     if isinstance(source, zarr.Array):
         return _of_volume(as_volume(source), _name(source.store_path), "", spacing)
     side = "GPU" if is_device_array(source) else "host"
-    return _checked_planes(
+    return _checked_volume(
         f"array on the {side}", "", source.shape, source.dtype, spacing, lambda index: to_host(source[index])
     )
 
 
-def _level(image: OmeZarrImage) -> int:
-    fits = (n for n, array in enumerate(image.levels) if max(array.shape) <= _SHOWN_VOXELS)
-    return next(fits, len(image.levels) - 1)
+def _default_level(image: OmeZarrImage) -> int:
+    """Return the finest level that is small enough to show, or the coarsest level."""
+    small_levels = (n for n, array in enumerate(image.levels) if max(array.shape) <= _SHOWN_VOXELS)
+    return next(small_levels, len(image.levels) - 1)
 
 
-def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _Planes:
+def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _ShownVolume:
     volumes = select_volumes(image, level, **entries)
     name = f"{_name(image.name)}, level {level}"
     chosen = [f"{kind} {n}" for kind, n in entries.items() if any(axis.type == kind for axis in image.axes)]
@@ -205,18 +225,18 @@ def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _Plan
     return _of_volume(volumes.first, ", ".join([name, *chosen]), volumes.axes, spacing)
 
 
-def _of_volume(volume: Volume, name: str, axes: str, spacing: Sequence[float] | None) -> _Planes:
+def _of_volume(volume: Volume, name: str, axes: str, spacing: Sequence[float] | None) -> _ShownVolume:
     from linumpy.gpu.zarr_io import read_zarr
 
     def read(index: tuple[int | slice, ...]) -> np.ndarray:
         return read_zarr(volume.array, region=volume.region(index), device="cpu")  # type: ignore[no-any-return]
 
-    return _checked_planes(name, axes, volume.shape, volume.dtype, spacing, read)
+    return _checked_volume(name, axes, volume.shape, volume.dtype, spacing, read)
 
 
-def _checked_planes(
+def _checked_volume(
     name: str, axes: str, shape: Sequence[int], dtype: np.dtype, spacing: Sequence[float] | None, read: ReadPlane
-) -> _Planes:
+) -> _ShownVolume:
     shape = tuple(int(n) for n in shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"{name} of shape {shape}: pass a volume of three axes, or an image of two, with voxels")
@@ -226,29 +246,30 @@ def _checked_planes(
         spacing = tuple(float(step) for step in spacing)
         if len(spacing) != len(shape) or not all(0 < step < np.inf for step in spacing):
             raise ValueError(f"spacing={spacing}: pass {len(shape)} positive numbers of µm")
-    return _Planes(name, axes or "zyx"[-len(shape) :], shape, spacing, read)
+    return _ShownVolume(name, axes or "zyx"[-len(shape) :], shape, spacing, read)
 
 
-def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
+def _checked_position(position: Sequence[int], volume: _ShownVolume) -> tuple[int, ...]:
     position = tuple(operator.index(index) for index in position)
-    inside = len(position) == len(planes.shape) and all(0 <= i < n for i, n in zip(position, planes.shape, strict=True))
+    inside = len(position) == len(volume.shape) and all(0 <= i < n for i, n in zip(position, volume.shape, strict=True))
     if not inside:
-        raise RegionError(f"position={position} is outside of {planes}")
+        raise RegionError(f"position={position} is outside of {volume}")
     return position
 
 
 def _name(path: object) -> str:
+    """Return the last part of a path or URL."""
     return PurePosixPath(str(path).partition("?")[0]).name
 
 
-def _figure(planes: _Planes) -> tuple[Figure, bool]:
-    """Make an empty figure in the shape of the sections; the second result says whether it has a window."""
+def _figure(volume: _ShownVolume) -> tuple[Figure, bool]:
+    """Return an empty figure with about the aspect ratio of the sections, and whether it has a window."""
     from matplotlib import pyplot
 
     from linumpy.pictures import empty_figure
 
-    height, width = _sizes(planes)[-2:]
-    depth = _sizes(planes)[0] if len(planes.shape) == 3 else 0.0
+    height, width = _sizes(volume)[-2:]
+    depth = _sizes(volume)[0] if len(volume.shape) == 3 else 0.0
     scale = 8.5 / (width + depth)
     tall = min(10.0, max(3.2, scale * (height + depth) + 1.2))
     if _in_notebook():
@@ -260,27 +281,28 @@ def _figure(planes: _Planes) -> tuple[Figure, bool]:
     return empty_figure(10.5, tall), False
 
 
-def _sizes(planes: _Planes) -> tuple[float, ...]:
-    """Return the size along each axis in the picture, in µm or voxels; at least an eighth of the longest."""
-    steps = planes.spacing or (1.0,) * len(planes.shape)
-    sizes = tuple(n * step for n, step in zip(planes.shape, steps, strict=True))
+def _sizes(volume: _ShownVolume) -> tuple[float, ...]:
+    """Return the drawn length of each axis in µm or voxels; short axes are drawn as an eighth of the longest axis."""
+    steps = volume.spacing or (1.0,) * len(volume.shape)
+    sizes = tuple(n * step for n, step in zip(volume.shape, steps, strict=True))
     return tuple(max(size, max(sizes) / 8) for size in sizes)
 
 
-def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
+def _draw(figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
     """Draw the section of the last two axes, and the other sections beside and below it, with a common edge."""
     from linumpy.pictures import clipping, percentiles, plain_text
 
-    rank = len(planes.shape)
-    cuts = [0, 2, 1] if rank == 3 else [None]  # the axis that is cut: the last one beside, the middle one below
+    rank = len(volume.shape)
+    # The axis that each section cuts: axis 0, then axis 2 for the section beside it, then axis 1 for that below it.
+    cuts = [0, 2, 1] if rank == 3 else [None]
     sections = []
     for cut in cuts:
-        section = planes.read(tuple(position[axis] if axis == cut else slice(None) for axis in range(rank)))
+        section = volume.read(tuple(position[axis] if axis == cut else slice(None) for axis in range(rank)))
         sections.append(np.asarray(section).astype(np.float64))
     shown = np.concatenate([section.ravel() for section in sections])
     limits = percentiles(shown, _WINDOW) if limits is None else limits
     figure.clear()
-    sizes = _sizes(planes)
+    sizes = _sizes(volume)
     if rank == 3:
         grid = figure.add_gridspec(2, 2, width_ratios=(sizes[2], sizes[0]), height_ratios=(sizes[1], sizes[0]))
         *panels, corner = (figure.add_subplot(grid[cell]) for cell in ((0, 0), (0, 1), (1, 0), (1, 1)))
@@ -288,10 +310,11 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
     else:
         panels = [figure.add_subplot()]
     for cut, section, axes in zip(cuts, sections, panels, strict=True):
-        turned = cut == 2  # rows are those of the section to the left
+        is_transposed = cut == 2  # so that its rows are the rows of the section on its left
         rows, columns = (axis for axis in range(rank) if axis != cut)
-        rows, columns = (columns, rows) if turned else (rows, columns)
-        image = _draw_section(axes, section.T if turned else section, planes, (rows, columns), cut, position, limits)
+        rows, columns = (columns, rows) if is_transposed else (rows, columns)
+        oriented = section.T if is_transposed else section
+        image = _draw_section(axes, oriented, volume, (rows, columns), cut, position, limits)
     clipped, arrows = clipping(shown, limits)
     if rank == 3:
         location: dict[str, Any] = {"cax": corner.inset_axes((0.1, 0.5, 0.8, 0.1)), "orientation": "horizontal"}
@@ -300,39 +323,40 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
     bar = figure.colorbar(image, extend=arrows, **location)
     bar.ax.set_title(clipped, fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    figure.suptitle(plain_text(str(planes)), fontsize=9)
+    figure.suptitle(plain_text(str(volume)), fontsize=9)
 
 
 def _draw_section(
     axes: Axes,
     section: np.ndarray,
-    planes: _Planes,
+    volume: _ShownVolume,
     shown: tuple[int, int],
     cut: int | None,
     position: tuple[int, ...],
     limits: tuple[float, float],
 ) -> AxesImage:
+    """Draw a section whose rows and columns are the axes `shown`, with lines through the voxel `position`."""
     from linumpy.pictures import add_scale_bar
 
-    steps = planes.spacing or (1.0,) * len(planes.shape)
-    unit = "voxels" if planes.spacing is None else "µm"
-    (row, column), names = shown, planes.axes.upper()
-    height, width = (planes.shape[axis] * steps[axis] for axis in shown)
+    steps = volume.spacing or (1.0,) * len(volume.shape)
+    unit = "voxels" if volume.spacing is None else "µm"
+    (row, column), names = shown, volume.axes.upper()
+    height, width = (volume.shape[axis] * steps[axis] for axis in shown)
     extent = (0, width, height, 0)
     image = axes.imshow(section, cmap="gray", extent=extent, aspect="auto", vmin=limits[0], vmax=limits[1])
     axes.set(xlabel=f"{names[column]} ({unit})", ylabel=f"{names[row]} ({unit})")
     if cut is not None:
-        centre = f"{(position[cut] + 0.5) * steps[cut]:g} µm" if planes.spacing else position[cut]
+        centre = f"{(position[cut] + 0.5) * steps[cut]:g} µm" if volume.spacing else position[cut]
         axes.set_title(f"{names[cut]} = {centre}", fontsize=9)
         axes.axhline((position[row] + 0.5) * steps[row], color="#17becf", lw=0.6)
         axes.axvline((position[column] + 0.5) * steps[column], color="#17becf", lw=0.6)
-    if planes.spacing is not None:
+    if volume.spacing is not None:
         add_scale_bar(axes, width)
     return image
 
 
 def _in_notebook() -> bool:
-    """Whether a Jupyter kernel shows what is displayed."""
+    """Return whether this process is a Jupyter kernel, which shows objects that are displayed."""
     try:
         from IPython import get_ipython
     except ImportError:
@@ -351,14 +375,14 @@ def _display(sections: Sections) -> None:
 
 
 def sliders(sections: Sections) -> Any:
-    """Make the notebook's widget: the picture below a slider for each axis; ``ImportError`` without ipywidgets."""
+    """Return the widget of a notebook, a slider for each axis above the picture; ``ImportError`` without ipywidgets."""
     import ipywidgets
 
-    planes = sections._planes
+    volume = sections._volume
     picture = ipywidgets.Image(value=sections._png(), format="png")
     controls = [
         ipywidgets.IntSlider(index, 0, n - 1, description=name, continuous_update=False)
-        for name, n, index in zip(planes.axes, planes.shape, sections.position, strict=True)
+        for name, n, index in zip(volume.axes, volume.shape, sections.position, strict=True)
     ]
 
     def move(_: object) -> None:

@@ -1,4 +1,4 @@
-"""What all commands share: options, the frame of a program, and its closing line."""
+"""Code that all commands share: options, the frame of a program, and its last line."""
 
 from linumpy.cli.options import (
     add_cluster_argument,

@@ -1,4 +1,8 @@
-"""Options that several commands share, and their values as parameters of the library."""
+"""Options that several commands share, and their values as parameters of the library.
+
+In: a parser, or parsed arguments. Out: options in the parser, or parameters. Errors: ``ValueError`` for a value that
+makes no sense, :class:`~linumpy.errors.GpuUnavailableError` if a GPU is requested and there is none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def source(text: str) -> str | Path:
-    """Parse a source: a path, or a URL, which ``Path`` would change."""
+    """Parse a source: return a URL as text, since ``Path`` would change it, and any other text as a path."""
     return text if "://" in text else Path(text)
 
 
@@ -25,7 +29,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Levels(argparse.Action):
-    """Stores the number of resolutions; the old name of the option gives a warning."""
+    """Store the number of resolution levels; log a warning for the old name of the option."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
@@ -35,33 +39,36 @@ class _Levels(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_levels_argument(parser: argparse.ArgumentParser, shown: str = "") -> None:
-    """Add ``--levels``, the number of resolutions to write: 1 by default, or None with its description `shown`."""
+def add_levels_argument(parser: argparse.ArgumentParser, default_text: str = "") -> None:
+    """Add ``--levels``, the number of resolution levels to write.
+
+    The default is 1; with `default_text`, which describes the default in the help, it is None.
+    """
     parser.add_argument(
-        "--levels", "--n_levels", action=_Levels, type=int, default=None if shown else 1, metavar="N",
-        help=f"Number of resolutions to write. [{shown or 1}]",
+        "--levels", "--n_levels", action=_Levels, type=int, default=None if default_text else 1, metavar="N",
+        help=f"Number of resolutions to write. [{default_text or 1}]",
     )  # fmt: skip
 
 
-def add_codec_argument(parser: argparse.ArgumentParser, shown: str = "as the input's") -> None:
-    """Add ``--codec``, how chunks are compressed."""
+def add_codec_argument(parser: argparse.ArgumentParser, default_text: str = "as the input's") -> None:
+    """Add ``--codec``, how chunks are compressed; `default_text` describes the default in the help."""
     parser.add_argument(
         "--codec", metavar="NAME",
         help="How chunks are compressed: zstd, lz4, gzip, none, blosc:lz4 or blosc:zstd with :byte, :bit or :none for "
-        f"the shuffle; :small behind it for less bytes and more time, +crc32c for a checksum. [{shown}]",
+        f"the shuffle; then :small for fewer bytes and more time, +crc32c for a checksum. [{default_text}]",
     )  # fmt: skip
 
 
 def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--use_gpu`` and ``--no-use_gpu``; with neither, the GPU is used if there is one."""
+    """Add ``--use_gpu`` and ``--no-use_gpu``; the default is as ``LINUMPY_DEVICE`` says, or else the GPU if any."""
     parser.add_argument(
         "--use_gpu", action=argparse.BooleanOptionalAction, default=None,
-        help="Work on the GPU, or on the CPU. [the GPU if there is one; LINUMPY_DEVICE=cpu or cuda chooses too]",
+        help="Work on the GPU, or on the CPU. [as LINUMPY_DEVICE=cpu or cuda; without it the GPU if there is one]",
     )  # fmt: skip
 
 
 def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cluster``; with it :func:`choose_device` asks the workers for their GPUs."""
+    """Add ``--cluster``; with it :func:`choose_device` asks the workers whether they have GPUs."""
     parser.add_argument(
         "--cluster", dest="distributed", metavar="ADDRESS",
         help="Work on the workers of a dask cluster, whose scheduler has this address. [here]",
@@ -69,14 +76,14 @@ def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the last options of every command that works in tiles: cluster, GPU, and those of all commands."""
+    """Add the last options of every command that works in tiles: cluster, GPU, and the options of all commands."""
     add_cluster_argument(parser)
     add_gpu_arguments(parser)
     add_common_arguments(parser)
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = False) -> None:
-    """Add the last options of a command that makes an image of a volume in tiles, from ``--levels`` on.
+    """Add the last options of a command that writes an image in tiles: levels, codec, volume, cluster, GPU and others.
 
     `all_of_them` is as for :func:`add_volume_arguments`.
     """
@@ -87,7 +94,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = 
 
 
 def add_tile_shape_argument(parser: argparse.ArgumentParser, *, or_chunk: bool = False) -> None:
-    """Add ``--tile_shape``; its default is the tile shape in the metadata or, with `or_chunk`, else a chunk."""
+    """Add ``--tile_shape``; the default is the tile shape in the metadata or, with `or_chunk`, otherwise a chunk."""
     default = "from the metadata that linumpy writes" + ("; else a chunk" if or_chunk else "")
     parser.add_argument(
         "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
@@ -110,9 +117,9 @@ def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) 
     Parameters
     ----------
     parser : ArgumentParser
-        Of a command that reads OME-Zarr.
+        Parser of a command that reads OME-Zarr.
     all_of_them : bool
-        Whether the output holds all times and channels, if none is selected.
+        Whether the command processes all times and channels if none is selected; otherwise the image may have only one.
     """
     default = "all" if all_of_them else "the only one"
     group = parser.add_argument_group("input")
@@ -125,7 +132,7 @@ def add_spacing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGro
     """Add ``--spacing``, which replaces the spacing in the metadata."""
     parser.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
-        help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
+        help="Voxel spacing of the finest resolution in µm. [from the metadata]",
     )  # fmt: skip
 
 
@@ -135,12 +142,12 @@ def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def spacing_of_axes(parsed: argparse.Namespace) -> Mapping[str, float] | None:
-    """Return ``--spacing`` by the names of the axes, so that an image of y and x takes two of them."""
+    """Return ``--spacing`` by the names of the axes, so that an image of y and x uses two of the numbers."""
     return parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
 
 
 def new_spacing(parsed: argparse.Namespace) -> float | Sequence[float] | None:
-    """Return ``--resolution`` as a parameter of the library: one number for all axes, or one for each."""
+    """Return ``--resolution`` as a parameter of the library: a number for all axes, or a number for each axis."""
     wanted: list[float] | None = parsed.resolution
     return wanted[0] if wanted is not None and len(wanted) == 1 else wanted
 
@@ -182,12 +189,14 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     Returns
     -------
     bool
-        Whether to use the GPU; with ``--cluster``, that of each worker: by default if all workers have one.
+        Whether to use the GPU. With ``--cluster``, whether each worker uses its GPU: by default if all workers have
+        GPUs.
 
     Raises
     ------
     GpuUnavailableError
-        ``--use_gpu`` without a CUDA device; the message gives the reason.
+        ``--use_gpu`` (or ``LINUMPY_DEVICE=cuda``) without a CUDA device and without ``--cluster``; the message gives
+        the reason.
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
@@ -202,19 +211,19 @@ def choose_device(parsed: argparse.Namespace) -> bool:
 
 
 def device_and_name(parsed: argparse.Namespace) -> tuple[str, str]:
-    """Return the `device` of a function that also takes `distributed`, and its name for the closing line."""
+    """Return the parameter `device` of a function that also takes `distributed`, and its name for the last line."""
     if parsed.distributed is None:
         return ("cuda", "GPU") if choose_device(parsed) else ("cpu", "CPU")
     return wished_device(parsed) or "auto", "the workers"
 
 
 def wished_device(parsed: argparse.Namespace) -> str | None:
-    """Return the device that the options of :func:`add_gpu_arguments` name; None where they name none."""
+    """Return the device that the options of :func:`add_gpu_arguments` name; None without such an option."""
     return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
 
 
 def device_nbytes(parsed: argparse.Namespace) -> int | None:
-    """Return the bytes of ``--device_memory``, if it was passed."""
+    """Return ``--device_memory`` in bytes; None if it was not passed, ``ValueError`` if it is not above 0."""
     gib: float | None = parsed.device_memory
     if gib is None:
         return None

@@ -1,7 +1,7 @@
-"""The frame of every command: its parser, its log, errors as one line, and exit codes.
+"""The frame of every command: parser, log, errors in one line, and exit codes.
 
-A command parses its arguments and calls one function of the library. Bad input ends it with exit code 2 and one line
-that says what to do.
+A command parses its arguments and calls one function of the library. Bad input ends the command with exit code 2 and
+one line that says what to do.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from typing import Any, NoReturn
 from linumpy import __version__
 from linumpy.errors import LinumpyError
 
-#: Errors of the input or the machine, not of the program.
+#: Errors that the input or the machine causes, not a fault of the program; they are printed in one line.
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
 
-#: A parameter in an error of the library: ``channel=5``, or ``overwrite=True``; ``channel=`` without a value.
+#: A parameter in an error of the library: ``channel=5``, ``overwrite=True``, or ``channel=`` without a value. Group 1
+#: is the name, and group 2 the character after the ``=`` or ``=True``; it is empty before a space and at the end.
 _PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?:True\b)?(?=(\S?))")
-#: Parameters of the library whose option has another name.
+#: Options of parameters of the library that have another name than the option.
 _OPTION_OF = {"new_spacing": "resolution"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with ``--version``; its help keeps the line breaks of the description."""
+    """A parser with ``--version``, whose errors are one line, and whose help keeps the description's line breaks."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **({"formatter_class": argparse.RawDescriptionHelpFormatter} | options))
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=version, help="Print the version, and exit.")
 
     def in_options(self, message: object) -> str:
-        """Replace parameters by options in an error of the library: ``channel=5`` becomes ``--channel 5``."""
+        """Return an error of the library with options in place of parameters: ``channel=5`` becomes ``--channel 5``."""
         options = {action.dest: action for action in self._actions if action.option_strings}
 
         def spelled(match: re.Match[str]) -> str:
@@ -48,18 +49,18 @@ class Parser(argparse.ArgumentParser):
                 return match[0]
             if match[2] and match[2] not in ",;.)":
                 return f"{action.option_strings[0]} "
-            hint = action.metavar or ""
-            return " ".join([action.option_strings[0], *([hint] if isinstance(hint, str) else hint)]).rstrip()
+            metavar = action.metavar or ""
+            return " ".join([action.option_strings[0], *([metavar] if isinstance(metavar, str) else metavar)]).rstrip()
 
         return _PARAMETER.sub(spelled, str(message))
 
     def error(self, message: str) -> NoReturn:
-        """Print the error in one line, and exit with 2."""
+        """Print the error in one line, and exit with code 2."""
         self.exit(2, one_line(self.prog, message) + "\n")
 
 
 def one_line(program: str, message: object) -> str:
-    """Return an error as one line."""
+    """Return the line to print for an error: the name of the program and the message."""
     text = " ".join(str(message).split())
     if not text:  # some errors of the system have no message
         text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
@@ -74,7 +75,14 @@ def run(
     Returns
     -------
     int
-        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
+        Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
+
+    Raises
+    ------
+    SystemExit
+        The arguments cannot be parsed (code 2), or ask for the help or the version (code 0).
+    Exception
+        Any error that is not one of :data:`EXPECTED`; with ``-vv`` also these.
     """
     _make_printable()
     parsed = parser.parse_args(arguments)
@@ -87,7 +95,7 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        # Of an error without a message one_line prints the type.
+        # For an error without a message, one_line prints the type.
         message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
         print(one_line(parser.prog, message), file=sys.stderr)
         return 2
@@ -101,7 +109,7 @@ def run(
 
 
 def _make_printable() -> None:
-    """Escape characters that stdout or stderr cannot encode, and replace a closed stream.
+    """Let stdout and stderr escape characters that they cannot encode, and replace a stream that is closed.
 
     Otherwise printing the result, such as a file name, could fail after the work is done.
     """
@@ -114,7 +122,7 @@ def _make_printable() -> None:
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM: a batch system or a user ends this process."""
+    """SIGTERM was received: a batch system or a user ends this process."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Commands that work in tiles, from their shared options to the line that they end with."""
+"""Code of commands that work in tiles: parameters from their options, a progress bar, and the last line."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 from linumpy.cli.options import choose_device, volume_options
 from linumpy.io.paths import is_archive
 
-#: Options with the name of the library's parameter; a command has some of them.
+#: Options that have the same name as the parameter of the library; a command has some of them.
 _SAME_NAME = ("level", "levels", "codec", "overwrite", "distributed")
 
 
 @dataclass(frozen=True)
 class TileCommand:
-    """A command that works in tiles: its options as parameters of the library, its progress bar and its last line.
+    """A command that works in tiles, from its start to its last line.
 
     Attributes
     ----------
     parsed : Namespace
-        Its options: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
+        Arguments of the command: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
         :func:`add_tile_arguments`.
     use_gpu : bool
         The result of :func:`choose_device`.
     begin : float
-        Its start, by :func:`time.perf_counter`.
+        Time of the start, by :func:`time.perf_counter`.
     """
 
     parsed: argparse.Namespace
@@ -38,11 +38,11 @@ class TileCommand:
 
     @classmethod
     def start(cls, parsed: argparse.Namespace) -> TileCommand:
-        """Choose the device, and take the time."""
+        """Choose the device, and start the clock."""
         return cls(parsed, choose_device(parsed), time.perf_counter())
 
     def parameters(self) -> dict[str, Any]:
-        """Return the options that commands share as parameters of the library."""
+        """Return the shared options that the command has, and the device, as parameters of the library."""
         options = vars(self.parsed)
         shared = {name: options[name] for name in _SAME_NAME if name in options}
         if "tile_shape" in options:
@@ -50,21 +50,21 @@ class TileCommand:
         return shared | volume_options(self.parsed) | {"use_gpu": self.use_gpu}
 
     def input_nbytes(self) -> int:
-        """Return the bytes of the mosaic ``input``, decoded."""
+        """Return the decoded bytes of the volumes of ``input`` that the options select."""
         from linumpy.mosaic.io.image import open_mosaic
 
         return open_mosaic(self.parsed.input, getattr(self.parsed, "level", 0), **volume_options(self.parsed)).nbytes
 
     @contextmanager
     def progress(self, label: str, nbytes: int) -> Iterator[dict[str, Any]]:
-        """Show a progress bar of bytes; yield the parameters of the library, ``progress`` among them."""
+        """Show a progress bar of `nbytes` bytes; yield :meth:`parameters` and the parameter ``progress``."""
         from linumpy.progress import bytes_progress
 
         with bytes_progress(label, nbytes) as progress:
             yield self.parameters() | {"progress": progress}
 
     def close(self, nbytes: int) -> None:
-        """Print the closing line; `nbytes` is the number of bytes read, decoded."""
+        """Print the last line; `nbytes` is the number of decoded bytes that were read."""
         seconds = time.perf_counter() - self.begin
         print(closing_line(self.parsed.input, self.parsed.output, self.use_gpu, seconds, nbytes))
 
@@ -77,15 +77,15 @@ def closing_line(
     Parameters
     ----------
     input : str or Path, or sequence of them
-        The sources; of several, the first is printed with the number of others.
+        The sources; of several sources, the first is printed with the number of the others.
     output : str or Path
-        The output; of an OME-Zarr image the line also has the stored bytes and the ratio of compression.
+        The output; for an OME-Zarr image the line also has its decoded and stored bytes, and their ratio.
     device : bool or str
         The result of :func:`choose_device`, or the name of a device.
     seconds : float
         Duration.
     nbytes : int
-        Bytes read, decoded.
+        Decoded bytes that were read.
     """
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
@@ -99,7 +99,7 @@ def closing_line(
 
 
 def _sizes(output: Path) -> tuple[int, int] | None:
-    """Return decoded and stored bytes of a Zarr folder or file; None for anything else."""
+    """Return decoded and stored bytes of an OME-Zarr image, in a folder or ``.ozx`` file; None for other outputs."""
     if not is_archive(output) and not any((output / name).is_file() for name in ("zarr.json", ".zgroup")):
         return None
     from linumpy.io.source import sizes_of
@@ -108,8 +108,9 @@ def _sizes(output: Path) -> tuple[int, int] | None:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a number of bytes with a unit."""
+    """Return a number of bytes as text with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= 0.9995 * 1000 / 1024 * size:  # numbers have three digits: from 1000 on the next unit is used
+        # Numbers have three digits, so from 1000 of a unit on the next unit is used; 999.5 is rounded to 1000.
+        if nbytes >= 0.9995 * 1000 / 1024 * size:
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} bytes"

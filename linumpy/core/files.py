@@ -1,7 +1,7 @@
-"""Write many files, and list those below a folder, without Python's lock (the GIL).
+"""Write many files, and list the files below a folder, without Python's lock (the GIL).
 
-In: bytes in host memory, or a folder. Out: files, or a line for each file. Errors: ``OSError`` that names the file;
-:class:`~linumpy.errors.CoreUnavailableError` where the core was not built.
+In: bytes in host memory, or a folder. Out: files, or a text with a line for each file. Errors: ``OSError`` that names
+the file or folder; :class:`~linumpy.errors.CoreUnavailableError` if the core cannot be used.
 """
 
 from __future__ import annotations
@@ -18,41 +18,48 @@ from linumpy.core.native import Output, library
 def write_files(
     paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False, suffix: str = ""
 ) -> None:
-    """Write files, each from contiguous bytes.
+    """Write files one after another in the calling thread, each from contiguous bytes.
 
     Parameters
     ----------
     paths : sequence of str
         Paths in folders that exist; existing files are overwritten.
     data : numpy.ndarray of uint8
-        The bytes of all files.
+        The bytes of all files, C-contiguous.
     bounds : numpy.ndarray of int64, (count, 2)
         Begin and end of the bytes of each file in `data`.
     with_checksum : bool
-        Whether to append the CRC-32C of the bytes to each file.
+        Whether to append the CRC-32C of its bytes to each file.
     suffix : str
-        Appended to the name of a file until it is complete.
+        Suffix of the name under which a file is written; the file is renamed to its path when it is complete. Empty to
+        write to the path.
 
     Raises
     ------
     OSError
-        Naming the file. Later files are not written.
+        A file cannot be written; the error names it, and later files are not written.
     """
     assert data.dtype == np.uint8
     assert data.flags.c_contiguous
     bounds = np.ascontiguousarray(bounds, np.int64)
     names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
-    number = ctypes.c_int64()
+    failed_index = ctypes.c_int64()
     output = Output(names, len(paths), data.ctypes.data, bounds.ctypes.data, with_checksum, os.fsencode(suffix))
-    code = library().waiting.lc_write_files(ctypes.byref(output), ctypes.byref(number))
+    code = library().waiting.lc_write_files(ctypes.byref(output), ctypes.byref(failed_index))
     if code:
-        raise OSError(code, os.strerror(code), paths[number.value] + suffix)
+        raise OSError(code, os.strerror(code), paths[failed_index.value] + suffix)
 
 
 def list_files(folder: str) -> bytes:
-    r"""Return a line for each file below a folder, sorted by name: ``name\0size modification-time inode\n``.
+    r"""Return a line ``path\0nbytes modification-time inode\n`` for each file below a folder.
 
-    The modification time is in nanoseconds. Removed files that are still open (``.nfs…``) are left out.
+    Paths are relative to the folder, and the entries of each folder are sorted by name. The modification time is in
+    nanoseconds. Files that were removed but are still open on NFS (``.nfs…``) are left out.
+
+    Raises
+    ------
+    OSError
+        A folder or file cannot be read; the error names `folder`.
     """
     text, nbytes = ctypes.c_void_p(), ctypes.c_int64()
     waiting = library().waiting

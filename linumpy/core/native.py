@@ -1,9 +1,11 @@
 """Load the native core by ctypes, and declare the functions and records of ``src/core.h`` in Python.
 
-In: nothing. Out: :func:`library`, for the wrapper in ``reader.py``. A library with another interface number or other
-sizes of records is refused. Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments
-and return at once, and acquiring the lock again beside a busy thread takes 5 ms. Functions of :attr:`Library.waiting`
-release the lock.
+In: nothing. Out: :func:`library`, for the other modules of this package; records, whose fields ``src/core.h`` explains.
+Errors: :class:`~linumpy.errors.CoreUnavailableError` if the core was not built or is switched off, or has another
+interface number or other sizes of records.
+
+Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments and return at once, whereas
+acquiring the lock again beside a busy thread takes 5 ms. Functions of :attr:`Library.waiting` release the lock.
 """
 
 from __future__ import annotations
@@ -20,23 +22,24 @@ from typing import Any
 from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
-#: Version of the interface; the same number as LC_ABI.
+#: Version of the interface, equal to LC_ABI in core.h.
 ABI = 9
-#: Environment variable: "0" switches the core off, for comparison.
+#: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
-#: What to install where the core was not built.
+#: Advice for an installation in which the core was not built.
 HOW_TO_BUILD = (
     "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
     " (from an sdist with pip --no-cache-dir)"
 )
 
-#: Data types by NumPy's kind and size, in the order of lc_dtype: the index is the code.
+#: Data types by NumPy's kind and size, in the order of lc_dtype: the code of a type is its index here.
 DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 BFLOAT16 = len(DTYPES)
+#: Compressors in the order of lc_compressor: the code of a compressor is its index here.
 COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 
-# Why a job failed: lc_error_code.
+# Codes of the reasons why a job failed: lc_error_code.
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
     DEVICE, CHANGED, ENTRY, MISSING, REMOTE,
@@ -60,7 +63,7 @@ class Chain(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """How arrays of one geometry are stored: ``lc_geometry``."""
+    """How chunks are stored in arrays of one geometry (chunk shape, dtype, codecs, shards): ``lc_geometry``."""
 
     _fields_ = (
         ("rank", c_int64),
@@ -101,7 +104,7 @@ class Array(ctypes.Structure):
 
 
 class Argument(ctypes.Structure):
-    """An argument of a kernel: a constant, and multiples of addresses and of the stored bytes."""
+    """An argument of a kernel, the sum of a constant and of multiples of a slab's addresses and stored bytes."""
 
     _fields_ = _integers("constant", "base", "status", "stored")
 
@@ -136,7 +139,7 @@ class Scatter(ctypes.Structure):
 
 
 class OnDevice(ctypes.Structure):
-    """Records that a batch needs whose outputs are on a device: ``lc_on_device``."""
+    """What a batch with outputs on a device needs in addition to its regions: ``lc_on_device``."""
 
     _fields_ = (
         ("scatter", POINTER(Scatter)),
@@ -172,7 +175,7 @@ ReadDirect = ctypes.CFUNCTYPE(None, POINTER(DirectRead), c_int64)
 
 
 class Device(ctypes.Structure):
-    """Memory of a device for slabs: ``lc_device``."""
+    """The device of a reader, and the number and sizes of its slabs: ``lc_device``."""
 
     _fields_ = (
         *_integers("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed"),
@@ -246,13 +249,13 @@ class Output(ctypes.Structure):
     )
 
 
-#: In the order of ``lc_record_sizes``.
+#: Records whose sizes are compared with the library's, in the order of ``lc_record_sizes``.
 _RECORDS = (
     Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead,
     Look, Entry, Fetch, Output,
 )  # fmt: skip
-#: Types of the result and of the arguments of each function.
 _Signatures = dict[str, tuple[Any, list[Any]]]
+"""Type of the result, and types of the arguments, of each function."""
 
 _QUICK: _Signatures = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
@@ -307,7 +310,7 @@ class Library:
 
 
 def _check(library: ctypes.CDLL, path: str) -> None:
-    """Refuse a library of another interface number or with records of other sizes."""
+    """Raise `CoreUnavailableError` for a library with another interface number or other sizes of records."""
     library.lc_abi.restype = c_int64
     abi = int(library.lc_abi())
     if abi == ABI:
@@ -333,7 +336,7 @@ def library() -> Library:
     Raises
     ------
     CoreUnavailableError
-        It was not built, has another interface, or is switched off.
+        The core was not built, has another interface, or is switched off.
     """
     reason, loaded = why_no_core(), _load()[0]
     if loaded is None or reason is not None:
@@ -343,14 +346,15 @@ def library() -> Library:
 
 @functools.cache
 def _load() -> tuple[Library | None, str | None]:
-    # find_spec, since an editable install keeps the library in another folder than the Python files.
+    """Load the core; return it, or None and the reason why it cannot be used."""
+    # An editable install keeps the library in another folder than the Python files, where find_spec finds it.
     spec = importlib.util.find_spec("linumpy.core.liblinumpy_core")
     if spec is None or spec.origin is None:
         return None, f"linumpy was installed without its native core ({HOW_TO_BUILD})"
     try:
         loaded = Library(spec.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
-        # The library exists but does not load (it is outdated, or libc is older): warn, since reads become slow.
+        # The library exists but is outdated or needs a newer libc: warn, since reads become slow.
         warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)

@@ -1,4 +1,7 @@
-"""Records that describe arrays to the native core, and exceptions for jobs that failed there."""
+"""Records that describe arrays to the native core, and exceptions for jobs that failed there.
+
+In: layouts, metadata files and errors of the core. Out: records of :mod:`linumpy.core.native`, exceptions, messages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from linumpy.plan.layout import ArrayLayout
 
 
 def chain_record(chain: DecodeChain | None) -> native.Chain:
-    """Describe how chunks were encoded, for the core."""
+    """Return the record of how chunks are encoded; None stands for raw chunks."""
     if chain is None:
         return native.Chain()
     inner = native.COMPRESSORS.index(chain.inner) if chain.inner else 0
@@ -33,7 +36,7 @@ def chain_record(chain: DecodeChain | None) -> native.Chain:
 
 
 def look_records(look: MetadataLook) -> ctypes.Array[native.Look]:
-    """Describe the versions of metadata files for the core; the records are cached in `look`."""
+    """Return the records of the versions of metadata files; they are cached in `look`."""
     records: ctypes.Array[native.Look] | None = look.__dict__.get("_records")
     if records is None:
         records = (native.Look * len(look.files))(
@@ -47,7 +50,7 @@ def look_records(look: MetadataLook) -> ctypes.Array[native.Look]:
 
 
 def geometry_record(layout: ArrayLayout) -> native.Geometry:
-    """Describe how arrays of one geometry are stored."""
+    """Return the record of how chunks are stored in arrays of one geometry, of which `layout` is one."""
     record = native.Geometry(
         rank=layout.rank, dtype=native.DTYPE_CODES[bits_of(layout.dtype).str[1:]], swapped=layout.swapped
     )
@@ -63,16 +66,16 @@ def geometry_record(layout: ArrayLayout) -> native.Geometry:
 
 
 def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.Batch:
-    """Describe the fields that all batches of arrays of one geometry share.
+    """Return a batch without regions, with the fields that all batches of arrays of one geometry share.
 
     Parameters
     ----------
     layout : ArrayLayout
         One of the arrays.
     target : int
-        Code of the outputs' dtype.
+        Code of the dtype of the outputs, in :data:`linumpy.core.native.DTYPE_CODES`.
     fill : numpy.ndarray of uint8, (16,)
-        Fill value as an element of the outputs.
+        Bytes of the fill value as an element of the outputs, and padding.
     """
     return native.Batch(
         geometry=ctypes.pointer(geometry_record(layout)),
@@ -82,7 +85,7 @@ def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.B
 
 
 def array_record(layout: ArrayLayout) -> native.Array:
-    """Describe where the chunks of an array are stored."""
+    """Return the record of where the chunks of an array are stored."""
     prefix, separator = layout.chunk_path
     if layout.remote is not None:
         record = native.Array(prefix.encode(), separator.encode(), metadata_path(layout).encode())
@@ -92,13 +95,16 @@ def array_record(layout: ArrayLayout) -> native.Array:
     if (entries := layout.entries) is not None:
         record.archive = ctypes.pointer(native.Look(os.fsencode(entries.path), *entries.stamp))
         record.grid[: layout.rank] = entries.grid
-        record.entries = entries.table.ctypes.data  # kept by the layout, as C-contiguous int64
+        record.entries = entries.table.ctypes.data  # C-contiguous int64; the layout keeps the memory alive
         record.entry_count = len(entries.table)
     return record
 
 
 def metadata_path(layout: ArrayLayout) -> str:
-    """Return the path of an array's metadata, which exists as long as the array: a file, or the key in a store."""
+    """Return the path of the metadata file (or ZIP file) of an array, or its key in a store.
+
+    It exists as long as the array: without it, chunks are not missing, but the array is gone.
+    """
     if layout.entries is not None:
         return layout.entries.path
     folder = layout.root if layout.remote is None else layout.remote.path
@@ -107,13 +113,13 @@ def metadata_path(layout: ArrayLayout) -> str:
 
 
 def why_gone(layout: ArrayLayout) -> str:
-    """Return the message for an array of which neither chunks nor metadata exist."""
+    """Return the message for an array whose chunks and metadata are missing."""
     holder = "array" if layout.remote is not None else "folder" if layout.entries is None else "file"
     return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {holder} gone?"
 
 
 def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
-    """Make the exception of a failed job; its message names the chunk and the file."""
+    """Return the exception for the error of a job on an array; most messages name the chunk and the file."""
     code, rank = error.code, layout.rank
     stored, chunk = tuple(error.object[:rank]), tuple(error.chunk[:rank])
     prefix, separator = layout.chunk_path

@@ -1,8 +1,12 @@
 """Carry out requests to stores for the native core: by obstore, or by a store of zarr-python.
 
-In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, kept
-until the core returns them, with the size and version of the object; or an error code and a text. Python's lock is
-released while a request waits for the network.
+In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, lent
+to the core until it returns them, with the size and version of the object; or an error code and a text. Python's lock
+is released while a request waits for the network.
+
+A request has a number of bytes ``nbytes`` and an ``offset``. It asks for a range of an object if ``nbytes`` is above 0,
+counted from the end of the object if ``offset`` is -1; for the whole object if ``nbytes`` is -1; and only for its size
+and version if ``nbytes`` is 0.
 """
 
 from __future__ import annotations
@@ -31,26 +35,30 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-#: Concurrent requests of the process, and the environment variable that changes the number.
+#: Maximum number of concurrent requests of the process, and the environment variable that replaces it.
 REQUESTS = 32
 REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
-#: Bytes of a block just below the largest that the C library may keep.
+#: Bytes of a block a little smaller than the largest block that the C library can be made to keep (32 MiB).
 _FREED_NBYTES = 31 * 2**20
 #: Maximum bytes of an object that is read whole because its server ignores ranges.
 _WHOLE_NBYTES = 64 * 2**20
-#: Seconds until ranges are requested again: a proxy, not the server, may have sent the whole object.
+#: Seconds for which no ranges are requested from a store that ignored one. After that they are requested again, since a
+#: proxy, not the server, may have sent the whole object.
 _WITHOUT_RANGES_SECONDS = 60.0
 
 
 class Stores:
-    """Stores by the number that the core uses for them, as long as something else refers to them."""
+    """Stores by the numbers that the core uses for them, and the bytes that are lent to the core.
+
+    A store is forgotten when nothing else refers to it.
+    """
 
     def __init__(self) -> None:
         self._stores: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._without_ranges: dict[int, float] = {}
-        self._lent: dict[int, np.ndarray] = {}
+        self._without_ranges: dict[int, float] = {}  # by store: the time until which no ranges are requested
+        self._lent: dict[int, np.ndarray] = {}  # by the loan: the bytes
 
     def number_of(self, store: ObjectStore | Store) -> int:
         """Return the number of a store; the first call for a store assigns it."""
@@ -62,20 +70,20 @@ class Stores:
             number = next(self._numbers)
             self._stores[number] = store
             if number == 1:
-                # The C library keeps freed blocks up to the size of the largest block freed so far. Larger blocks go
-                # back to the system, which would then clear the memory of every request.
+                # The C library keeps freed blocks for later requests if they are not larger than the largest block
+                # freed so far, and returns larger blocks to the system, which clears the memory of each new block.
                 np.empty(_FREED_NBYTES, np.uint8)
                 native.library().quick.lc_set_fetch(_callback, requests)
             return number
 
     def carry_out(self, request: native.Fetch) -> None:
-        """Carry out a request of the core; never raises, since the core cannot handle exceptions."""
+        """Take back loans and carry out a request. Never raise an exception, which the core cannot handle."""
         for n in range(request.returned_count):
             del self._lent[request.returned[n]]
         if request.key is None:
             return
         if not hasattr(_thread, "state"):
-            # Never released: otherwise Python makes a thread state at each call, which takes longer than the rest.
+            # The state is never released: Python would make a new one at each call, which takes longer than the rest.
             _thread.state = ctypes.pythonapi.PyGILState_Ensure()
         try:
             self._fetch(request)
@@ -107,17 +115,17 @@ class Stores:
             response = obstore.get(store, key, options=None if nbytes else {"head": True})
             _describe(request, response.meta)
             return response.bytes() if nbytes and request.size <= request.capacity else None
-        ignores_ranges = time.monotonic() < self._without_ranges.get(request.store, 0)
-        data = None if ignores_ranges else _range(store, key, request)
+        ignored_ranges = time.monotonic() < self._without_ranges.get(request.store, 0)
+        data = None if ignored_ranges else _range(store, key, request)
         if data is None:
             data = _range_of_whole(store, key, request)
-            if not ignores_ranges:
+            if not ignored_ranges:
                 self._without_ranges[request.store] = time.monotonic() + _WITHOUT_RANGES_SECONDS
         return data
 
 
 def _fetch_by_zarr(store: Store, request: native.Fetch) -> np.ndarray | None:
-    """Fetch from a store of zarr-python, which gives no version, and for a range no size of the object."""
+    """Fetch from a store of zarr-python, which reports no version of the object, and no size unless all is read."""
     wait: Callable[[Any], Any] = _result if type(store) is MemoryStore else sync
     key, start, nbytes = request.key.decode(), request.offset, request.nbytes
     request.size = -1
@@ -147,7 +155,7 @@ def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _range(store: ObjectStore, key: str, request: native.Fetch) -> Any:
-    """Return a range of an object; None if its server ignores ranges."""
+    """Request a range of an object; return None if the server ignores ranges."""
     import obstore
     from obstore.exceptions import NotSupportedError
 
@@ -168,6 +176,7 @@ def _range(store: ObjectStore, key: str, request: native.Fetch) -> Any:
 
 
 def _request_limit() -> int:
+    """Return the maximum number of concurrent requests; ``ValueError`` if the environment variable is no number."""
     text = os.environ.get(REQUESTS_VARIABLE) or str(REQUESTS)
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{REQUESTS_VARIABLE}={text!r}: a number of requests is needed, 1 or more")
@@ -187,7 +196,7 @@ def _range_of_whole(store: ObjectStore, key: str, request: native.Fetch) -> memo
 
 
 def _describe(request: native.Fetch, meta: ObjectMeta) -> None:
-    """Write an object's size, and a digest of its ETag, or else of its modification time."""
+    """Write the size of an object to the request, and as version a digest of its ETag or else its modification time."""
     request.size = meta["size"]
     version = meta["e_tag"] or (str(meta["last_modified"]) if meta["last_modified"].timestamp() else "")
     if version:
@@ -195,11 +204,11 @@ def _describe(request: native.Fetch, meta: ObjectMeta) -> None:
         request.version[:] = struct.unpack("qq", digest)
 
 
-#: The Python thread state of each thread of the core.
+#: For each thread of the core, its Python thread state.
 _thread = threading.local()
 _STORES = Stores()
 number_of = _STORES.number_of
-#: Never freed: threads of the core call it as long as the process lives.
+#: The function that threads of the core call, as long as the process lives; so it is never freed.
 _callback = native.FetchObject(lambda request: _STORES.carry_out(request.contents))
 
 

@@ -1,1 +1,4 @@
-"""What lets other packages read by linumpy; each module imports the package that loads it."""
+"""Reading by linumpy inside other packages: xarray, zarr, napari, MONAI, nnU-Net; and copies as TIFF and NIfTI.
+
+Modules of plugins import the package that loads them.
+"""

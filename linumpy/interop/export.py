@@ -1,9 +1,10 @@
 """Copies of OME-Zarr images as single files of other formats: :func:`to_tiff` and :func:`to_nifti`.
 
-In: an image. Out: an OME-TIFF with the spacing in µm, or a NIfTI file with the spacing in mm, complete or not at all.
-Planes are read and written some chunks at a time, so the image may be larger than memory. tifffile and nibabel are
-imported inside functions. Errors: those of :func:`linumpy.open_image`; ``FileExistsError``; ``TypeError`` for voxels of
-a type that the format does not have.
+In: an image. Out: an OME-TIFF with the spacing in µm, or a NIfTI file with the spacing in mm, written completely or not
+at all. Planes are read and written some chunks at a time, so the image may be larger than memory. tifffile and nibabel
+are imported inside functions. Errors: those of :func:`linumpy.open_image` and :func:`linumpy.read_zarr`;
+``FileExistsError``; ``ImportError`` without the package; ``TypeError`` for voxels of a type that the format does not
+have; ``ValueError`` for other axes of space than z, y, x or y, x, and for the suffix of a NIfTI file.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from linumpy.io.output.files import replacing
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.packages import needs
 
-#: Bytes of a slab of planes that is read at once, approximately.
+#: Approximate bytes of the planes that are read at once.
 _SLAB_NBYTES = 64 * 2**20
-#: World axis and direction (right, anterior and superior are positive) of each orientation of RFC-4.
-_TOWARDS = {
+#: Axis of NIfTI's world and direction along it, by the orientation (RFC-4). The axes point right, anterior, superior.
+_WORLD_DIRECTIONS = {
     "left-to-right": (0, 1), "right-to-left": (0, -1),
     "posterior-to-anterior": (1, 1), "anterior-to-posterior": (1, -1),
     "inferior-to-superior": (2, 1), "superior-to-inferior": (2, -1),
@@ -57,9 +58,11 @@ def to_tiff(
     source : str or Path
         An OME-Zarr image with the axes of space z, y, x or y, x.
     path : str or Path
-        ``*.tif``, ``*.tiff``; the file has the metadata of OME, even if its name does not end in ``.ome.tif``.
-    level, channel, time : int
-        Resolution level, and the entry to select, counted from 0; by default all channels and times.
+        The file to write; it has the metadata of OME even if its name does not end in ``.ome.tif``.
+    level : int
+        Resolution level; 0 is the finest.
+    channel, time : int, optional
+        The entry to select, counted from 0; by default all channels and times.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm, if the metadata have none.
     compression : str, optional
@@ -72,9 +75,18 @@ def to_tiff(
     Path
         `path`.
 
-    Notes
-    -----
-    Bool is written as uint8.
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        As :func:`linumpy.open_image`; the spacing is unknown.
+    FileExistsError
+        The file exists.
+    ValueError
+        A channel or time that the image does not have; other axes of space.
+    TypeError
+        OME-TIFF has no type for the voxels. Bool is written as uint8.
+    ImportError
+        tifffile is not installed.
     """
     with needs("tifffile", "export"):
         import tifffile
@@ -119,23 +131,28 @@ def to_nifti(
     source, level, channel, time, spacing, overwrite
         As for :func:`to_tiff`; the axes of space are z, y, x or y, x.
     path : str or Path
-        ``*.nii`` or ``*.nii.gz``.
+        The file to write, ``*.nii`` or ``*.nii.gz``.
 
     Returns
     -------
     Path
         `path`.
 
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError, FileExistsError, ValueError, TypeError, ImportError
+        As :func:`to_tiff`, with nibabel; another suffix of `path` is a `ValueError`.
+
     Notes
     -----
     Axes of the file are x, y, z, then t and c. If all axes of space have an anatomical orientation (RFC-4), the affine
-    maps them to right, anterior and superior; otherwise it assumes that x, y and z are these directions. Bool is
-    written as uint8.
+    maps them to right, anterior and superior; otherwise it assumes that x, y and z are these directions. The step of t
+    is written in seconds if the unit of t is the second, and otherwise as 1. Bool is written as uint8.
     """
     with needs("nibabel", "export"):
         import nibabel
-    suffixes = Path(path).name.lower()
-    if not suffixes.endswith((".nii", ".nii.gz")):
+    file_name = Path(path).name.lower()
+    if not file_name.endswith((".nii", ".nii.gz")):
         raise ValueError(f"{path}: the name of a NIfTI file ends in .nii or .nii.gz")
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     dtype = _written_dtype(volumes, "NIfTI", _NIFTI_DTYPES)
@@ -144,16 +161,16 @@ def to_nifti(
     header.set_data_dtype(dtype)
     header.set_data_shape(shape)
     affine = affine_in_mm(volumes)
-    times = carried_from(volumes).leading.get("t")
-    seconds = times.scale if times is not None and times.unit == "second" else 1.0
-    header.set_zooms((*np.linalg.norm(affine[:3, :3], axis=0), seconds, 1.0)[: len(shape)])
+    time_axis = carried_from(volumes).leading.get("t")
+    step_seconds = time_axis.scale if time_axis is not None and time_axis.unit == "second" else 1.0
+    header.set_zooms((*np.linalg.norm(affine[:3, :3], axis=0), step_seconds, 1.0)[: len(shape)])
     header.set_xyzt_units("mm", "sec")
     header.set_sform(affine, code="scanner")
     header.set_qform(affine, code="scanner")
     header.set_slope_inter(1, 0)
     with replacing(path, overwrite=overwrite) as temporary, open(temporary, "wb") as raw:
-        file: Any = gzip.GzipFile("", "wb", 3, raw, 0) if suffixes.endswith(".gz") else raw
-        header.write_to(file)  # all bytes before the first voxel
+        file: Any = gzip.GzipFile("", "wb", 3, raw, 0) if file_name.endswith(".gz") else raw
+        header.write_to(file)  # the header, and the bytes between it and the first voxel
         for slab in _slabs(volumes, channels_last=True):
             file.write(np.ascontiguousarray(slab, dtype).data)
         if file is not raw:
@@ -162,23 +179,32 @@ def to_nifti(
 
 
 def affine_in_mm(volumes: Volumes) -> np.ndarray:
-    """Return the affine from voxels (x, y, z) to mm towards right, anterior and superior, (4, 4)."""
+    """Return the affine, (4, 4), from voxels (x, y, z) to mm towards right, anterior and superior.
+
+    Without orientations of all axes, or if two of them contradict each other, x, y and z are assumed to be these
+    directions.
+
+    Raises
+    ------
+    MetadataError
+        The spacing is unknown.
+    """
     orientations = carried_from(volumes).orientations
-    towards = {axis: _TOWARDS.get(str(orientation.get("value"))) for axis, orientation in orientations.items()}
-    directions = [towards.get(axis) for axis in volumes.axes]
+    by_axis = {axis: _WORLD_DIRECTIONS.get(str(orientation.get("value"))) for axis, orientation in orientations.items()}
+    directions = [by_axis.get(axis) for axis in volumes.axes]
     if None in directions or len({direction[0] for direction in directions if direction}) < len(directions):
-        towards = {"x": (0, 1), "y": (1, 1), "z": (2, 1)}
+        by_axis = {"x": (0, 1), "y": (1, 1), "z": (2, 1)}
     affine = np.diag([0.0, 0.0, 0.0, 1.0])
     for axis, step, start in zip(volumes.axes, volumes.spacing, volumes.origin, strict=True):
-        world, sign = towards[axis] or (0, 1)
-        affine[world, "xyz".index(axis)], affine[world, 3] = sign * step / 1000, sign * start / 1000
+        world_axis, sign = by_axis[axis] or (0, 1)
+        affine[world_axis, "xyz".index(axis)], affine[world_axis, 3] = sign * step / 1000, sign * start / 1000
     if len(volumes.axes) == 2:
         affine[np.flatnonzero(~affine[:3, :3].any(axis=1)), 2] = 1.0
     return affine
 
 
 def _written_dtype(volumes: Volumes, name: str, supported: Sequence[str]) -> np.dtype:
-    """Return the dtype of a file; raise if the format does not support it, or the axes."""
+    """Return the dtype of the voxels in a file; `TypeError` or `ValueError` if the format lacks the dtype or axes."""
     if volumes.axes not in ("zyx", "yx"):
         raise ValueError(f"{volumes.name} has the axes of space {volumes.axes}: {name} is written of zyx or yx")
     dtype = volumes.first.dtype
@@ -189,6 +215,7 @@ def _written_dtype(volumes: Volumes, name: str, supported: Sequence[str]) -> np.
 
 
 def _nifti_shape(volumes: Volumes) -> tuple[int, ...]:
+    """Return the shape of a NIfTI file: x, y, z, t, c, without the last axes that the image does not have."""
     space = volumes.first.shape[::-1]
     space += (1,) * (3 - len(space)) if volumes.leading else ()
     counts = dict(zip(volumes.leading, volumes.leading_shape, strict=True))
@@ -197,7 +224,7 @@ def _nifti_shape(volumes: Volumes) -> tuple[int, ...]:
 
 
 def _slabs(volumes: Volumes, *, channels_last: bool = False) -> Iterator[np.ndarray]:
-    """Read planes in order, volume by volume; the channel varies fastest, or slowest with `channels_last`."""
+    """Read planes volume by volume, some at a time; the channel varies fastest, or slowest with `channels_last`."""
     entries = list(itertools.product(*map(range, volumes.leading_shape)))
     channel_index = volumes.leading.find("c")
     if channels_last and channel_index >= 0:
@@ -205,11 +232,11 @@ def _slabs(volumes: Volumes, *, channels_last: bool = False) -> Iterator[np.ndar
     for entry in entries:
         volume = volumes.volumes[entry]
         depth, chunk = volume.shape[0], volume.chunks[0]
-        plane = math.prod(volume.shape[1:]) * volume.dtype.itemsize
-        planes = max(1, _SLAB_NBYTES // plane)
-        planes = planes // chunk * chunk or planes
+        plane_nbytes = math.prod(volume.shape[1:]) * volume.dtype.itemsize
+        count = max(1, _SLAB_NBYTES // plane_nbytes)
+        count = count // chunk * chunk or count  # whole chunks, if they fit
         if volume.ndim == 2:
-            planes = depth
-        for start in range(0, depth, planes):
-            box = (slice(start, min(start + planes, depth)), *(slice(0, n) for n in volume.shape[1:]))
+            count = depth  # the image is one plane
+        for start in range(0, depth, count):
+            box = (slice(start, min(start + count, depth)), *(slice(0, n) for n in volume.shape[1:]))
             yield read_zarr(volume.array, region=volume.region(box), device="cpu")

@@ -1,7 +1,8 @@
-"""A Zarr array that is read when it is indexed, and a dask array of it, of which a slice reads only its own voxels.
+"""A dask array of a Zarr array, of which a slice reads only its own voxels.
 
-In: an open array. Out: a dask array in host memory. Its graph holds the path of the array. dask is imported inside
-functions.
+In: an open array. Out: a dask array of NumPy blocks. Its graph holds the path of a local array, or else the open array.
+dask is imported inside functions. Errors: ``ImportError`` without dask; when voxels are read, those of
+:func:`linumpy.read_zarr`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from linumpy.packages import needs
 if TYPE_CHECKING:
     from dask.array import Array as DaskArray
 
-#: Maximum bytes of a block of several whole chunks.
+#: Size in bytes up to which dask joins whole chunks into a block.
 _BLOCK_NBYTES = 16 * 2**20
 
 
 class LazyArray:
-    """An array that is read when it is indexed, with the attributes that dask uses.
+    """A Zarr array that is read when it is indexed, with the attributes that dask uses.
 
     Parameters
     ----------
     array : zarr.Array
-        The path is kept if it is in a local folder or ZIP file, otherwise the open array.
+        The array. Of an array in a local folder or ZIP file only the path is kept.
     """
 
     def __init__(self, array: zarr.Array) -> None:
@@ -49,7 +50,7 @@ class LazyArray:
 
 
 def lazy_dask_array(array: zarr.Array) -> DaskArray:
-    """Return an array as a dask array of NumPy blocks; a slice reads only its own voxels.
+    """Return a dask array of NumPy blocks; a slice of it reads only its own voxels.
 
     Raises
     ------

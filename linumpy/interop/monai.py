@@ -1,7 +1,9 @@
 """A transform for MONAI that reads images, or regions of them, by linumpy: :class:`ReadZarrd`.
 
-In: dictionaries with paths, and optionally regions. Out: the same with tensors in place of paths, channels first, with
-their position (``affine`` in mm, as from MONAI's other readers). It needs MONAI and PyTorch.
+In: dictionaries with paths, and optionally regions. Out: the dictionaries with tensors in place of paths, channels
+first, with their position (``affine`` in mm, as from MONAI's other readers). It needs MONAI and PyTorch. Errors: those
+of :func:`linumpy.open_image` and :func:`linumpy.read_zarr`; ``ValueError`` for an image of several times of which none
+is selected.
 """
 
 from __future__ import annotations
@@ -31,16 +33,18 @@ class ReadZarrd(MapTransform):  # type: ignore[misc]
     keys : str or sequence of str
         Keys of the paths.
     region_key : str
-        Key of the region to read: slices along the axes of space in voxels of the level. Without it all is read.
-    level, channel, time : int
-        Resolution level, and the entry to select, counted from 0; by default all channels. `time` is needed for an
-        image of several times.
+        Key of the region to read: slices along the axes of space in voxels of the level. From a dictionary without the
+        key, whole images are read.
+    level : int
+        Resolution level; 0 is the finest.
+    channel, time : int, optional
+        The entry to select, counted from 0; by default all channels. An image of several times needs `time`.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm, if the metadata have none.
     dtype : dtype
         Data type of the tensors.
     allow_missing_keys : bool
-        Whether entries may be missing.
+        Whether dictionaries may lack some of the keys.
 
     Examples
     --------
@@ -65,7 +69,7 @@ class ReadZarrd(MapTransform):  # type: ignore[misc]
         self.channel, self.time, self.spacing = channel, time, spacing
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Read the images of a dictionary."""
+        """Return the dictionary with the images in place of their paths."""
         result = dict(data)
         for key in self.key_iterator(result):
             result[key] = self._read(result[key], result.get(self.region_key))
@@ -78,9 +82,8 @@ class ReadZarrd(MapTransform):  # type: ignore[misc]
         box = normalize_region(region, volumes.first.shape)
         channels = read_channels(volumes, tuple(map(slice, box.start, box.stop)), self.dtype)
         affine = affine_in_mm(volumes)
-        affine[:, :3] = (
-            affine[:, 2::-1] if len(box.start) == 3 else affine[:, [1, 0, 2]]
-        )  # columns in the order z, y, x
+        # The columns are in the order x, y, z; the axes of the tensor are z, y, x.
+        affine[:, :3] = affine[:, 2::-1] if len(box.start) == 3 else affine[:, [1, 0, 2]]
         affine[:3, 3] += affine[:3, : len(box.start)] @ box.start
         meta = {"filename_or_obj": str(path), "spatial_shape": np.array(box.box_shape), "original_channel_dim": 0}
         return MetaTensor(channels, affine=affine, meta={**meta, "space": "RAS"})

@@ -1,8 +1,9 @@
-"""Plugin for napari: OME-Zarr images as multiscale layers, which are read plane by plane when they are shown.
+"""Plugin for napari: OME-Zarr images as multiscale layers, of which napari reads only the shown planes.
 
-In: a path that napari opens. Out: layers: a layer for the image, which napari splits by channels, and one for each of
-its label images. Scales are in µm. The manifest is ``napari.yaml``, an entry point of the package. napari itself is not
-imported.
+In: a path that napari opens. Out: a layer for the image, which napari splits by channels, and a layer for each of its
+label images. Scales and positions are in µm, or in the units of the axes if the image has no unit of length. The
+manifest is ``napari.yaml``, an entry point of the package. napari itself is not imported. Errors: those of
+:func:`linumpy.open_image`; ``ImportError`` without dask.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from linumpy.io.volume import select_volumes
 Paths = str | os.PathLike[str] | Sequence[str]
 """One or several paths, as napari passes them."""
 Layer = tuple[list[Any], dict[str, Any], str]
-"""Dask arrays of the resolutions, parameters of the layer, and its type."""
+"""Dask arrays of the resolution levels, parameters of the layer, and its type: ``"image"`` or ``"labels"``."""
 
 
 def get_reader(path: Paths) -> Callable[[Paths], list[Layer]] | None:
@@ -49,6 +50,7 @@ def _paths(path: Paths) -> list[str]:
 
 
 def _layers(image: OmeZarrImage) -> list[Layer]:
+    """Return the layer of an image, and the layers of its label images."""
     carried = carried_from(select_volumes(image))
     name = carried.name or os.path.basename(image.name.rstrip("/"))
     layers = [_layer(image, name, "image" if carried.image_label is None else "labels")]
@@ -60,9 +62,10 @@ def _layers(image: OmeZarrImage) -> list[Layer]:
 
 
 def _layer(image: OmeZarrImage, name: str, kind: str) -> Layer:
-    channels = next((n for n, axis in enumerate(image.axes) if axis.type == "channel"), None)
-    split = kind == "image" and channels is not None
-    kept = [n for n in range(len(image.axes)) if not (split and n == channels)]
+    """Return the layer of one image; napari splits images, but not labels, by channels."""
+    channel_axis = next((n for n, axis in enumerate(image.axes) if axis.type == "channel"), None)
+    is_split = kind == "image" and channel_axis is not None
+    kept = [n for n in range(len(image.axes)) if not (is_split and n == channel_axis)]
     scale, translate, units = list(image.scale[0]), list(image.translation[0]), [axis.unit for axis in image.axes]
     if isinstance(image.placements[0], Placement):
         for number, axis in enumerate(image.spatial_axes):
@@ -77,15 +80,15 @@ def _layer(image: OmeZarrImage, name: str, kind: str) -> Layer:
         "metadata": {"path": image.name},
     }
     data = [lazy_dask_array(array) for array in image.levels]
-    if not split:
+    if not is_split:
         return data, {"name": name, **parameters}, kind
-    assert channels is not None
-    count = image.levels[0].shape[channels]
-    return data, {"channel_axis": channels, **parameters, **_channels(image, name, count)}, kind
+    assert channel_axis is not None
+    count = image.levels[0].shape[channel_axis]
+    return data, {"channel_axis": channel_axis, **parameters, **_channel_parameters(image, name, count)}, kind
 
 
-def _channels(image: OmeZarrImage, name: str, count: int) -> dict[str, Any]:
-    """Return the names of the channels, and their colours and contrast limits if omero's metadata have all of them."""
+def _channel_parameters(image: OmeZarrImage, name: str, count: int) -> dict[str, Any]:
+    """Return names of the channels, and colours and contrast limits if omero's metadata have them for all channels."""
     channels = channel_settings(ome_attributes(image.group).get("omero"))
     if len(channels) != count:
         return {"name": [f"{name} {number}" for number in range(count)]}

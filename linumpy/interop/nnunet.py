@@ -1,8 +1,12 @@
 """A reader and writer of OME-Zarr for nnU-Net: :class:`OmeZarrIO`, which importing this module registers.
 
 In: paths of images, such as ``*.ozx``. Out: arrays and spacing in mm as nnU-Net expects them, and segmentations as
-OME-Zarr labels with the spacing and origin of their image. It needs nnunetv2. nnU-Net's commands search for readers
-only in its own folder ``imageio``: they need a file there with ``from linumpy.interop.nnunet import OmeZarrIO``.
+OME-Zarr images with the spacing and origin of their image. It needs nnunetv2. Errors: those of
+:func:`linumpy.open_image` and :func:`linumpy.read_zarr`; ``ValueError`` for images of several times, and for images of
+one case that differ in shape or spacing.
+
+nnU-Net's commands search for readers only in its own folder ``imageio``: they need a file there with
+``from linumpy.interop.nnunet import OmeZarrIO``.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from linumpy.interop.channels import read_channels
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.write.writer import write_omezarr
 
-#: nnU-Net's spacing along z for images without that axis.
-_NO_DEPTH = 999.0
+#: Spacing along z that nnU-Net uses for images without that axis.
+_SPACING_WITHOUT_Z = 999.0
 
 
 class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
@@ -28,14 +32,15 @@ class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
     supported_file_endings = (".ozx", ".ome.zarr", ".zarr")
 
     def read_images(self, image_fnames: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Read the channels of a case.
+        """Read the channels of a case, from one or several images of the same grid.
 
         Returns
         -------
         images : numpy.ndarray of float32, (channel, z, y, x)
             The channels of all files.
         properties : dict
-            ``"spacing"`` in mm along z, y, x; along z it is 999 for an image without that axis.
+            ``"spacing"`` in mm along z, y, x, which along z is 999 for an image without that axis; and ``"linumpy"``,
+            the spacing and origin in µm, for :meth:`write_seg`.
         """
         case = [open_volumes(path) for path in image_fnames]
         images = [_read(volumes) for volumes in case]
@@ -45,11 +50,11 @@ class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
         return np.concatenate(images), _properties(case[0])
 
     def read_seg(self, seg_fname: str) -> tuple[np.ndarray, dict[str, Any]]:
-        """Read a segmentation, (1, z, y, x); the second result as :meth:`read_images`."""
+        """Read a segmentation as float32, (1, z, y, x), and its properties; see :meth:`read_images`."""
         return self.read_images((seg_fname,))
 
     def write_seg(self, seg: np.ndarray, output_fname: str, properties: dict[str, Any]) -> None:
-        """Write a segmentation, (z, y, x), with the spacing and origin of its image."""
+        """Write a segmentation, (z, y, x), as uint8 or uint16 with the spacing and origin of its image."""
         grid = properties["linumpy"]
         voxels = np.ascontiguousarray(seg[0] if len(grid["spacing"]) == 2 else seg)
         voxels = voxels.astype(np.uint8 if voxels.max(initial=0) < 256 else np.uint16)
@@ -68,7 +73,7 @@ def _read(volumes: Volumes) -> np.ndarray:
 def _properties(volumes: Volumes) -> dict[str, Any]:
     spacing = tuple(step / 1000 for step in volumes.spacing)
     grid = {"spacing": volumes.spacing, "origin": volumes.origin}
-    return {"spacing": spacing if len(spacing) == 3 else (_NO_DEPTH, *spacing), "linumpy": grid}
+    return {"spacing": spacing if len(spacing) == 3 else (_SPACING_WITHOUT_Z, *spacing), "linumpy": grid}
 
 
 # nnU-Net chooses a reader by the suffixes of files from this list, or by its name among the registry's attributes.

@@ -1,8 +1,10 @@
 """Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis.
 
-In: a source, and an index for each axis. Out: a NumPy or CuPy array, as ``numpy.ix_`` would select. The core reads
-boxes, so steps and lists are cut into runs, at most one for each chunk in turn: chunks between two runs are not read.
+In: a source, and an index for each axis. Out: a NumPy or CuPy array of the voxels that ``numpy.ix_`` would select.
 Errors: those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
+
+The core reads boxes. So a list, or a slice with a step, is cut into *runs*: successive indices in one chunk, which are
+read from the smallest to the largest. Chunks without an index are not read.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from linumpy.plan.layout import ArrayLayout
 AxisIndex = int | np.integer | slice | np.ndarray
 """Index of one axis; an int drops the axis."""
 ReadDevice = int | Literal["cpu"]
-"""Number of the CUDA device to read to, or host memory."""
+"""The memory to read into: the number of a CUDA device, or ``"cpu"`` for host memory."""
 
-#: Minimum size of a batch of boxes: 16 boxes, to occupy the reader's threads, and 8 MiB. A larger batch costs more time
-#: for fresh memory than it saves.
-_GOOD_NBYTES, _GOOD_BOXES = 8 * 2**20, 16
-#: Maximum size of a batch; a single box may be larger.
+#: A batch of boxes ends before it exceeds 8 MiB if it has at least 16 boxes, which occupy the reader's threads. A
+#: larger batch costs more time for new memory than it saves.
+_TARGET_NBYTES, _MIN_BOXES = 8 * 2**20, 16
+#: Maximum bytes and boxes of any batch; a single box may have more bytes.
 _MAX_NBYTES, _MAX_BOXES = 64 * 2**20, 4096
 
 
@@ -47,7 +49,7 @@ class Run:
     inside : slice or numpy.ndarray
         The selected voxels, counted from `start`.
     target : slice
-        Voxels of the result that receive the selected voxels.
+        Voxels of the result into which the selected voxels are written.
     """
 
     start: int
@@ -57,7 +59,7 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all voxels that are read are selected, in their order."""
+        """Whether the selected voxels are those that are read, in their order."""
         return isinstance(self.inside, slice) and self.inside == slice(None)
 
 
@@ -70,10 +72,10 @@ def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], 
 
     Parameters
     ----------
-    source : as for :func:`linumpy.read_zarr`
-        An array.
+    source : Source
+        An array, as for :func:`linumpy.read_zarr`.
     layout : ArrayLayout
-        Its layout.
+        Layout of the array.
     index : sequence of int, slice or numpy.ndarray of int
         An index for each axis. Negative indices count from the end.
     device : int or "cpu"
@@ -82,7 +84,14 @@ def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        C-contiguous, in this machine's byte order.
+        The voxels, C-contiguous and in this machine's byte order; axes with an int are dropped.
+
+    Raises
+    ------
+    IndexError
+        An index is out of bounds.
+    GpuUnavailableError, ChunkError
+        As :func:`linumpy.read_zarr`.
     """
     if device == "cpu":
         return _read_outer(source, layout, index, device, np)
@@ -113,8 +122,23 @@ def _read_outer(
 
 
 def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
-    """Cut an index of one axis into runs: one for a slice without a step, otherwise one for each chunk in turn."""
-    inside = None
+    """Cut an index of one axis into runs.
+
+    A slice with step 1 is one run. Other indices are cut where they go from one chunk to another.
+
+    Parameters
+    ----------
+    index : int, slice or numpy.ndarray of int
+        The index.
+    size, chunk : int
+        Voxels of the array, and of a chunk, along the axis.
+
+    Raises
+    ------
+    IndexError
+        An int, or an entry of the array, is out of bounds.
+    """
+    inside = None  # of a slice: how to select its voxels in a run
     if isinstance(index, slice):
         voxels = range(*index.indices(size))
         if not voxels:
@@ -134,8 +158,8 @@ def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
         if begin < end:
             part = indices[begin:end]
             start, stop = int(part.min()), int(part.max()) + 1
-            whole = slice(None) if len(part) == 1 else inside
-            result.append(Run(start, stop, part - start if whole is None else whole, slice(begin, end)))
+            selected = slice(None) if len(part) == 1 else inside
+            result.append(Run(start, stop, part - start if selected is None else selected, slice(begin, end)))
     return result
 
 
@@ -145,8 +169,8 @@ def _batches(boxes: Iterable[Box], itemsize: int) -> Iterator[list[Box]]:
     nbytes = 0
     for box in boxes:
         size = math.prod(run.stop - run.start for run in box) * itemsize
-        is_good = nbytes + size > _GOOD_NBYTES and len(batch) >= _GOOD_BOXES
-        if batch and (is_good or nbytes + size > _MAX_NBYTES or len(batch) == _MAX_BOXES):
+        is_large_enough = nbytes + size > _TARGET_NBYTES and len(batch) >= _MIN_BOXES
+        if batch and (is_large_enough or nbytes + size > _MAX_NBYTES or len(batch) == _MAX_BOXES):
             yield batch
             batch, nbytes = [], 0
         batch.append(box)

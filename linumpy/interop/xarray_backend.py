@@ -1,9 +1,9 @@
 """The engine ``"linumpy"`` of xarray: OME-Zarr images and Zarr arrays as datasets, read when their values are used.
 
-In: a source. Out: a dataset with the variable ``image``, in host or device memory once it is read, with coordinates in
-µm along axes of space; or a tree with one dataset for each resolution level. Nothing is kept open: variables hold the
-path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
-:func:`linumpy.read_zarr`.
+In: a source. Out: a dataset with the variable ``image``, in host or device memory once it is read, and coordinates in
+µm along the axes of space; or a tree with a dataset for each resolution level. Variables of arrays in local folders
+hold only the path of the array, so that they can be sent to other processes. Errors: those of
+:func:`linumpy.open_image` and :func:`linumpy.read_zarr`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VARIABLE = "image"
 
 
 class LazyZarrArray(BackendArray):
-    """An array whose regions are read when xarray indexes it; it holds a path, and no open file.
+    """An array whose regions are read when xarray indexes it; no file stays open.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class LazyZarrArray(BackendArray):
         self.dtype = layout.dtype.newbyteorder("=")
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        # Not by xarray's adapter, which fails for empty slices with a negative step.
+        # xarray's adapter fails for empty slices with a negative step.
         if isinstance(key, (indexing.BasicIndexer, indexing.OuterIndexer)):
             return self._read(key.tuple)
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -99,15 +99,16 @@ class LinumpyBackend(BackendEntrypoint):
         spacing : sequence of float, or mapping of axis names to float, optional
             Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
         device : int or {"cpu", "cuda", "auto"}
-            Memory of the values: NumPy arrays in host memory, or CuPy arrays on the current CUDA device or the device
-            of a number; ``"auto"`` for the current CUDA device if there is one. Coordinates are NumPy arrays. A device
-            cannot be combined with `chunks`, for which xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask`
-            makes blocks on a device.
+            Memory of the values: ``"cpu"`` for NumPy arrays; ``"cuda"`` for CuPy arrays on the current CUDA device, or
+            its number for another device; ``"auto"`` for the current CUDA device if there is one, else the CPU.
+            Coordinates are NumPy arrays. A CUDA device cannot be combined with `chunks`, for which xarray makes NumPy
+            arrays: :func:`linumpy.gpu.zarr_to_dask` makes blocks on a device.
 
         Raises
         ------
-        FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-            As :func:`linumpy.open_image` and :func:`linumpy.read_zarr`.
+        FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+            As :func:`linumpy.open_image` and :func:`linumpy.read_zarr`. An image without a unit of length needs
+            `spacing`; a single array does not take it.
         """
         source, level = _expanded(filename_or_obj), checked_level(level)
         node = open_node(source)
@@ -183,7 +184,7 @@ def _level_dataset(image: OmeZarrImage, level: int, device: ReadDevice) -> xarra
 
 
 def _coordinate(image: OmeZarrImage, level: int, number: int) -> xarray.Variable | None:
-    """Return the coordinates along one axis; None for channels without names and for other kinds of axes."""
+    """Return the coordinates along one axis; None for channels without names and for axes of other types."""
     axis, size = image.axes[number], image.levels[level].shape[number]
     steps = np.arange(size, dtype=np.float64)
     if axis.type == "space":
@@ -200,7 +201,7 @@ def _coordinate(image: OmeZarrImage, level: int, number: int) -> xarray.Variable
 
 
 def _dimensions(array: zarr.Array) -> tuple[str, ...]:
-    """Name the axes of a single array: as its metadata do, if all have names of their own, or else by number."""
+    """Return the names of the axes of a single array: from its metadata if all differ, or else ``dim_0`` and so on."""
     named = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
     names = tuple(named) if isinstance(named, (list, tuple)) else ()
     if len(names) == array.ndim == len(set(names)) and all(isinstance(name, str) and name for name in names):
@@ -209,7 +210,7 @@ def _dimensions(array: zarr.Array) -> tuple[str, ...]:
 
 
 def _device(device: int | str) -> ReadDevice:
-    """Return the device that an option names."""
+    """Return the memory to read into, as :func:`linumpy.interop.outer.read_outer` takes it, for an option `device`."""
     resolved = resolve(device) if isinstance(device, str) else resolve("cuda", device)
     return "cpu" if resolved.index is None else resolved.index
 
@@ -217,13 +218,13 @@ def _device(device: int | str) -> ReadDevice:
 def _variable(
     array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, object], device: ReadDevice
 ) -> xarray.Variable:
-    """Make the variable of an array; with ``chunks={}`` its blocks are whole stored objects: chunks or shards."""
+    """Return the variable of an array; with ``chunks={}`` its blocks are whole stored objects: chunks or shards."""
     layout = read_layout(array)
     check_elements(layout)
     if layout.unsupported is not None:
         log.warning("%s: read by zarr-python, not by linumpy's reader: %s", layout.name, layout.unsupported)
     folder = folder_of(array)
     lazy = indexing.LazilyIndexedArray(LazyZarrArray(array if folder is None else str(folder), layout, device))
-    stored = [max(1, min(sizes)) for sizes in zip(layout.object_shape, layout.shape, strict=True)]
-    blocks = dict(zip(dimensions, stored, strict=True))
+    block_shape = [max(1, min(sizes)) for sizes in zip(layout.object_shape, layout.shape, strict=True)]
+    blocks = dict(zip(dimensions, block_shape, strict=True))
     return xarray.Variable(dimensions, lazy, attributes, {"preferred_chunks": blocks}, fastpath=True)

@@ -1,8 +1,10 @@
-"""What all reads of this process may use at the same time: open files, host memory, decoding threads.
+"""Limits that transfers of this process share: open files, host memory, threads.
 
-In: the minimum that a read needs and the maximum that it can use. Out: its :class:`Share`, held during a ``with``
-block. Reads wait in order of arrival while others hold too much. A nested read of the same thread does not wait and
-gets its minimum. A read that runs alone gets at least its minimum, even beyond the total. No errors are raised.
+A transfer is a read by zarr-python, or a write by kvikio; the native core has limits of its own. In: the minimum that a
+transfer needs and the maximum that it can use. Out: its :class:`Share`, held during a ``with`` block. Errors: none.
+
+Transfers wait in order of arrival until enough is free. A transfer within a transfer of the same thread does not wait
+and gets its minimum. A transfer gets its minimum even beyond the total if no other transfer runs.
 """
 
 from __future__ import annotations
@@ -16,28 +18,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-#: Descriptors reserved for everything else in the process.
+#: File descriptors that are reserved for everything else in the process.
 _SPARE_FILES = 64
-#: Limit of open files if the process has none.
+#: Limit of open files if the system sets none.
 _MANY_FILES = 2**20
-#: Buffers of reads may take one part in so many of the machine's memory; most of it is pinned.
+#: Buffers of all transfers together take at most the machine's memory divided by this number.
 _MEMORY_DIVISOR = 4
-#: Decoding threads for each core. One read takes at most one for each core, so that a second read can run beside it.
+#: Threads of all transfers together, for each core of the machine.
 _THREADS_PER_CORE = 2
 
 
 @dataclass(frozen=True)
 class Share:
-    """Resources of a read.
+    """Resources of a transfer.
 
     Attributes
     ----------
     descriptors : int
-        Open files, duplicates included.
+        File descriptors, several for a file that is opened several times.
     host_nbytes : int
         Bytes of buffers in host memory.
     threads : int
-        Threads that decode.
+        Number of threads.
     """
 
     descriptors: int = 0
@@ -45,11 +47,11 @@ class Share:
     threads: int = 0
 
     def covers(self, other: Share) -> bool:
-        """Say whether this share has enough of everything in `other`."""
-        return all(own >= needed for own, needed in zip(self._values(), other._values(), strict=True) if needed)
+        """Return whether this share has enough of each resource that `other` needs: that is above 0 there."""
+        return all(free >= needed for free, needed in zip(self._values(), other._values(), strict=True) if needed)
 
     def part(self, minimum: Share, maximum: Share) -> Share:
-        """Return half of this share, within bounds: the other half lets the next reads run beside this one."""
+        """Return half of this share, within the bounds; the other half is for the next transfers."""
         bounds = zip(self._values(), minimum._values(), maximum._values(), strict=True)
         return Share(*(min(high, max(low, free // 2)) for free, low, high in bounds))
 
@@ -58,14 +60,14 @@ class Share:
 
 
 class Budget:
-    """Shares of one total.
+    """A total of resources, of which transfers hold shares.
 
     Parameters
     ----------
     total : callable
-        Returns the total. Called for each read, since the limit of open files can change.
+        Returns the total. Called for each transfer, since the limit of open files can change.
     open_files : callable
-        Returns the number of descriptors that are open in the process, including those of its reads.
+        Returns the number of descriptors that are open in the process, including those of its transfers.
     """
 
     def __init__(self, total: Callable[[], Share], open_files: Callable[[], int]) -> None:
@@ -73,11 +75,11 @@ class Budget:
         self.reset()
 
     def total(self) -> Share:
-        """Return what all reads together may use."""
+        """Return the resources that all transfers together may use."""
         return self._total()
 
     def reset(self) -> None:
-        """Forget all shares: a child process has none of its parent's threads."""
+        """Forget all shares, in a child process, which has none of the threads that held them."""
         self._changed = threading.Condition()
         self._held: dict[object, Share] = {}
         self._queue: deque[object] = deque()
@@ -86,7 +88,7 @@ class Budget:
 
     @contextmanager
     def take(self, minimum: Share, maximum: Share) -> Iterator[Share]:
-        """Hold a share between `minimum` and `maximum` during a block."""
+        """Hold a share between `minimum` and `maximum` during a block; wait before it until `minimum` is free."""
         ticket, thread = object(), self._local
         depth = getattr(thread, "depth", 0)
         thread.depth = depth + 1
@@ -103,7 +105,7 @@ class Budget:
                 self._changed.wait()
             self._held[ticket] = share = self._free().part(minimum, maximum)
             self._queue.remove(ticket)
-            self._changed.notify_all()  # the next in the queue may run beside this one
+            self._changed.notify_all()  # the next in the queue may find enough free, too
             return share
 
     def _release(self, ticket: object) -> None:
@@ -116,8 +118,9 @@ class Budget:
     def _free(self) -> Share:
         total, shares = self._total(), self._held.values()
         held = Share(*map(sum, zip(*(share._values() for share in shares), strict=True)))
-        # Reads may have fewer files open than they hold. So the descriptors of everything else are counted while there
-        # are no reads; during reads that count only rises, when more files are open than the reads hold.
+        # A transfer may have fewer files open than its share has. So the open files of the rest of the process are
+        # counted while no transfer runs. During transfers the count only rises: if more files are open than all shares
+        # have, the excess belongs to the rest of the process.
         opened = self._open_files()
         self._others = max(self._others, opened - held.descriptors) if self._held else opened
         return Share(
@@ -128,6 +131,7 @@ class Budget:
 
 
 def _open_files() -> int:
+    """Return the number of open descriptors of this process; an estimate where the system does not list them."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

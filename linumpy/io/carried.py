@@ -1,7 +1,7 @@
-"""Metadata that an image made from another one keeps: all except the spatial grid.
+"""Metadata that an image made from another image keeps: all except the spatial grid.
 
-In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists the metadata that cannot be kept; linumpy's
-commands log that list once. Errors: none, since unknown metadata are not copied.
+In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists the metadata that are not kept; the functions
+that write an image log that list. Unknown metadata are not copied, and are no error.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "omero"
 and "labels".
@@ -29,10 +29,11 @@ from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)
 
-#: Attributes of a group that NGFF defines, at the top (0.4) or below ``ome`` (0.5), and linumpy's own.
+#: Attributes of a group that NGFF defines, at the top (0.4) or below ``ome`` (0.5).
 _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "well", "bioformats2raw.layout", "series")
-_OWN = ("ome", "linumpy", *_NGFF)
-#: Keys of a multiscale image that every new image gets from its writer.
+#: Attributes of a group that NGFF or linumpy defines.
+_DEFINED = ("ome", "linumpy", *_NGFF)
+#: Keys of a multiscale image that the writer of a new image sets.
 _REWRITTEN = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
 
 
@@ -43,9 +44,9 @@ class LeadingAxis:
     Attributes
     ----------
     scale, translation : float
-        Step, and position of the first entry, in the unit.
+        Step between entries, and position of the first entry, in `unit`.
     unit : str or None
-        As the metadata spell it.
+        Unit as the metadata spell it; None without a unit.
     """
 
     scale: float = 1.0
@@ -55,7 +56,7 @@ class LeadingAxis:
 
 @dataclass(frozen=True)
 class Carried:
-    """The metadata that an image made from another keeps.
+    """The metadata that an image made from another image keeps.
 
     Attributes
     ----------
@@ -64,13 +65,13 @@ class Carried:
     ngff_version : str
         NGFF version of the source.
     units : mapping of str to str
-        Unit of length of each axis of space, by its name; axes without a known unit are written in µm.
+        Unit of length of each axis of space, by the name of the axis; axes without a known unit are written in µm.
     orientations : mapping of str to mapping
-        Anatomical orientations (RFC-4) of axes of space, by name.
+        Anatomical orientations (RFC-4) of axes of space, by the name of the axis.
     leading : mapping of str to LeadingAxis
-        The kept axes among ``"t"`` and ``"c"``.
+        Coordinates along the kept axes among ``"t"`` and ``"c"``.
     omero : mapping or None
-        Names and display settings of the kept channels.
+        Names and display settings of the kept channels; None without such metadata.
     image_label : mapping or None
         Colors and properties of labels, if the source is a label image.
     attributes : mapping
@@ -78,7 +79,7 @@ class Carried:
     labels : tuple of str
         Names of the label images inside the source.
     systems : Systems or None
-        Coordinate systems (NGFF 0.6) to which the transformations of the image lead.
+        Coordinate systems (NGFF 0.6) to which the transformations of the image lead; None before NGFF 0.6.
     own : mapping
         linumpy's own metadata, without the origin of a resampled image.
     codec : str or None
@@ -102,14 +103,17 @@ class Carried:
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
-        """Drop orientations, omero, image_label, labels, systems, attributes or own, and list them if present."""
+        """Drop some of orientations, omero, image_label, labels, systems, attributes and own.
+
+        Those that are not empty are added to :attr:`dropped`.
+        """
         present = [part for part in parts if getattr(self, part)]
         words = tuple(word for part in present if (word := _describe(part, getattr(self, part))))
         empty = Carried()
         return replace(self, **{part: getattr(empty, part) for part in present}, dropped=self.dropped + words)
 
     def on_another_grid(self) -> Carried:
-        """Drop omero's ``defaultZ``, the plane that viewers show first: it counts planes of the source."""
+        """Drop omero's ``defaultZ``, the plane that viewers show first, which is an index of the source's planes."""
         rdefs = self.omero.get("rdefs") if self.omero is not None else None
         if self.omero is None or not isinstance(rdefs, Mapping) or "defaultZ" not in rdefs:
             return self
@@ -117,7 +121,11 @@ class Carried:
         return replace(self, omero={**self.omero, "rdefs": kept}, dropped=(*self.dropped, "omero's defaultZ"))
 
     def shared_with(self, others: Sequence[Carried]) -> Carried:
-        """Merge the metadata of several sources: omero, orientations and attributes stay if all sources agree."""
+        """Merge the metadata of several sources.
+
+        Omero, orientations and each attribute stay if all sources agree. The labels of all sources stay. Name and
+        coordinate systems are dropped. The rest is taken from this source.
+        """
         attributes = {
             key: value
             for key, value in self.attributes.items()
@@ -140,13 +148,13 @@ class Carried:
         )  # fmt: skip
 
     def log_dropped(self, source: object, target: object) -> None:
-        """Log which metadata are not copied from the source to the new image."""
+        """Log a warning that lists the metadata that are not copied from the source to the new image, if any."""
         if self.dropped:
             log.warning("%s: not carried over from %s: %s", target, source, "; ".join(self.dropped))
 
 
 def carried_from(volumes: Volumes) -> Carried:
-    """Collect the metadata to copy from the selected volumes of an image; empty for a single array."""
+    """Collect the metadata to copy from the selected volumes of an image; for a single array only the codec."""
     chosen, encoding = volumes.chosen, encoding_like(volumes.first.array)
     codec = None if encoding is None else str(encoding)
     if chosen is None:
@@ -210,7 +218,7 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
 
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
     """Return the attributes of an image's group that neither NGFF nor linumpy defines."""
-    return {key: value for key, value in group.attrs.asdict().items() if key not in _OWN}
+    return {key: value for key, value in group.attrs.asdict().items() if key not in _DEFINED}
 
 
 def _text(value: object) -> str | None:
@@ -222,7 +230,7 @@ def _attributes(array: zarr.Array) -> list[str]:
 
 
 def _omero(omero: Mapping[str, object], chosen: Chosen) -> Mapping[str, object]:
-    """Select omero's settings for the kept channels."""
+    """Return omero's metadata for the kept channels, without the default time if one time is selected."""
     kept, channels, rdefs = dict(omero), omero.get("channels"), omero.get("rdefs")
     if chosen.channel is not None and isinstance(channels, list):
         kept["channels"] = channels[chosen.channel : chosen.channel + 1]
@@ -232,7 +240,7 @@ def _omero(omero: Mapping[str, object], chosen: Chosen) -> Mapping[str, object]:
 
 
 def _single_entries(chosen: Chosen) -> Iterator[str]:
-    """Describe the dropped axes, with one selected entry, that have a coordinate for it."""
+    """Describe the dropped axes, of which one entry is selected, if they have a unit, scale or translation."""
     image, level = chosen.image, chosen.level
     kept = {*image.spatial_axes, *chosen.leading.values()}
     for number, axis in enumerate(image.axes):
@@ -253,7 +261,7 @@ def _label_names(group: zarr.Group) -> tuple[str, ...]:
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:
-    """List the groups and arrays of a local image that are neither its resolutions nor its labels."""
+    """List the groups and arrays in a local image that are neither its resolution levels nor its labels."""
     store = image.group.store
     if not isinstance(store, LocalStore):
         return []
@@ -269,6 +277,7 @@ def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:
 
 
 def _describe(part: str, value: Any) -> str:
+    """Describe metadata that are dropped: the value of an attribute of :class:`Carried`; empty for no systems."""
     if part == "labels":
         return f"the labels {', '.join(value)}"
     if part in ("attributes", "own"):

@@ -1,8 +1,8 @@
-"""Encodings of chunks ↔ codecs of zarr-python.
+"""Convert encodings of chunks to codecs of zarr-python, and back; encode on the host.
 
 In: an :class:`~linumpy.plan.encoding.Encoding`, or an array. Out: the codecs to make an array with; the encoding of an
-array, or the most similar one; a function that encodes a chunk on the host. Errors: ``ValueError`` for an encoding that
-a zarr format cannot store.
+array, or the most similar encoding; a function that encodes a chunk on the host; checksums. Errors: ``ValueError`` for
+an encoding that a zarr format cannot store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytes
     Raises
     ------
     ValueError
-        A checksum in zarr v2, which has none.
+        The encoding has a checksum, which zarr v2 cannot store.
     """
     if zarr_format == 2:
         if encoding.checksum:
@@ -48,7 +48,7 @@ def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytes
 
 
 def _codec(encoding: Encoding) -> BytesBytesCodec:
-    """Return the codec of zarr v3."""
+    """Return the codec of zarr v3 for the compressor."""
     if encoding.compressor == "zstd":
         return ZstdCodec(level=encoding.level)
     if encoding.compressor == "gzip":
@@ -58,17 +58,17 @@ def _codec(encoding: Encoding) -> BytesBytesCodec:
             cname=encoding.inner, clevel=encoding.level, shuffle=_SHUFFLES_V3[encoding.shuffle],  # type: ignore[arg-type]
             typesize=encoding.itemsize,
         )  # fmt: skip
-    with warnings.catch_warnings():  # zarr warns: lz4 is not in the specification, as docs/formats.md says
+    with warnings.catch_warnings():  # zarr warns that lz4 is not in the specification; so does docs/formats.md
         warnings.simplefilter("ignore")
         try:
             module: Any = importlib.import_module("zarr.codecs.numcodecs")
-        except ImportError:  # older versions
+        except ImportError:  # older versions of zarr-python
             module = importlib.import_module("numcodecs.zarr3")
         return module.LZ4(acceleration=encoding.level)
 
 
 def _numcodec(encoding: Encoding) -> Codec | None:
-    """Return the codec of zarr v2, which stores the same bytes as the codec of v3; None for raw chunks."""
+    """Return the codec of zarr v2 for the compressor, which stores the same bytes as in zarr v3; None for no codec."""
     if encoding.compressor == "zstd":
         return numcodecs.Zstd(level=encoding.level)
     if encoding.compressor == "gzip":
@@ -81,7 +81,7 @@ def _numcodec(encoding: Encoding) -> Codec | None:
 
 
 def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:
-    """Return name and settings of the bytes-to-bytes codecs of an array; None if it has filters before them."""
+    """Return name and settings of each bytes-to-bytes codec of an array; None if the array has filters."""
     if array.filters:
         return None
     codecs = []
@@ -98,13 +98,13 @@ def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:
 
 
 def encoding_like(array: zarr.Array) -> Encoding | None:
-    """Return the encoding most similar to the codecs of an array; None if none has their compressor."""
+    """Return the encoding most similar to the codecs of an array; None if it has filters or another compressor."""
     settings = codec_settings(array)
     return None if settings is None else nearest_encoding(settings, array.dtype.itemsize)
 
 
 def encoding_of(array: zarr.Array) -> Encoding | None:
-    """Return the encoding of an array; None if no encoding gives exactly its codecs."""
+    """Return the encoding that has exactly the codecs of an array; None if no encoding has them."""
     encoding = encoding_like(array)
     if encoding is None:
         return None
@@ -117,7 +117,7 @@ def encoding_of(array: zarr.Array) -> Encoding | None:
 
 
 def host_encoder(encoding: Encoding) -> Callable[[np.ndarray], bytes | np.ndarray]:
-    """Return a thread-safe function from a contiguous chunk to its stored bytes without the checksum."""
+    """Return a thread-safe function that encodes a contiguous chunk, without appending the checksum."""
     codec = _numcodec(encoding)
     return _raw if codec is None else codec.encode
 
@@ -127,7 +127,7 @@ def _raw(chunk: np.ndarray) -> np.ndarray:
 
 
 def checksum(data: bytes | memoryview | np.ndarray) -> bytes:
-    """Return the CRC-32C of bytes, as zarr's codec stores it."""
+    """Return the CRC-32C of bytes as zarr's codec stores it."""
     crc = Checksum()
     crc.add(data)
     return crc.stored()

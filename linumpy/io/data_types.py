@@ -1,8 +1,9 @@
 """Data types of zarr v3 that neither NumPy nor zarr-python has: bfloat16, and floats and integers of up to 8 bits.
 
-In: a metadata document. Out: zarr-python's metadata, with a data type of the package ml_dtypes, one byte for each
-element (bfloat16: two), as tensorstore and zarrs store them. Nothing is registered with zarr-python, which still
-refuses these types. Errors: :class:`~linumpy.errors.SourceError` if ml_dtypes is not installed.
+In: a metadata document. Out: zarr-python's metadata, with a data type of the package ml_dtypes. An element is stored in
+one byte (bfloat16: in two), as tensorstore and zarrs do. Nothing is registered with zarr-python, which still refuses
+these types. Errors: :class:`~linumpy.errors.SourceError` if ml_dtypes is not installed, and for bfloat16 in big-endian
+order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zarr.dtype import ZDType
 
 from linumpy.errors import SourceError
 
-#: Names in zarr-extensions' registry, which are those of ml_dtypes.
+#: Names of the data types, the same in the registry zarr-extensions and in ml_dtypes.
 NAMES = frozenset([
     "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int2", "int4", "uint2",
@@ -47,7 +48,7 @@ class SmallType(ZDType[Any, Any], HasItemSize):
 
     @classmethod
     def from_native_dtype(cls, dtype: np.dtype) -> Self:
-        """Return the data type of a dtype."""
+        """Return the data type of a NumPy dtype that ml_dtypes has registered."""
         return cls(dtype.name)
 
     @classmethod
@@ -66,7 +67,7 @@ class SmallType(ZDType[Any, Any], HasItemSize):
         return isinstance(data, (int, float, np.generic))
 
     def cast_scalar(self, data: object) -> Any:
-        """Return an element."""
+        """Return a number as an element of this type."""
         return np.asarray(data).astype(self.to_native_dtype())[()]
 
     def default_scalar(self) -> Any:
@@ -86,13 +87,28 @@ class SmallType(ZDType[Any, Any], HasItemSize):
 
 
 def small_type_of(document: Mapping[str, Any]) -> str | None:
-    """Return the data type of a document of zarr v3 if it is one of :data:`NAMES`, or else None."""
+    """Return the data type in a metadata document of zarr v3 if it is one of :data:`NAMES`; otherwise None."""
     data_type = document.get("data_type")
     return data_type if isinstance(data_type, str) and data_type in NAMES else None
 
 
 def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> ArrayV3Metadata:
-    """Parse the metadata of an array with one of these data types; `name` is the array's name, for errors."""
+    """Parse the metadata document of an array whose data type is one of :data:`NAMES`.
+
+    Parameters
+    ----------
+    document : mapping
+        The document.
+    data_type : str
+        Its data type.
+    name : str
+        Name of the array, for errors.
+
+    Raises
+    ------
+    SourceError
+        ml_dtypes is not installed, or elements of two bytes are in big-endian order.
+    """
     try:
         import ml_dtypes  # noqa: F401
     except ImportError as error:
@@ -100,16 +116,16 @@ def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> Array
             f"{name!r} holds {data_type}, which NumPy has by the package ml_dtypes: pip install ml_dtypes"
         ) from error
     small = SmallType(data_type)
-    if small.item_size > 1 and '"big"' in json.dumps(_chain(document["codecs"])):
+    if small.item_size > 1 and '"big"' in json.dumps(_chunk_codecs(document["codecs"])):
         raise SourceError(f"{name!r} holds {data_type} in big-endian order, which is not read")
     fill = small.from_json_scalar(document.get("fill_value") or 0, zarr_format=3)
     metadata = ArrayV3Metadata.from_dict({**document, "data_type": f"uint{8 * small.item_size}", "fill_value": 0})
     return dataclasses.replace(metadata, data_type=small, fill_value=fill)
 
 
-def _chain(codecs: Sequence[Any]) -> Sequence[Any]:
-    """Return the codecs of an (inner) chunk, without those of a shard's index."""
+def _chunk_codecs(codecs: Sequence[Any]) -> Sequence[Any]:
+    """Return the codecs of chunks, or of the inner chunks of shards; without the codecs of a shard's index."""
     for codec in codecs:
         if isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed":
-            return _chain(codec["configuration"]["codecs"])
+            return _chunk_codecs(codec["configuration"]["codecs"])
     return codecs

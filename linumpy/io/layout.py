@@ -1,7 +1,8 @@
-"""Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
+"""Read how an array is stored.
 
-zarr-python parses and checks the metadata; this module reads the result and states in ``unsupported`` why linumpy's
-reader cannot read an array. It opens no chunk.
+In: a ``zarr.Array``, whose metadata zarr-python has parsed and checked. Out: an
+:class:`~linumpy.plan.layout.ArrayLayout`, whose attribute ``unsupported`` says why linumpy's reader cannot read the
+array. No chunk is opened. Errors: :class:`~linumpy.errors.MetadataError` for impossible shapes and chunks.
 """
 
 from __future__ import annotations
@@ -27,17 +28,16 @@ from linumpy.io.stores.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, CodecSettings, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
-#: bool, integers, floats and complex numbers that CUDA has types for.
+#: bool, and the integers, floats and complex numbers for which CUDA has types.
 _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
-#: Maximum number of chunk shapes in one array: each shape needs its own kernel launches.
+#: Maximum number of different chunk shapes in one array: each shape needs its own kernel launches.
 MAX_SHAPES = 64
-#: Filters of array elements, which zarr v3 applies before codec 'bytes'.
+#: Filters of array elements that the host decodes; zarr v3 applies them before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
 #: Array codecs that only zarr-python decodes; linumpy parses the codecs after them.
 _BY_ZARR = ("scale_offset", "cast_value")
-#: Filters of floats that only encode: reading skips them if they come before all others.
-_READ_AS_STORED = ("bitround", "numcodecs.bitround")
-
+#: Filters that round floats when they are written, so that there is nothing to decode.
+_NOT_DECODED = ("bitround", "numcodecs.bitround")
 
 _Document = Mapping[str, Any]
 """A part of zarr's JSON metadata."""
@@ -45,7 +45,19 @@ _Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Codecs:
-    """The effect of a chain of codecs on one chunk."""
+    """How the codecs of an array store a chunk.
+
+    Attributes
+    ----------
+    stored_axes : tuple of int
+        Axes of the array in the order in which they are stored.
+    big_endian : bool or None
+        Byte order of the stored elements; None if it is not known.
+    unsupported : str or None
+        Why linumpy's reader cannot read the chunks; None if it can.
+    chain : DecodeChain or None
+        How to decode the bytes of a chunk; None for raw chunks, and for codecs that are not supported.
+    """
 
     stored_axes: tuple[int, ...]
     big_endian: bool | None
@@ -59,17 +71,17 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Parameters
     ----------
     array : zarr.Array
-        Of zarr format 2 or 3.
+        An array of zarr format 2 or 3.
 
     Returns
     -------
     ArrayLayout
-        With ``unsupported`` set if zarr-python must read the array.
+        The layout; its ``unsupported`` is not None if zarr-python must read the array.
 
     Raises
     ------
     MetadataError
-        An impossible shape or chunk: an empty chunk, or a chunk of more bytes than 64 bits can count.
+        A length beyond 64-bit numbers, an empty chunk, or a chunk of more bytes than 64-bit numbers count.
     """
     document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -77,7 +89,7 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 
 def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     compressor, filters = document.get("compressor"), list(document.get("filters") or ())
-    while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _READ_AS_STORED:
+    while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _NOT_DECODED:
         del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
     for setting in settings:
@@ -102,7 +114,7 @@ def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
 
 
 def _settings(codec: Codec | _Document) -> dict[str, Any]:
-    """Return the name and settings of a numcodecs codec."""
+    """Return the name and settings of a codec of numcodecs."""
     config = dict(codec if isinstance(codec, Mapping) else codec.get_config())
     return {"name": str(config.pop("id")), **config}
 
@@ -145,7 +157,17 @@ def _layout_v3(array: zarr.Array, document: _Document) -> ArrayLayout:
 def _objects(
     grid: _Document, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
-    """Read the chunk grid: the (largest) shape of stored objects, lengths of rectilinear ones, why unsupported."""
+    """Read the chunk grid.
+
+    Returns
+    -------
+    shape : tuple of int
+        Voxels of a stored object; in a rectilinear grid, of the longest along each axis.
+    lengths : tuple of numpy.ndarray, or None
+        Lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
+    reason : str or None
+        Why the grid is not supported; None if it is.
+    """
     configuration = grid["configuration"]
     if grid["name"] == "regular":
         return tuple(int(n) for n in configuration["chunk_shape"]), None, None
@@ -159,7 +181,7 @@ def _objects(
 
 
 def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
-    """List the lengths of chunks along an axis, given as one length, or as lengths and pairs (length, repeats)."""
+    """List the lengths of chunks along an axis from their description: a length, or lengths and (length, repeats)."""
     if isinstance(spec, int):
         return np.full(-(-extent // spec), spec, np.int64)
     pairs = [(entry, 1) if isinstance(entry, int) else entry for entry in spec]
@@ -169,7 +191,7 @@ def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
 def _shard(
     configuration: _Document, object_shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> tuple[ShardLayout, str | None]:
-    """Read how the index of a shard is stored; the second result is None, or says why it is not supported."""
+    """Read how shards and their indexes are stored; the second result says why that is not supported, or is None."""
     index = list(configuration.get("index_codecs", ()))
     names = [codec["name"] for codec in index]
     supported = names in (["bytes"], ["bytes", "crc32c"])
@@ -183,6 +205,7 @@ def _shard(
 
 
 def _keys_v3(encoding: _Document) -> ChunkKeys | None:
+    """Read how the keys of chunks are made; None for an unknown encoding."""
     configuration = encoding.get("configuration") or {}
     if encoding["name"] == "default":
         separator = _text(configuration.get("separator", "/"))
@@ -193,14 +216,17 @@ def _keys_v3(encoding: _Document) -> ChunkKeys | None:
 
 
 def _read_codecs(chain: Sequence[_Document], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
-    """Read the codecs of one chunk in order: transposes, array filters, ``bytes``, codecs of bytes."""
+    """Read the codecs of a chunk, which must come in this order: transposes, array filters, ``bytes``, codecs of bytes.
+
+    Codecs that are not decoded are skipped before the first filter.
+    """
     axes: tuple[int, ...] = tuple(range(rank))
     filters: list[_Document] = []
     for position, codec in enumerate(chain):
         if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
             axes = tuple(axes[axis] for axis in order)
-        elif codec["name"] in _READ_AS_STORED and dtype.kind == "f" and not filters:
+        elif codec["name"] in _NOT_DECODED and dtype.kind == "f" and not filters:
             continue
         elif codec["name"] in _ARRAY_FILTERS or codec["name"] in _BY_ZARR:
             filters.append(codec)
@@ -219,7 +245,7 @@ def _codecs_after_bytes(
     dtype: np.dtype,
     chunk_nbytes: int,
 ) -> _Codecs:
-    """Read the filters before codec 'bytes', which the host decodes, and the codecs after it."""
+    """Read the filters before codec 'bytes', which the host or zarr-python decodes, and the codecs after it."""
     encoded: list[CodecSettings] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
     by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
     if by_zarr:
@@ -233,7 +259,7 @@ def _codecs_after_bytes(
             return _Codecs(axes, None, reason)
         settings.append(filter_settings)
     chain, reason = read_chain([*settings, *encoded], chunk_nbytes)
-    # A filter decodes to this machine's byte order, the order of its dtype.
+    # Filters decode to this machine's byte order, whatever codec 'bytes' says.
     return _Codecs(axes, endian == "big" and not filters, reason, chain)
 
 
@@ -243,7 +269,7 @@ def _endian(codec: _Document) -> str | None:
 
 
 def _text(value: object) -> str:
-    """Return a name that zarr keeps as a string or as an enumeration."""
+    """Return a name that zarr-python keeps as a string or as a member of an enumeration."""
     return str(getattr(value, "value", value))
 
 
@@ -317,11 +343,12 @@ def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
 
 
 def _local_root(array: zarr.Array) -> str | None:
+    """Return the absolute path of a local array, also inside a ZIP file; None for an array in another store."""
     store = array.store
     if isinstance(store, ArchiveStore):
         return f"{store.path}/{array.path}".rstrip("/")
-    # The exact type, since a subclass may read its bytes from elsewhere, or change them.
+    # A subclass of LocalStore may read its bytes from elsewhere, or change them.
     if type(store) is not LocalStore:
         return None
-    # Absolute: after a change of the working folder, chunks at a relative path would look missing.
+    # The path is absolute, since chunks at a relative path would look missing in another working folder.
     return str(absolute(Path(store.root) / array.path))

@@ -1,7 +1,8 @@
-"""Stamps of metadata files: data derived from a file stay valid while its stamp does not change.
+"""Stamps of metadata files, to notice that a file was changed or replaced.
 
-In: folders of local arrays and groups. Out: :class:`MetadataLook`, which compares the stamps again; the native core
-compares them too, when it plans a batch.
+A stamp is a few numbers from the status of a file. Whatever was read from a file is valid while the stamp of the file
+is the same. In: folders of local arrays and groups, or paths inside ZIP files. Out: a :class:`MetadataLook`, the stamps
+at one time. :meth:`MetadataLook.holds` and the native core compare them with the present stamps. Errors: none.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class MetadataLook:
     Attributes
     ----------
     files : tuple of str
-        Paths of the files, including missing files.
-    stamps : tuple
+        Paths of the files, including files that do not exist.
+    stamps : tuple of tuple of int, or None
         The :func:`stamp` of each file.
     """
 
@@ -32,19 +33,19 @@ class MetadataLook:
         """Stamp the metadata files of folders, before they are read."""
         files: list[str] = []
         for folder in folders:
-            own = metadata_files(folder)
-            files += own[:1] if stamp(own[0]) else own  # where zarr.json exists, no other file is read
+            candidates = metadata_files(folder)
+            files += candidates[:1] if stamp(candidates[0]) else candidates  # beside zarr.json no other file is read
         return cls(tuple(files), tuple(map(stamp, files)))
 
     def holds(self) -> bool:
-        """Return whether no file was replaced or changed."""
+        """Return whether no file was made, changed, replaced or removed since."""
         return all(stamp(path) == earlier for path, earlier in zip(self.files, self.stamps, strict=True))
 
 
 def metadata_files(folder: str) -> list[str]:
     """List the files that may hold the metadata of a folder, in the order in which they are read.
 
-    For a folder inside a ZIP file, the only such file is the ZIP file.
+    For a ZIP file or a path inside it, the only such file is the ZIP file.
     """
     if (split := split_archive(folder)) is not None:
         return [split[0]]
@@ -52,7 +53,7 @@ def metadata_files(folder: str) -> list[str]:
 
 
 def stamp(path: str) -> tuple[int, ...] | None:
-    """Return numbers that change when a file is changed or replaced; None for a missing file."""
+    """Return numbers that change when a file is changed or replaced; None for a file that is missing or unreachable."""
     try:
         return stamp_of(os.stat(path))
     except OSError:
@@ -60,6 +61,6 @@ def stamp(path: str) -> tuple[int, ...] | None:
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return the :func:`stamp` of a file by its status."""
-    # A copy may keep inode and size and set back the modification time; nobody can set the change time.
+    """Return the :func:`stamp` of a file from its status: device, inode, size, modification and change time."""
+    # A program may overwrite a file in place with the same size and set its modification time, but not its change time.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

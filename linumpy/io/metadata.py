@@ -1,13 +1,15 @@
 """Metadata documents of other writers that zarr-python refuses or misreads, although their meaning is clear.
 
 In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
-zarr-python's form; stored documents are not changed. Errors: :class:`~linumpy.errors.SourceError` for documents that
-remain unreadable.
+zarr-python's form, or a ``zarr.Group``; stored documents are not changed. Errors:
+:class:`~linumpy.errors.SourceError` for documents that remain unreadable, :class:`~linumpy.errors.MetadataError` for
+impossible shapes and chunks.
 
-Read here: in zarr v3 codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
-write them), an empty ``configuration``, and ``"fill_value": null`` (GDAL, zarrita.js); in zarr v2 (NCZarr) a shuffle
-filter whose ``elementsize`` is 0, for the item size, or a string, and a fill value that is missing or a list of one. A
-NaN that zarr v3 writes as its bits, such as ``"0x7e05"``, keeps them.
+Read here in zarr v3: codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
+write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL, zarrita.js), the data types of
+:mod:`linumpy.io.data_types`, and the exact bits of a NaN that is written in hexadecimal, such as ``"0x7e05"``. In
+zarr v2 (NCZarr): a shuffle filter whose ``elementsize`` is a string, or 0 for the item size, and a fill value that is
+missing or a list of one value.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ log = logging.getLogger(__name__)
 #: Exceptions that zarr-python raises for a metadata document that it cannot read.
 REFUSALS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
-#: Largest offset, size and index: what the C library's ``off_t`` and NumPy's ``intp`` hold.
-_MOST = 2**63 - 1
-#: Data types of zarr v3 without a byte order; raw bits, ``r8`` and so on, have none either.
+#: Largest offset, size and index that the C library's ``off_t`` and NumPy's ``intp`` hold.
+_MAX_INT64 = 2**63 - 1
+#: Data types of zarr v3 without a byte order. Raw bits (``r8`` and so on) have no byte order either.
 _SINGLE_BYTES = ("bool", "int8", "uint8")
 
 _Document = Mapping[str, Any]
@@ -49,21 +51,21 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
     Parameters
     ----------
     where : StorePath
-        The node.
+        Store and path of the node.
     error : Exception
         The exception of zarr-python, one of :data:`REFUSALS`.
     name : str, optional
-        Name of the node in messages; by default its path in the store.
+        Name of the node in messages; by default store and path.
 
     Returns
     -------
     zarr.Array, zarr.Group or None
-        None without a metadata document.
+        The node; None if no metadata document is stored there.
 
     Raises
     ------
     SourceError
-        The document cannot be read; naming the node and the reason.
+        The document cannot be read; the message names the node and the reason.
     """
     name = name or str(where)
     document: _Document | None = {}
@@ -72,7 +74,7 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
         if document is None:
             return None
         if document.get("node_type") == "group":
-            # zarr-python may have refused a member's document that is consolidated in that of the group.
+            # zarr-python may have refused the metadata of a member, which are consolidated in the group's document.
             return zarr.open_group(where.store, path=where.path, mode="r", zarr_format=3, use_consolidated=False)
         if (small := small_type_of(document)) is not None:
             repaired = _repair_v3({**document, "data_type": "uint16" if small == "bfloat16" else "uint8"})
@@ -90,12 +92,12 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
 
 
 def checked_array(array: zarr.Array) -> zarr.Array:
-    """Check the sizes of an array that zarr-python opened; correct filters of NCZarr and the bits of NaN.
+    """Check the shape and chunks of an array that zarr-python opened, and correct metadata that it misreads.
 
     Returns
     -------
     zarr.Array
-        `array`, unless zarr-python misreads one of its filters or its fill value.
+        `array`, or a new ``zarr.Array`` if zarr-python misread a shuffle filter of NCZarr or the bits of a NaN.
 
     Raises
     ------
@@ -107,7 +109,7 @@ def checked_array(array: zarr.Array) -> zarr.Array:
         chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
         return _with_exact_fill(array)
     chunk_nbytes(array, metadata.chunks)
-    filters = tuple(_sized(codec, array.dtype.itemsize) for codec in metadata.filters or ())
+    filters = tuple(_with_element_size(codec, array.dtype.itemsize) for codec in metadata.filters or ())
     if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
         return array
     metadata = dataclasses.replace(metadata, filters=filters)
@@ -115,7 +117,7 @@ def checked_array(array: zarr.Array) -> zarr.Array:
 
 
 def _with_exact_fill(array: zarr.Array) -> zarr.Array:
-    """Set the fill value to the bits that zarr v3 writes in hexadecimal; zarr-python changes the bits of some NaN."""
+    """Correct the bits of a NaN fill value that is written in hexadecimal, some of which zarr-python changes."""
     value: Any = np.asarray(array.metadata.fill_value)
     if value.dtype.kind not in "fc" or not np.isnan(value).any():
         return array
@@ -141,21 +143,22 @@ def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
     Raises
     ------
     MetadataError
-        An impossible shape or chunk: an empty chunk, or one of more bytes than 64 bits count.
+        A length beyond 64-bit numbers, an empty chunk, or a chunk of more bytes than 64-bit numbers count.
     """
-    if any(n > _MOST for n in array.shape):
+    if any(n > _MAX_INT64 for n in array.shape):
         raise MetadataError(f"{array.store_path}: the shape {array.shape} is beyond 64-bit numbers")
-    # Where an axis has no elements, some writers store chunks without elements too.
+    # Along an axis without elements, some writers give chunks the length 0, too.
     if any(c < 1 and n > 0 for c, n in zip(chunk_shape, array.shape, strict=False)):
         raise MetadataError(f"{array.store_path}: chunks of {tuple(chunk_shape)} hold no elements")
     nbytes = math.prod(max(1, c) for c in chunk_shape) * array.dtype.itemsize
-    if nbytes > _MOST:
+    if nbytes > _MAX_INT64:
         chunks = f"chunks of {tuple(chunk_shape)} {array.dtype}"
         raise MetadataError(f"{array.store_path}: {chunks} have more bytes than 64-bit numbers count")
     return nbytes
 
 
-def _sized(codec: Any, itemsize: int) -> Any:
+def _with_element_size(codec: Any, itemsize: int) -> Any:
+    """Return a filter with the :func:`element_size` that NCZarr means; other filters unchanged."""
     if getattr(codec, "codec_id", None) != "shuffle":
         return codec
     size = element_size(codec.elementsize, itemsize)
@@ -163,9 +166,9 @@ def _sized(codec: Any, itemsize: int) -> Any:
 
 
 def element_size(value: Any, itemsize: int) -> Any:
-    """Return the element size of a shuffle filter of zarr v2: NCZarr writes 0 for the item size, or a string.
+    """Return the element size of a shuffle filter of zarr v2 as an integer.
 
-    A value that is no number is returned unchanged.
+    NCZarr may write the size as a string, and 0 for the item size. Any other value is returned unchanged.
     """
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
@@ -173,7 +176,7 @@ def element_size(value: Any, itemsize: int) -> Any:
 
 
 def _read_document(where: StorePath) -> dict[str, Any] | None:
-    """Read the metadata document of a node; of two, that of zarr v3."""
+    """Read the metadata document of a node, of zarr v3 if there is one, else of a v2 array; None without either."""
 
     async def read(key: str) -> bytes | None:
         buffer = await (where / key).get(prototype=cpu.buffer_prototype)
@@ -190,6 +193,7 @@ def _read_document(where: StorePath) -> dict[str, Any] | None:
 
 
 def _object(stored: bytes) -> dict[str, Any]:
+    """Parse a JSON document, which must be an object."""
     document = json.loads(stored)
     if not isinstance(document, dict):
         raise TypeError(f"the metadata document holds {type(document).__name__}, not an object")
@@ -197,6 +201,7 @@ def _object(stored: bytes) -> dict[str, Any]:
 
 
 def _repair_v3(document: _Document) -> dict[str, Any]:
+    """Return a document of zarr v3 in zarr-python's form."""
     repaired = dict(document)
     data_type = document.get("data_type")
     if isinstance(data_type, Mapping) and not data_type.get("configuration") and "name" in data_type:
@@ -211,6 +216,10 @@ def _repair_v3(document: _Document) -> dict[str, Any]:
 
 
 def _codecs(codecs: Sequence[Any], data_type: Any) -> list[Any]:
+    """Return codecs, also in shards, as objects.
+
+    A bare name ``"bytes"`` is a `SourceError` if elements have a byte order, which the name does not state.
+    """
     named = [_named(codec) for codec in codecs]
     for position, (codec, written) in enumerate(zip(named, codecs, strict=True)):
         if written == "bytes" and not (data_type in _SINGLE_BYTES or str(data_type).startswith("r")):
@@ -224,7 +233,7 @@ def _codecs(codecs: Sequence[Any], data_type: Any) -> list[Any]:
 
 
 def _named(extension: Any) -> Any:
-    """Turn a bare name into an object, and remove a configuration that is null."""
+    """Return a codec or another extension as an object, without a configuration that is null."""
     if isinstance(extension, str):
         return {"name": extension}
     if isinstance(extension, Mapping) and extension.get("configuration", ...) is None:
@@ -233,7 +242,7 @@ def _named(extension: Any) -> Any:
 
 
 def _zero(data_type: Any) -> Any:
-    """Return the fill value of zarr v3 that writers of null mean; None where they mean none."""
+    """Return the fill value that writers mean by null in zarr v3; None for data types without such a value."""
     name = str(data_type)
     if name.startswith("complex"):
         return [0.0, 0.0]
@@ -243,13 +252,14 @@ def _zero(data_type: Any) -> Any:
 
 
 def _warn_of_null(document: _Document, name: str) -> None:
-    """Warn where null may mean NaN: JavaScript writes both as null, and zarrita.js too reads it as zero."""
+    """Log a warning for floats: the fill value null is read as 0, but may mean NaN, which JavaScript writes as null."""
     kind = str(document.get("data_type"))
     if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
         log.warning("%s: the fill value is null; missing chunks are read as 0", name)
 
 
 def _repair_v2(document: _Document) -> dict[str, Any]:
+    """Return a document of zarr v2 whose fill value is neither missing nor a list of one value."""
     fill = document.get("fill_value")
     if isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str):
         fill = fill[0]
@@ -257,7 +267,7 @@ def _repair_v2(document: _Document) -> dict[str, Any]:
 
 
 def _reason(document: _Document, error: Exception) -> str:
-    """Say which part of a document zarr-python refuses."""
+    """Return why a document cannot be read: the part that zarr-python refuses, or the exception."""
     if isinstance(error, SourceError):
         return str(error)
     dtype = document.get("data_type", document.get("dtype"))

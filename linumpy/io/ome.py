@@ -1,8 +1,8 @@
 """OME-Zarr images: resolution levels, axes, and voxel spacing in µm.
 
-In: a folder or a Zarr group with NGFF 0.4, 0.5 or 0.6 metadata. Out: :class:`OmeZarrImage`. Errors:
-:class:`~linumpy.errors.SourceError` for a source that is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for
-metadata that is missing or ambiguous.
+In: a path, URL or Zarr group with metadata of NGFF 0.4, 0.5 or 0.6. Out: an :class:`OmeZarrImage`, or the
+:class:`Images` of a plate or another group. Errors: :class:`~linumpy.errors.SourceError` for a source that is no
+OME-Zarr image, :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "plate"
 and "well"; https://ngff.openmicroscopy.org/rfc/5/ for 0.6.
@@ -34,8 +34,9 @@ from linumpy.io.ngff.axes import (
     spatial_axes_of,
     transformations_of_levels,
 )
-from linumpy.io.ngff.collection import choices, image_paths, kind_of, ome_attributes
+from linumpy.io.ngff.collection import image_paths, kind_of, ome_attributes, why_not_image
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
+from linumpy.io.paths import has_dots
 from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,13 @@ log = logging.getLogger(__name__)
 class OmeZarrImage:
     """An OME-Zarr image.
 
-    It opens without units of length. :attr:`spacing` and :attr:`origin` are then a `MetadataError`, unless the caller
-    passed the spacing; nothing else needs units.
+    An image without units of length can be opened. Reading :attr:`spacing` or :attr:`origin` then raises a
+    `MetadataError`, unless the caller passed the spacing; nothing else needs units.
 
     Attributes
     ----------
     name : str
-        Its path or URL, for messages.
+        Path or URL of the image, for messages.
     version : str
         Version of NGFF.
     axes : tuple of Axis
@@ -59,11 +60,13 @@ class OmeZarrImage:
     levels : tuple of zarr.Array[Any]
         Finest first.
     placements : tuple of Placement or Unplaced
-        For each level the voxel spacing and the position of the first voxel in µm, or why they are unknown.
+        For each level, along the axes of type space, the voxel spacing and the position of the first voxel in µm; or
+        why they are unknown.
     linumpy : mapping
         linumpy's own metadata: the group's attribute ``"linumpy"``, empty without one.
     scale, translation : tuple of tuple of float
-        For each level the step between voxels and the position of the first along all axes, in the units of the axes.
+        For each level the step between voxels and the position of the first voxel along all axes, in the units of the
+        axes.
     group : zarr.Group
         The group of the image.
     multiscale : int
@@ -88,7 +91,13 @@ class OmeZarrImage:
 
     @property
     def origin(self) -> tuple[tuple[float, ...], ...]:
-        """For each level the position of the centre of its first voxel in µm; `MetadataError` if it is unknown."""
+        """For each level the position of the first voxel's centre in µm along the axes of type space.
+
+        Raises
+        ------
+        MetadataError
+            The position is unknown.
+        """
         return tuple(placement.origin for placement in self.placements)
 
     @property
@@ -123,20 +132,20 @@ def read_omezarr(
     level : int
         Resolution level; 0 is the finest.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of level 0 in µm along the axes of type space, where the metadata's is missing or wrong.
+        Voxel spacing of level 0 in µm along the axes of type space, if the metadata has none or a wrong one.
 
     Returns
     -------
     array : zarr.Array[Any]
-        The level, unread.
+        The level; no voxels are read.
     spacing : tuple of float or None
-        Voxel spacing of the level in µm along its axes of type space; None if the metadata has no unit of length, and
+        Voxel spacing of the level in µm along its axes of type space; None if the metadata has no unit of length and
         the caller passes no spacing.
 
     Raises
     ------
-    FileNotFoundError, SourceError, MetadataError
-        As :func:`open_image`; a level that does not exist.
+    FileNotFoundError, SourceError, MetadataError, ValueError
+        As :func:`open_image`; a level that does not exist is a `SourceError`.
     """
     image = open_image(path, spacing=spacing)
     check_level(level, len(image.levels), image.name)
@@ -151,6 +160,8 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
     ------
     SourceError
         The group is not an OME-Zarr image, or has no such level.
+    MetadataError
+        The list of levels cannot be read, or a path in it leaves the image.
     """
     group = _image_group(group)
     name = str(group.store_path)
@@ -171,28 +182,31 @@ def open_image(
     Parameters
     ----------
     path : str, Path or zarr.Group
-        The image, such as ``"plate.zarr/B/03/0"`` of a plate; or the output of bioformats2raw, if that is one image.
+        Path or URL of an image, such as ``"plate.zarr/B/03/0"`` of a plate, or its group. A group that bioformats2raw
+        wrote is accepted if it has one image.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm along the axes of type space. The metadata then needs no units; the spacing of
         the other levels follows from their scales relative to level 0. The first voxel of level 0 keeps its position if
         the metadata has a unit of length; without one, positions are in the unit of the spacing. With neither, the
         image opens, and its spacing and origin are a `MetadataError` that names the axis.
     multiscale : int or str
-        Number or name of the multiscale image, where the group has several.
+        Number or name of the multiscale image, if the group has several.
     storage_options : mapping, optional
-        Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
+        Options for a URL, as obstore's ``from_url`` takes them, such as ``{"skip_signature": True}``: see
+        docs/remote.md.
 
     Raises
     ------
     FileNotFoundError
         The path does not exist.
     SourceError
-        The path is no OME-Zarr image, or is a plate, a well, labels, a scene or the output of bioformats2raw with
-        several images, which the message names (:func:`open_images` opens them); there is no such multiscale image.
+        The path is no OME-Zarr image. Or it is a plate, a well, labels, a scene or a group of bioformats2raw with
+        several images, which the message lists and :func:`open_images` opens. Or there is no such multiscale image, or
+        no array of a level.
     MetadataError
         The axes are not described; a transformation is missing or cannot be read.
     ValueError
-        `spacing` does not fit the axes of type space.
+        `spacing` does not fit the axes of type space; `storage_options` for a path that is no URL.
     """
     source = with_options(path, storage_options)
     group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
@@ -209,24 +223,25 @@ def open_image(
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
     chains = transformations_of_levels(described, datasets, spacing is not None, name)
     steps, origins = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
-    own = group.attrs.get("linumpy")
     placements = place_levels(steps, origins, axes, spacing, name)
-    own = own if isinstance(own, Mapping) else {}
-    return OmeZarrImage(name, version, axes, levels, placements, own, steps, origins, group, number)
+    attribute = group.attrs.get("linumpy")
+    own_metadata = attribute if isinstance(attribute, Mapping) else {}
+    return OmeZarrImage(name, version, axes, levels, placements, own_metadata, steps, origins, group, number)
 
 
 @dataclass(frozen=True)
 class Images:
     """The images of a plate, a well, a collection of bioformats2raw, a group of labels or a scene, opened on demand.
 
-    ``images["B/03/0"]`` opens one; iterating gives the paths, in the order of the metadata.
+    ``images["B/03/0"]`` opens an image, or raises a `SourceError` if there is none. Iterating gives the paths in the
+    order of the metadata.
 
     Attributes
     ----------
     name : str
         Path or URL of the group.
     kind : str
-        What it is, such as ``"a plate"``.
+        Kind of the group in words, such as ``"a plate"``.
     group : zarr.Group
         The group.
     """
@@ -237,7 +252,7 @@ class Images:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the images in the group. For a plate the metadata of each well are read."""
+        """Paths of the images in the group, which for a plate takes reading the metadata of each well."""
         return tuple(image_paths(self.group))
 
     def __iter__(self) -> Iterator[str]:
@@ -252,7 +267,7 @@ class Images:
         except REFUSALS:
             image = None
         if not isinstance(image, zarr.Group):
-            raise SourceError(f"no image {path!r}: {choices(self.group, self.kind)}")
+            raise SourceError(f"no image {path!r}: {why_not_image(self.group, self.kind)}")
         return open_image(image)
 
 
@@ -271,8 +286,10 @@ def open_images(path: str | Path | zarr.Group) -> Images:
 
     Raises
     ------
-    FileNotFoundError, SourceError
-        The path does not exist; it holds no images, or is an image.
+    FileNotFoundError
+        The path does not exist.
+    SourceError
+        The path is an image, or is no group whose metadata names images.
     """
     group = path if isinstance(path, zarr.Group) else _open_group(path)
     kind = kind_of(group)
@@ -286,14 +303,14 @@ def open_images(path: str | Path | zarr.Group) -> Images:
 def level_transforms(
     group: zarr.Group,
 ) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Read scales and translations of the levels of an OME-Zarr group, in any unit.
+    """Read scales and translations of the levels of an OME-Zarr group, in the units of the axes.
 
     Returns
     -------
     axes : tuple of Axis
         Axes of all levels.
     scales, translations : tuple of tuple of float
-        For each level, along all axes: step between voxels, and position of the centre of the first.
+        For each level the step between voxels, and the position of the first voxel's centre, along all axes.
 
     Raises
     ------
@@ -322,14 +339,15 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     Raises
     ------
     SourceError
-        The group holds images and is none, or it is of bioformats2raw and has none; the message names the images.
+        The group is a plate or another group of images, which the message lists; or a group of bioformats2raw with no
+        image or several.
     """
     kind = kind_of(group)
     if kind is None:
         return group
     paths = list(itertools.islice(image_paths(group), 2))
     if "bioformats2raw" not in kind or len(paths) != 1:
-        raise SourceError(choices(group, kind))
+        raise SourceError(why_not_image(group, kind))
     image = group.get(paths[0])
     if not isinstance(image, zarr.Group):
         raise SourceError(f"{group.store_path}: the image {paths[0]!r} that its metadata names does not exist")
@@ -338,13 +356,13 @@ def _image_group(group: zarr.Group) -> zarr.Group:
 
 
 def check_level(level: int, count: int, name: str) -> None:
-    """Refuse a resolution level that an image does not have."""
+    """Raise `SourceError` for a resolution level that an image of `count` levels does not have."""
     if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < count:
         raise SourceError(f"{name} has no resolution level {level!r}: it has {count}, numbered from 0 for the finest")
 
 
 def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Mapping[str, Any]]:
-    """Return the NGFF version of a group, and the number and metadata of a multiscale image by number or name."""
+    """Return the NGFF version of a group, and the number and the metadata of the wanted multiscale image."""
     holder = ome_attributes(group)
     multiscales = holder.get("multiscales")
     if not isinstance(multiscales, list) or not multiscales or not all(isinstance(m, Mapping) for m in multiscales):
@@ -364,8 +382,9 @@ def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Map
 
 
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
+    """Open the array of a resolution level."""
     path = str(dataset["path"])
-    if {".", ".."} & set(path.replace("\\", "/").split("/")):
+    if has_dots(path):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
     where = group.store_path / path
     node: zarr.Array[Any] | zarr.Group | None

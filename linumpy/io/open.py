@@ -1,7 +1,7 @@
 """Open a single array, or a resolution level of an OME-Zarr image, from any kind of source.
 
 In: a source and a level. Out: the ``zarr.Array``, opened read-only. Errors: those of :mod:`linumpy.io.source` and
-:mod:`linumpy.io.ome`; ``ValueError`` for a level of a single array.
+:mod:`linumpy.io.ome`; ``ValueError`` for a level of a single array; ``TypeError`` for a level that is no integer.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ def open_source(source: Source, level: int = 0, storage_options: Mapping[str, An
     Parameters
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution.
+        An array, or an OME-Zarr image (NGFF 0.4 to 0.6), of which `level` selects a resolution.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
     storage_options : mapping, optional
-        Of a URL; see :func:`linumpy.io.source.with_options`.
+        Options for a URL; see :func:`linumpy.io.source.with_options`.
 
     Returns
     -------
     zarr.Array
-        The array; a passed array is returned unchanged, unless :mod:`linumpy.io.metadata` reads it differently.
+        The array. An array that the caller passes is returned unchanged, unless :mod:`linumpy.io.metadata` corrects
+        its metadata.
 
     Raises
     ------
     FileNotFoundError
         The path does not exist.
     SourceError
-        The source is neither an array nor an OME-Zarr image.
+        The source is neither an array nor an OME-Zarr image, or has no such level.
+    MetadataError
+        The shape or chunks of the array are impossible, or the list of levels cannot be read.
     ValueError
         A level other than 0 of a single array; options for a source that is no URL.
+    TypeError
+        `source` is of another type; `level` is no integer.
     """
     level = checked_level(level)
     node = open_node(with_options(source, storage_options))
@@ -52,7 +57,7 @@ def open_source(source: Source, level: int = 0, storage_options: Mapping[str, An
 
 
 def checked_level(level: Any) -> int:
-    """Return a resolution level as int; ``TypeError`` for anything but an integer."""
+    """Return a resolution level as an int; ``TypeError`` for a bool and for any other type than integers."""
     if isinstance(level, bool) or not hasattr(level, "__index__"):
         raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
     return operator.index(level)

@@ -1,6 +1,6 @@
 """Paths of sources and outputs: made absolute, split at a ZIP file, and recognized as Zarr by their files.
 
-In: paths that a caller passes. Out: paths. No errors are raised.
+In: paths from a caller or from metadata. Out: paths. Errors: none.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
 def absolute(path: str | Path) -> Path:
-    """Make a path absolute without changing what it names.
+    """Return a path as an absolute path to the same file.
 
-    ``..`` is not collapsed, because of symbolic links. A path that ends in ``..`` or has no last part is resolved:
-    nothing can be renamed to it.
+    ``..`` is not collapsed, because of symbolic links. Only a path that ends in ``..``, or is the root, is resolved: an
+    output is renamed to its path, and a name cannot be ``..``.
     """
     path = Path(path).absolute()
     return path if path.name not in ("", "..") else Path(os.path.realpath(path))
 
 
 def split_archive(path: str | Path) -> tuple[str, str] | None:
-    """Split a path to, or into, a ZIP file: the path of the file, and the path inside it; None for other paths."""
+    """Split the path of a regular file, or a path that continues inside it, as in a ZIP file.
+
+    Returns
+    -------
+    tuple of (str, str), or None
+        The absolute path of the file, and the path inside the file; None for a folder and for a missing path.
+    """
     above, inside = os.path.join(os.getcwd(), path).rstrip("/") or "/", ""
     while True:
         try:
@@ -40,11 +46,16 @@ def split_archive(path: str | Path) -> tuple[str, str] | None:
             return (above, inside) if stat.S_ISREG(mode) else None
 
 
+def has_dots(path: str) -> bool:
+    """Return whether a path in a store has a part ``.`` or ``..``, by which it could leave its group."""
+    return bool({".", ".."} & set(path.replace("\\", "/").split("/")))
+
+
 def is_archive(path: Path) -> bool:
-    """Say whether an output is to be an OME-Zarr image in a ZIP file, by its suffix."""
+    """Return whether an output is to be an OME-Zarr image in a ZIP file: whether its suffix is ``.ozx``."""
     return path.suffix.lower() == OZX
 
 
 def is_zarr_folder(path: Path) -> bool:
-    """Say whether a folder is a Zarr array or group."""
+    """Return whether a folder holds the metadata of a Zarr array or group."""
     return any((path / name).is_file() for name in ZARR_FILES)

@@ -3,10 +3,10 @@
 In: two images, or an image and the name of a coordinate system. Out: a map of points
 (:data:`~linumpy.plan.grid.point_map.PointMap`) between their coordinate systems, composed of the fewest
 transformations, each in a direction that can be computed. Errors: :class:`~linumpy.errors.MetadataError` for systems
-that do not exist or that no transformation connects.
+that do not exist or that no transformation connects, and for transformations that cannot be read.
 
-A scene is a group above images, whose metadata have transformations between coordinate systems of these images and its
-own systems. Systems of two images are the same if the caller names a system that both images have.
+A scene is a group above images. Its metadata have transformations between its own coordinate systems and those of the
+images. Systems of the same name in two images are taken as one system only if the caller names that system.
 
 Format: https://ngff.openmicroscopy.org/0.6/, sections "scene" and "coordinateTransformations metadata".
 """
@@ -32,15 +32,15 @@ from linumpy.io.source import local_store
 from linumpy.plan.grid.point_map import PointMap, compose
 
 Node = tuple[str, str | None]
-"""A coordinate system: the location of the group that has it, and its name; None for an image before NGFF 0.6."""
+"""A coordinate system: the location of the group that has it, and its name; the name is None before NGFF 0.6."""
 
-#: Maximum number of groups above an image that are searched for a scene.
-_MAX_ABOVE = 8
+#: Number of levels of groups above an image that are searched for scenes.
+_LEVELS_ABOVE = 8
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A transformation between two coordinate systems, in the metadata of a group."""
+    """A transformation from the coordinate system `start` to `end`, in the metadata of `group`."""
 
     start: Node
     end: Node
@@ -50,7 +50,7 @@ class Edge:
 
 @dataclass
 class Graph:
-    """The coordinate systems around images.
+    """The coordinate systems of images and scenes, connected by transformations.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Graph:
     _seen: set[str] = field(default_factory=set)
 
     def add(self, image: OmeZarrImage) -> Node:
-        """Add the systems of an image, and of scenes above it; returns the system that its levels are mapped to."""
+        """Add the systems of an image and of scenes above it; return the system that its levels are mapped to."""
         self._add_group(image.group)
         for above in _groups_above(image.group):
             self._add_group(above)
@@ -76,14 +76,14 @@ class Graph:
         return node
 
     def connected(self, node: Node) -> set[Node]:
-        """Return the systems that transformations of any direction connect with a system, and the system."""
+        """Return a system, and all systems that transformations in either direction connect with it."""
         nodes = {node}
-        while more := {n for e in self.edges if {e.start, e.end} & nodes for n in (e.start, e.end)} - nodes:
-            nodes |= more
+        while added := {n for e in self.edges if {e.start, e.end} & nodes for n in (e.start, e.end)} - nodes:
+            nodes |= added
         return nodes
 
-    def names(self, node: Node) -> str:
-        """List the names of the systems that are connected with a system, for messages."""
+    def connected_names(self, node: Node) -> str:
+        """Return the names of a system and of all systems connected with it, as text for messages."""
         return ", ".join(sorted({repr(name) for _, name in self.connected(node) if name is not None})) or "none"
 
     def _add_group(self, group: zarr.Group) -> None:
@@ -104,6 +104,7 @@ class Graph:
                 self.edges.append(Edge(ends[0], ends[1], transformation, group))
 
     def _node(self, group: zarr.Group, location: str, reference: object) -> Node:
+        """Return the system that a reference in the metadata of a group names; add the group of that system."""
         path = reference.get("path") if isinstance(reference, Mapping) else None
         if not isinstance(path, str) or path in ("", "."):
             return location, referred(reference)
@@ -125,7 +126,7 @@ class Graph:
         goal : callable
             Says whether the path may end at a system.
         same : str, optional
-            Name of systems that count as one system.
+            Name of coordinate systems that are taken as one system, wherever they are.
 
         Returns
         -------
@@ -150,6 +151,7 @@ class Graph:
         return None
 
     def _read(self, path: list[tuple[Edge, bool]]) -> PointMap:
+        """Compose the transformations of a path, of which each may be inverted."""
         steps: PointMap = ()
         for edge, inverse in path:
             begin, name = edge.end if inverse else edge.start, str(edge.group.store_path)
@@ -161,6 +163,7 @@ class Graph:
         return steps
 
     def _check_same(self, node: Node, other: Node) -> None:
+        """Raise for two systems of one name that have different axes."""
         axes, other_axes = ([(axis.get("name"), axis.get("unit")) for axis in self.axes[n]] for n in (node, other))
         if axes != other_axes:
             raise MetadataError(
@@ -170,24 +173,27 @@ class Graph:
 
 
 def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = None) -> PointMap | None:
-    """Map points of one image to points of another, in the coordinates of their levels' system, along all axes.
+    """Return the map from points of one image to points of another.
+
+    A point has a coordinate along each axis of the system that the levels of its image are mapped to.
 
     Parameters
     ----------
     begin, end : OmeZarrImage
         The images.
     system : str, optional
-        Name of a coordinate system that both are mapped to.
+        Name of a coordinate system that both images are mapped to, and through which the map goes.
 
     Returns
     -------
     PointMap or None
-        None where `system` is None and no scene connects the images.
+        Empty for the same image twice; None if `system` is None and nothing connects the images.
 
     Raises
     ------
     MetadataError
-        An image has no such system; transformations in this direction cannot be computed.
+        An image is not connected with `system`, or the two images have different axes for it. Transformations cannot be
+        read, or not be computed in this direction.
     """
     graph = Graph()
     first, last = graph.add(begin), graph.add(end)
@@ -203,28 +209,34 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
         return path and path[1]
     to_system = graph.path(first, lambda node: node[1] == system)
     if to_system is None:
-        raise MetadataError(_no_system(begin, system, graph.names(first)))
+        raise _system_error(begin, system, graph.connected_names(first))
     from_system = graph.path(to_system[0], lambda node: node == last, system)
     if from_system is None:
-        raise MetadataError(_no_system(end, system, graph.names(last)))
+        raise _system_error(end, system, graph.connected_names(last))
     return compose(to_system[1], from_system[1])
 
 
 def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, Axes]:
-    """Map points of a coordinate system to points of an image, as :func:`map_between`; and return its axes."""
+    """Return the map from points of a coordinate system to points of an image, and the axes of the system.
+
+    Raises
+    ------
+    MetadataError
+        As :func:`map_between`.
+    """
     graph = Graph()
     last = graph.add(end)
     for node in [node for node in graph.axes if node[1] == system]:
         path = graph.path(node, lambda node: node == last)
         if path is not None:
             return path[1], graph.axes[node]
-    raise MetadataError(_no_system(end, system, graph.names(last)))
+    raise _system_error(end, system, graph.connected_names(last))
 
 
-def _no_system(image: OmeZarrImage, system: str, names: str) -> str:
-    return (
+def _system_error(image: OmeZarrImage, system: str, connected: str) -> MetadataError:
+    return MetadataError(
         f"{image.name}: no transformation that can be computed leads from or to a coordinate system {system!r}; it is "
-        f"connected with {names}"
+        f"connected with {connected}"
     )
 
 
@@ -237,7 +249,7 @@ def _location(group: zarr.Group) -> str:
 
 def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
     """Yield the groups above a group that have a scene."""
-    for number in range(1, _MAX_ABOVE + 1):
+    for number in range(1, _LEVELS_ABOVE + 1):
         try:
             if isinstance(group.store, LocalStore):
                 folder = Path(_location(group)).parents[number - 1]
@@ -250,5 +262,5 @@ def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
                 return
             if isinstance(ome_attributes(above).get("scene"), Mapping):
                 yield above
-        except (*REFUSALS, OSError, LinumpyError, IndexError):  # it is no group
+        except (*REFUSALS, OSError, LinumpyError, IndexError):  # no group is there
             continue

@@ -1,8 +1,9 @@
-"""Open a source, which names an array or a group, read-only; name it, and find its folder.
+"""Open an array or a group from any kind of source, read-only; and find the name and folder of an array.
 
-In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder and its name.
-Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source that is neither an
-array nor a group.
+In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; folder and name of an array.
+Errors: ``FileNotFoundError`` for a missing path, ``TypeError`` for a source of another type,
+:class:`~linumpy.errors.SourceError` for a source that is neither an array nor a group or cannot be opened,
+:class:`~linumpy.errors.MetadataError` for an array of impossible shape or chunks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,18 @@ Source = Any
 
 
 def open_node(source: Source) -> zarr.Array | zarr.Group:
-    """Open an array or a group from any kind of source; see :func:`linumpy.io.open.open_source`."""
+    """Open an array or a group.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        The source; an open group is returned unchanged.
+
+    Raises
+    ------
+    FileNotFoundError, TypeError, SourceError, MetadataError
+        As the module says.
+    """
     if isinstance(source, zarr.Array):
         return checked_array(source)
     if isinstance(source, zarr.Group):
@@ -48,10 +60,10 @@ def open_node(source: Source) -> zarr.Array | zarr.Group:
 
 
 def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:
-    """Make the store of a local folder.
+    """Return the store of a local folder.
 
-    Every local path that linumpy passes to zarr goes through here: zarr would parse text with ``#``, ``?``, ``;`` or
-    ``::`` as a URL, and a relative path changes its meaning with the working folder of the process.
+    linumpy passes local paths to zarr-python only as such stores: zarr-python would parse text with ``#``, ``?``, ``;``
+    or ``::`` as a URL, and a relative path changes its meaning with the working folder of the process.
     """
     return LocalStore(absolute(folder), read_only=read_only)
 
@@ -66,7 +78,7 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if not Path(folder).exists():
         hint = ": only shells expand '~', give the whole path" if folder.startswith("~") else ""
         raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
-    # Without the format zarr looks for the files of both: half a millisecond for each read.
+    # Without the format, zarr-python looks for the files of both formats, which takes half a millisecond.
     zarr_format: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
     if zarr_format and (array := _array_at(folder)) is not None:
         return checked_array(array)
@@ -86,9 +98,9 @@ def _open_archive(file: str, inside: str) -> zarr.Array | zarr.Group:
 
 
 def _array_at(folder: str) -> zarr.Array | None:
-    """Open an array of zarr format 3 in a third of the time that ``zarr.open`` takes.
+    """Open an array of zarr format 3, in a third of the time that ``zarr.open`` takes.
 
-    None for another kind of node and for any error, which ``zarr.open`` then reports.
+    None for another kind of node and after any error: the caller then calls ``zarr.open``, which reports the error.
     """
     try:
         document = json.loads((Path(folder) / "zarr.json").read_bytes())
@@ -108,12 +120,15 @@ def _open_url(url: str) -> zarr.Array | zarr.Group:
     except ImportError as error:
         need = 'URLs need obstore: pip install "linumpy-gpu[remote]"; or fsspec: pip install "zarr[remote]"'
         raise SourceError(f"{name!r} cannot be opened: {error}. {need}") from error
-    except Exception as error:  # the store's package raises its own errors: no connection, no credentials
+    except Exception as error:  # obstore and fsspec have exceptions of their own, for example without a connection
         raise SourceError(f"{name!r} cannot be opened: {type(error).__name__}: {explained(error)}") from None
 
 
 def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
-    """Return the store of a URL and the path there: by obstore, and without it, or for other schemes, by fsspec."""
+    """Return the store of a URL, and the path in it.
+
+    obstore opens the schemes that it supports; fsspec opens other schemes, and all URLs if obstore is not installed.
+    """
     if is_remote(url):
         try:
             return open_store(url, options)
@@ -124,21 +139,23 @@ def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
 
 
 def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> Source:
-    """Return a source that a URL and options for its store name; any other source as it is.
+    """Return the store and path of a URL that is opened with options; without options, return the source unchanged.
 
     Parameters
     ----------
     source : Source
         A URL, if there are options.
     storage_options : mapping, optional
-        What obstore's ``from_url`` takes, see docs/remote.md; without obstore, what fsspec takes.
+        Options as obstore's ``from_url`` takes them (see docs/remote.md), or without obstore as fsspec takes them.
 
     Raises
     ------
     ValueError
-        Options for a source that is no URL; a URL with a query.
+        The source is no URL, or a URL with a query or fragment.
     SourceError
-        Options that the store does not know.
+        The store cannot be opened, for instance since it does not know an option.
+    ImportError
+        No installed package opens URLs of this scheme.
     """
     if not storage_options:
         return source
@@ -171,6 +188,8 @@ def open_at(
     ------
     SourceError
         The path holds neither an array nor a group, or its metadata cannot be read.
+    MetadataError
+        The shape or chunks of an array are impossible.
     """
     if name is None and isinstance(where.store, RemoteStore):
         name = str(where)
@@ -200,12 +219,15 @@ def _store_path(store: Store, path: str) -> StorePath:
 
 
 def local_name(source: str) -> str | None:
-    """Return the path that a path or a ``file://`` URL names; None for other URLs."""
+    """Return the local path in a path or ``file://`` URL; None for other URLs."""
     return None if "://" in source and not source.startswith("file://") else _without_scheme(source)
 
 
 def _without_scheme(text: str) -> str:
-    """Remove ``file://``, with which zarr and linumpy print local paths, so that the path is read as a local one."""
+    """Return the path in a ``file://`` URL; a text without ``file://`` is returned unchanged.
+
+    A URL quotes special characters, but zarr-python and linumpy print local paths after ``file://`` without quoting.
+    """
     if not text.startswith("file://"):
         return text
     path = text.removeprefix("file://")
@@ -213,7 +235,7 @@ def _without_scheme(text: str) -> str:
 
 
 def describe_source(source: Source) -> str:
-    """Name a source for people: by its path or URL."""
+    """Return the path or URL of a source, without credentials, for messages."""
     if isinstance(source, (zarr.Array, zarr.Group)):
         return without_credentials(str(source.store_path))
     if isinstance(source, tuple):
@@ -222,9 +244,9 @@ def describe_source(source: Source) -> str:
 
 
 def name_on_disk(array: zarr.Array) -> str:
-    """Name an array as :func:`describe_source`, with the same name for each path to it.
+    """Return the name of an array, which for a local array is the same whichever path it was opened by.
 
-    The file system resolves symbolic links and ``..``.
+    Symbolic links and ``..`` are resolved. For an array elsewhere, return the name by :func:`describe_source`.
     """
     store = array.store
     if isinstance(store, LocalStore):
@@ -240,7 +262,7 @@ def folder_of(array: zarr.Array) -> Path | None:
 
 
 def path_of(array: zarr.Array) -> str | None:
-    """Return the local path that an array is opened by: its folder, or a path in a ZIP file; None for other arrays."""
+    """Return the local path of an array: its folder, or a path in a ZIP file; None for an array elsewhere."""
     if isinstance(array.store, ArchiveStore):
         return f"{array.store.path}/{array.path}".rstrip("/")
     folder = folder_of(array)
@@ -248,7 +270,7 @@ def path_of(array: zarr.Array) -> str | None:
 
 
 def local_path(array: zarr.Array) -> str:
-    """Return the path of an array, from which other processes can open it: its folder, or a path in a ZIP file.
+    """Return the path by which other processes can open an array: its folder, or a path in a ZIP file.
 
     Raises
     ------
@@ -262,7 +284,10 @@ def local_path(array: zarr.Array) -> str:
 
 
 def written(array: zarr.Array) -> str:
-    """Return the time at which the metadata of a local array was written, which tells arrays of one name apart."""
+    """Return a text that changes when an array is written anew, to distinguish arrays of one path.
+
+    It is the modification time of the metadata, or the stamp of a ZIP file; ``"unknown"`` for an array elsewhere.
+    """
     if isinstance(array.store, ArchiveStore):
         return str(array.store.directory.stamp)
     folder = folder_of(array)
@@ -273,7 +298,7 @@ def written(array: zarr.Array) -> str:
 
 
 def sizes_of(path: Path) -> tuple[int, int]:
-    """Return the decoded bytes of all arrays below a path, and the bytes of its files."""
+    """Return the decoded bytes of all arrays in a Zarr folder or ZIP file, and the bytes of its files."""
     node = open_node(path)
     members = [node] if isinstance(node, zarr.Array) else [member for _, member in node.members(max_depth=None)]
     decoded = sum(member.nbytes for member in members if isinstance(member, zarr.Array))

@@ -1,8 +1,9 @@
-"""The volumes of an OME-Zarr image: its axes of space, at each entry of t and c or at a selected one.
+"""The volumes of an OME-Zarr image: the image at one time and channel, along the axes of space.
 
-In: an image, and optionally a channel and time. Out: :class:`Volumes`, unread: a box in the axes of space becomes a
-region of the whole array, so nothing is copied. Errors: ``ValueError`` for a channel or time that the image does not
-have, :class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
+In: an image, and optionally a channel and a time. Out: :class:`Volumes`; no voxels are read. A volume is an array of
+any rank, and the selected entry of each axis that is not of space. Errors: ``ValueError`` for a channel or time that
+the image does not have, :class:`~linumpy.errors.SourceError` for a level that it does not have,
+:class:`~linumpy.errors.MetadataError` for axes of several entries that are neither space, time nor channel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from linumpy.io.source import Source, describe_source, open_node
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region
 
-#: Kinds of axes other than space, in the order that NGFF requires, and their names.
+#: Types of axes other than space, in the order that NGFF requires, and the names of such axes.
 KINDS = {"time": "t", "channel": "c"}
 
 
@@ -35,9 +36,9 @@ class Volume:
     Attributes
     ----------
     array : zarr.Array
-        Unread, of any rank.
+        The array that holds the volume.
     index : tuple of int or None
-        Selected entry of each axis of the array; None for an axis of space.
+        The selected entry along each axis of the array; None for an axis of space.
     """
 
     array: zarr.Array
@@ -74,12 +75,20 @@ class Volume:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def region(self, box: tuple[int | slice, ...]) -> tuple[int | slice, ...]:
-        """Return the region of :attr:`array` for a box of this volume, as an index for NumPy and zarr."""
+        """Return the region of :attr:`array` that holds a box of this volume, as an index for NumPy and zarr."""
         slices = iter(box)
         return tuple(next(slices) if entry is None else entry for entry in self.index)
 
     def read(self, box: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Read a box within the volume, by default all of it, into host memory; a broken chunk is a `ChunkError`."""
+        """Read a box, by default the whole volume, into host memory.
+
+        Raises
+        ------
+        ChunkError
+            A chunk cannot be read.
+        RegionError
+            The box reaches beyond the volume.
+        """
         region = normalize_region(box, self.shape)
         return read_chunks_on_host(self.array, self.region(tuple(map(slice, region.start, region.stop))))
 
@@ -88,7 +97,7 @@ class Volume:
 
 
 def as_volume(array: zarr.Array | Volume) -> Volume:
-    """Return an array as a volume: all its axes are axes of space."""
+    """Return an array as a volume all of whose axes are axes of space; a volume is returned unchanged."""
     return array if isinstance(array, Volume) else Volume(array, (None,) * array.ndim)
 
 
@@ -103,9 +112,9 @@ class Chosen:
     level : int
         Resolution level.
     leading : mapping of str to int
-        Index in the array of each kept axis, by its name ``"t"`` or ``"c"``.
+        The kept axes of time and channel: number of the axis in the array, by the name ``"t"`` or ``"c"``.
     time, channel : int or None
-        The selected entry; None for all.
+        The entry that the caller selected; None for all entries.
     """
 
     image: OmeZarrImage
@@ -117,7 +126,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Volumes:
-    """The selected volumes of one resolution of an image: one, or one for each time and channel.
+    """The selected volumes of one resolution level of an image: one volume, or one for each time and channel.
 
     Attributes
     ----------
@@ -128,9 +137,10 @@ class Volumes:
     placement : Placement or Unplaced
         Voxel spacing along the axes of space and position of the first voxel in µm, or why they are unknown.
     leading : str
-        The kept axes among ``"tc"``: those with more than one entry and none selected.
+        Names of the leading axes, ``"t"``, ``"c"``, ``"tc"`` or empty: axes of time and channel that have several
+        entries, of which the caller selected none.
     volumes : mapping of tuple of int to Volume
-        Volumes by the entry of each leading axis; without leading axes, one volume at ``()``.
+        Volumes by the entry along each leading axis; without leading axes, one volume at ``()``.
     linumpy : mapping
         As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
     chosen : Chosen or None
@@ -157,12 +167,12 @@ class Volumes:
 
     @property
     def first(self) -> Volume:
-        """The first volume; all have the same shape, chunks and dtype."""
+        """The first volume; all volumes have the same shape, chunks and dtype."""
         return next(iter(self.volumes.values()))
 
     @property
     def leading_shape(self) -> tuple[int, ...]:
-        """Entries of each leading axis."""
+        """Number of entries along each leading axis."""
         return tuple(n + 1 for n in max(self.volumes))
 
     @property
@@ -176,12 +186,12 @@ class Volumes:
         Parameters
         ----------
         why : str
-            The reason why one volume is needed, for the error.
+            Why one volume is needed, for the error.
 
         Raises
         ------
         ValueError
-            There are several; the message names the parameters that select one.
+            There are several volumes; the message names the parameters that select one.
         """
         if not self.leading:
             return self.first
@@ -200,7 +210,7 @@ def open_volumes(
     spacing: Spacing | None = None,
     multiscale: int | str = 0,
 ) -> Volumes:
-    """Open one resolution of an OME-Zarr image as volumes of space.
+    """Open one resolution level of an OME-Zarr image as volumes.
 
     Parameters
     ----------
@@ -209,23 +219,25 @@ def open_volumes(
     level : int
         Resolution level; 0 is the finest.
     channel, time : int, optional
-        The entry to select, counted from 0; by default all. Axes with one entry are dropped in any case.
+        The entry to select, counted from 0; by default all entries. Axes with one entry are never leading axes.
     spacing, multiscale
         As for :func:`linumpy.io.ome.open_image`.
 
     Returns
     -------
     Volumes
-        Unread.
+        The volumes; no voxels are read.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.ome.open_image`. A level, channel or time does not exist. An axis with several entries is
-        neither space, time nor channel.
+        As :func:`linumpy.io.ome.open_image`. Besides, a level that does not exist and an axis without entries are a
+        `SourceError`, a channel or time that does not exist is a `ValueError`, and an axis with several entries that is
+        neither space, time nor channel is a `MetadataError`.
 
     Examples
     --------
+    >>> from linumpy import read_zarr
     >>> from linumpy.io.volume import open_volumes
     >>> red = open_volumes("cells.ome.zarr", channel=0, time=0)  # doctest: +SKIP
     >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
@@ -236,7 +248,23 @@ def open_volumes(
 def open_source_volumes(
     source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
 ) -> Volumes:
-    """Open the volumes of an image, or of a single array with its `spacing`; see :func:`linumpy.resample_zarr`."""
+    """Open the volumes of an image, or a single array of two or three axes as a volume with its first voxel at 0 µm.
+
+    Parameters
+    ----------
+    source : Source
+        An image with two or three of the axes of space z, y, x; or an array.
+    level, channel, time
+        As for :func:`open_volumes`; level 0 and None for a single array.
+    spacing : sequence of float, or mapping of axis names to float, optional
+        Voxel spacing of level 0 in µm. A single array needs it.
+
+    Raises
+    ------
+    FileNotFoundError, TypeError, SourceError, MetadataError, ValueError
+        As :func:`linumpy.io.source.open_node` and :func:`open_volumes`. An array without `spacing`, and an image with
+        other axes of space, are a `MetadataError`; a level, channel or time of an array is a `ValueError`.
+    """
     node = open_node(source)
     if isinstance(node, zarr.Array):
         name = describe_source(node)
@@ -310,13 +338,14 @@ def select_volumes(
 
 
 def _kind(axis: Axis) -> str:
-    """Return the kind of an axis; without a type, time and channel by their names."""
+    """Return the type of an axis; of an axis without a type, derive it from the name ``"t"`` or ``"c"``."""
     if axis.type is None:
         return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
     return axis.type
 
 
 def _check_entry(kind: str, entry: object, count: int, name: str) -> None:
+    """Raise ``ValueError`` for a time or channel that an image does not have."""
     if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)) or not 0 <= entry < count:
         entries = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
         raise ValueError(f"{kind}={entry!r}: {name} has {entries}")

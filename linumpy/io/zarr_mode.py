@@ -1,13 +1,14 @@
-"""zarr-python's process-wide configuration, host memory or device memory; and waiting for its event loop.
+"""Read and write by zarr-python in host memory, whatever its process-wide mode; and wait for its event loop.
 
-zarr has one configuration for the process, so ``zarr.config.enable_gpu()`` in one thread makes the reads of all others
-return CuPy arrays. :func:`read_on_host` and :func:`write_from_host` are the only functions by which linumpy reads and
-writes voxels with zarr-python in host memory. They pass the kind of buffer in each call, which zarr uses for arrays of
-format 3 without shards. Codecs that use the configuration instead (shards, and all of format 2) run in *host mode*. Any
-number of threads hold host mode at the same time; one thread holds GPU mode, which starts when no thread is in host
-mode.
+zarr-python has one configuration for the process: after ``zarr.config.enable_gpu()`` in one thread, the reads of all
+threads return CuPy arrays. linumpy reads and writes voxels in host memory by zarr-python only with :func:`read_on_host`
+and :func:`write_from_host`. They pass the kind of buffer in each call, which suffices for arrays of format 3 without
+shards. Codecs of shards and of format 2 use the configuration instead, and so run in *host mode*, in which the
+configuration is set to host memory. Any number of threads hold host mode at the same time. One thread holds *GPU mode*,
+which starts when no thread is in host mode. Metadata are the same in both modes and are read in either.
 
-Metadata is read without a guard: it is the same in both modes.
+In: an array and a region. Out: voxels. Errors: :class:`~linumpy.errors.ChunkError` from :func:`read_chunks_on_host`,
+and those of zarr-python.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from linumpy.plan.region import normalize_region
 log = logging.getLogger(__name__)
 
 _HOST_BUFFERS = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
-#: Seconds of waiting for the other mode before a warning.
+#: Seconds that a thread waits for the other mode to end before it logs a warning.
 _WARN_SECONDS = 10.0
 
 
@@ -45,14 +46,15 @@ def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
     Parameters
     ----------
     array : zarr.Array
-        Of zarr format 2 or 3.
+        An array of zarr format 2 or 3.
     selection : slice, int, Ellipsis, or a tuple of these
         As for zarr's basic indexing; by default all of the array.
 
     Returns
     -------
     numpy.ndarray
-        In the stored byte order and, with format 2, the stored order of axes; of shape ``()`` if each axis has an int.
+        Voxels in the stored byte order and, with format 2, in the stored memory order (C or F); of shape ``()`` if each
+        axis has an int.
 
     Raises
     ------
@@ -64,21 +66,25 @@ def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
 
 
 def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
-    """Read a region as :func:`read_on_host` does, with the name of a broken chunk in the error.
+    """Read a region as :func:`read_on_host` does, but raise an error that names a broken chunk.
 
     Parameters
     ----------
     array : zarr.Array
-        Of zarr format 2 or 3.
+        An array of zarr format 2 or 3.
     region : tuple of int and slice
-        Within the array; slices of step 1. Omitted axes and bounds cover the whole axis.
+        Region within the array, of slices of step 1. Omitted axes and bounds cover the whole axis.
 
     Raises
     ------
     ChunkError
-        The store or a codec cannot return a chunk (or shard), which the error names; or the file of a shard is empty,
-        which zarr would read as a shard that was never written; or a Blosc chunk is cut off, and numcodecs would read
-        memory beyond its end.
+        The store or a codec cannot return a chunk (or shard), which the message names. Two faults that zarr-python does
+        not notice are also errors: an empty file of a shard, which it would read as a missing shard, and a Blosc chunk
+        that is cut off, for which numcodecs would read memory beyond the end.
+    RegionError
+        The region is not within the array.
+    MemoryError
+        There is not enough host memory.
     """
     _refuse_empty_shards(array, region)
     _refuse_cut_blosc(array, region)
@@ -92,12 +98,12 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
 
 
 def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
-    """Name the first chunk (or shard) of a region that zarr cannot read."""
+    """Return the name of the first chunk (or shard) of a region that zarr-python cannot read; else of the array."""
     size = array.shards or array.chunks
     for index in _stored_objects(array, region):
         try:
             read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
-        except Exception:  # the same error as in the caller
+        except Exception:  # most likely the error that the caller reports
             return without_credentials(f"{array.store_path}/{array.metadata.encode_chunk_key(index)}")
     return without_credentials(str(array.store_path))
 
@@ -151,43 +157,43 @@ def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
 
 
 def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
-    """Hold host mode if a codec of the array uses zarr's configuration; others get the kind of buffer in each call."""
+    """Hold host mode if a codec of the array uses zarr's configuration; for other arrays do nothing."""
     document = array.metadata
     uses_configuration = document.zarr_format == 2 or any(isinstance(codec, ShardingCodec) for codec in document.codecs)
     return host_zarr_context() if uses_configuration else nullcontext()
 
 
-class _OfThread(threading.local):
+class _ThreadModes(threading.local):
     """The modes that a thread holds."""
 
-    host = 0  # nested entries into host mode
-    owner: object | None = None  # the entry into GPU mode that it made, or that it works for
+    host = 0  # number of nested entries into host mode
+    owner: object | None = None  # identifies the GPU mode that the thread has begun, or that the thread works for
 
 
 class _Mode:
     """A lock that many threads share in host mode, and that one thread holds in GPU mode.
 
-    Both may be nested in one thread, and host mode within GPU mode. A thread that waits for GPU mode gets it before
-    threads that ask for host mode later.
+    A thread may nest host mode in host mode, GPU mode in GPU mode, and host mode in GPU mode. A thread that waits for
+    GPU mode gets it before threads that ask for host mode later.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._mine = _OfThread()
-        self._hosts = 0
-        self._owner: object | None = None
-        self._owner_name = ""
-        self._entries = 0
-        self._waiting = 0
+        self._mine = _ThreadModes()
+        self._hosts = 0  # entries of all threads into host mode
+        self._owner: object | None = None  # identifies the present GPU mode
+        self._owner_name = ""  # name of the thread that began it
+        self._entries = 0  # entries into it
+        self._waiting = 0  # threads that wait for GPU mode
         self._settings = ExitStack()  # restores the configuration from before host mode
 
     @contextmanager
     def host(self) -> Iterator[None]:
-        """Set zarr's configuration to host memory."""
+        """Hold host mode, with zarr's configuration set to host memory."""
         with self._changed:
             if not self._mine.host and not self._is_owner():
                 self._wait(lambda: self._owner is None and not self._waiting, "host memory")
-            # Set only where it differs, so that settings of other code are not overwritten.
+            # Only a configuration that differs is set and later restored, so that settings of other code stay.
             if any(zarr.config.get(key) != value for key, value in _HOST_BUFFERS.items()):
                 self._settings.enter_context(zarr.config.set(_HOST_BUFFERS))
             self._hosts += 1
@@ -204,7 +210,7 @@ class _Mode:
 
     @contextmanager
     def gpu(self) -> Iterator[None]:
-        """Keep other threads out of host mode."""
+        """Hold GPU mode, which keeps other threads out of host mode."""
         if self._mine.host:
             raise RuntimeError("zarr's GPU mode cannot begin within a read or write of host memory in the same thread")
         with self._changed:
@@ -228,7 +234,7 @@ class _Mode:
                     self._changed.notify_all()
 
     def for_thread(self) -> Callable[[], None]:
-        """Return a function by which another thread, working for this one, shares its GPU mode."""
+        """Return a function that another thread calls to share the GPU mode of this thread, for which it works."""
         owner = self._mine.owner
 
         def adopt() -> None:
@@ -251,40 +257,45 @@ _mode = _Mode()
 
 
 def host_zarr_context() -> AbstractContextManager[None]:
-    """Make zarr work in host memory, and keep other threads from switching on its GPU mode.
+    """Hold host mode: zarr works in host memory, and no other thread can switch on its GPU mode.
 
-    For one call of zarr at a time: the code inside must not wait for another thread that also needs host mode.
+    Use it for one call of zarr at a time. The block must not wait for another thread that also needs host mode: that
+    thread could be waiting behind a third thread that waits for GPU mode.
     """
     return _mode.host()
 
 
 @contextmanager
 def gpu_mode() -> Iterator[None]:
-    """Switch on zarr's GPU mode, once no other thread of linumpy is in host mode.
+    """Hold GPU mode: wait until no thread is in host mode, then switch on zarr's GPU mode.
 
     Raises
     ------
     RuntimeError
-        Within :func:`host_zarr_context` in the same thread.
+        The thread is within :func:`host_zarr_context`.
     """
     with _mode.gpu(), zarr.config.enable_gpu():
         yield
 
 
 def in_mode_of_caller() -> Callable[[], None]:
-    """Return the initializer of a pool of threads for which the caller waits.
+    """Return the initializer for a pool of threads for which the caller waits.
 
-    With it, threads of a caller in GPU mode may read on the host; they would deadlock otherwise.
+    It lets the threads read on the host while the caller holds GPU mode. Without it they would wait for the end of GPU
+    mode, and the caller for them.
     """
     return _mode.for_thread()
 
 
 def wait_for_zarr(seconds: float = 30.0) -> None:
-    """Wait until zarr's event loop is idle: after an error in one chunk, zarr still processes the others."""
+    """Wait up to `seconds` until zarr's event loop is idle.
 
-    async def others() -> None:
+    After an error in one chunk, zarr-python raises while its event loop still processes the other chunks.
+    """
+
+    async def wait_for_other_tasks() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
-    sync(others())
+    sync(wait_for_other_tasks())

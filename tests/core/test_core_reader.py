@@ -150,8 +150,8 @@ def test_threads_that_release_dropped_jobs_do_not_take_the_same_one_twice():
     quick = types.SimpleNamespace(lc_job_done=done, lc_job_release=calls.append)
     real, core._library = core._library, types.SimpleNamespace(quick=quick)
     try:
-        core._dropped.update((n, None) for n in range(1, 300))
-        threads = [threading.Thread(target=core._release_dropped) for _ in range(8)]
+        core._abandoned.update((n, None) for n in range(1, 300))
+        threads = [threading.Thread(target=core._release_abandoned) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

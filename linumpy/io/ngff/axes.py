@@ -1,8 +1,9 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
-In: the metadata as stored, versions 0.4 and 0.5; :mod:`linumpy.io.ngff.coordinate_systems` brings 0.6 into that form.
-Out: :class:`Axis` records; steps and origins of the levels, in their own units and in µm. Nothing is opened. Errors:
-:class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous.
+In: the stored metadata in the form of versions 0.4 and 0.5, into which :mod:`linumpy.io.ngff.coordinate_systems`
+converts 0.6. Out: :class:`Axis` records; for each level the step between voxels and the position of the first voxel
+(the origin), in the units of the axes and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for
+metadata that is missing or ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
 """
@@ -16,16 +17,16 @@ from typing import Any
 
 from linumpy.errors import MetadataError
 
-Numbers = tuple[tuple[float, ...], ...]
+NumbersOfLevels = tuple[tuple[float, ...], ...]
 """For each level a number for each axis."""
 
 Spacing = Sequence[float] | Mapping[str, float]
-"""Voxel spacing in µm: a number for each axis of space in their order, or by the axes' names."""
+"""Voxel spacing in µm: a number for each axis of space in the order of the axes, or by the name of the axis."""
 
-#: µm in symbols of units, which NGFF does not list; micro is U+00B5 or U+03BC.
+#: Length in µm of units by their symbols, which NGFF does not list; the micro sign is U+00B5 or U+03BC.
 SYMBOLS = {"nm": 1e-3, "um": 1.0, "\u00b5m": 1.0, "\u03bcm": 1.0, "\u00b5": 1.0, "\u03bc": 1.0, "mm": 1e3}
 
-#: µm in each unit of length that NGFF names, and in those of :data:`SYMBOLS`.
+#: Length in µm of each unit that NGFF names, and of the symbols.
 MICROMETERS = {
     **SYMBOLS,
     "yoctometer": 1e-18,
@@ -64,13 +65,13 @@ class Axis:
     Attributes
     ----------
     name : str
-        Such as ``"z"``.
+        Name, such as ``"z"``.
     type : str or None
-        ``"space"``, ``"time"``, ``"channel"`` or another; None without one in the metadata.
+        ``"space"``, ``"time"``, ``"channel"`` or another type; None if the metadata has no type.
     unit : str or None
-        As the metadata spells it; None without one.
+        Unit as the metadata spells it; None without a unit.
     orientation : mapping or None
-        Anatomical orientation as the metadata has it (RFC-4); None without one.
+        Anatomical orientation in the metadata (RFC-4); None without an orientation.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the voxels of a resolution level lie: along the axes of type space, in their order, in µm.
+    """The position of a resolution level: numbers in µm along the axes of type space, in the order of the axes.
 
     Attributes
     ----------
@@ -97,29 +98,29 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """An unknown :class:`Placement`: reading its spacing or origin raises `MetadataError`.
+    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`.
 
     Attributes
     ----------
     reason : str
-        The message: the image, the axis, and the parameter to pass.
+        The message of the error, with the image, the axis, and the parameter to pass.
     """
 
     reason: str
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Unknown."""
+        """Raise `MetadataError`."""
         raise MetadataError(self.reason)
 
     @property
     def origin(self) -> tuple[float, ...]:
-        """Unknown."""
+        """Raise `MetadataError`."""
         raise MetadataError(self.reason)
 
 
 def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the entries of the resolution levels, after checking that they are a list of paths."""
+    """Return the metadata of each resolution level; `MetadataError` if they are no list of objects with a path."""
     datasets = multiscale.get("datasets") or []
     if not isinstance(datasets, list) or not all(isinstance(d, Mapping) and "path" in d for d in datasets):
         raise MetadataError(f"{name}: the multiscale image's datasets are no list of paths")
@@ -127,7 +128,13 @@ def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, A
 
 
 def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
-    """Read the axes; at least one is of type space."""
+    """Read the axes of a multiscale image; `name` is the name of the image, for messages.
+
+    Raises
+    ------
+    MetadataError
+        The axes are not described; two have the same name; none is of type space; z, y or x has no type.
+    """
     described = multiscale.get("axes")
     if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4, 0.5 and 0.6 are read)")
@@ -140,7 +147,7 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     for axis in axes:
         if not isinstance(axis.type, str | None):
             raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
-        # Skipping such an axis would leave the spacing one number short.
+        # Without its type, such an axis would be no axis of space, and the spacing would lack a number.
         if axis.type is None and axis.name.lower() in ("z", "y", "x"):
             raise MetadataError(
                 f"{name}: axis {axis.name!r} has no type; NGFF wants 'type': 'space' for an axis of space"
@@ -162,10 +169,13 @@ def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def transformations_of_levels(
     multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], spacing_given: bool, name: str
 ) -> list[list[Mapping[str, Any]]]:
-    """List the transformations of each level in the order of their application: its own, then those of all datasets.
+    """List the transformations of each level in order: the level's own, then the transformations of all levels.
 
-    A level without a scale is refused, unless it is the only one, has no transformation at all, and the caller passes
-    the spacing.
+    Raises
+    ------
+    MetadataError
+        A level has no scale. This is allowed only if the image has one level and no transformation at all, and the
+        caller passes the spacing (`spacing_given`).
     """
     common = transformation_list(multiscale, name)
     chains = []
@@ -180,7 +190,7 @@ def transformations_of_levels(
 
 
 def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the coordinate transformations of a level or of a multiscale image; an empty list without any."""
+    """Return the coordinate transformations in the metadata of a level or of a multiscale image; empty without any."""
     transformations = holder.get("coordinateTransformations") or []
     if not isinstance(transformations, list) or not all(
         isinstance(transformation, Mapping) for transformation in transformations
@@ -194,7 +204,27 @@ def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[st
 def compose_scales(
     transformations: list[Mapping[str, Any]], rank: int, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Apply scales and translations in order; returns the step between voxels and the position of the first voxel."""
+    """Compose scales and translations in order.
+
+    Parameters
+    ----------
+    transformations : list of mapping
+        Metadata of the transformations, each of type scale, translation or identity.
+    rank : int
+        Number of axes.
+    name : str
+        Name of the image, for messages.
+
+    Returns
+    -------
+    step, origin : tuple of float
+        Step between voxels and position of the first voxel along each axis.
+
+    Raises
+    ------
+    MetadataError
+        A transformation is of another type, or has not a finite number for each axis.
+    """
     step, origin = [1.0] * rank, [0.0] * rank
     for transformation in transformations:
         kind = transformation.get("type")
@@ -214,14 +244,34 @@ def compose_scales(
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a finite number."""
+    """Return whether a value in a JSON document is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def place_levels(
-    steps: Numbers, origins: Numbers, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
+    steps: NumbersOfLevels, origins: NumbersOfLevels, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
 ) -> tuple[Placement | Unplaced, ...]:
-    """Convert steps and origins of the spatial axes to µm, by their units or to the caller's spacing."""
+    """Convert steps and origins to µm along the axes of space, for each level.
+
+    Parameters
+    ----------
+    steps, origins : tuple of tuple of float
+        For each level, along all axes, the step between voxels and the position of the first voxel, in the units of the
+        axes.
+    axes : tuple of Axis
+        The axes.
+    spacing_given : Spacing or None
+        The voxel spacing of level 0 in µm, which replaces the units; None to use the units.
+    name : str
+        Name of the image, for messages.
+
+    Raises
+    ------
+    MetadataError
+        A step is not positive.
+    ValueError
+        `spacing_given` does not fit the axes of space.
+    """
     spatial = spatial_axes_of(axes)
     for step in steps:
         if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):
@@ -229,18 +279,18 @@ def place_levels(
     if spacing_given is None:
         for axis in spatial:
             if not _is_length(axes[axis].unit):
-                return (Unplaced(_missing_unit(axes[axis], name)),) * len(steps)
+                return (Unplaced(_why_unplaced(axes[axis], name)),) * len(steps)
         factors = [MICROMETERS[str(axes[axis].unit)] for axis in spatial]
     else:
-        numbers = _checked(spacing_given, [axes[axis].name.lower() for axis in spatial], name)
-        factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
-    # Another spacing does not move the image: the origin of level 0 is in the unit of the axis, not in voxels.
-    units = [MICROMETERS.get(str(axes[axis].unit), f) for axis, f in zip(spatial, factors, strict=True)]
-    moved = [origins[0][axis] * (u - f) for axis, u, f in zip(spatial, units, factors, strict=True)]
+        given = _checked_spacing(spacing_given, [axes[axis].name.lower() for axis in spatial], name)
+        factors = [spacing / steps[0][axis] for spacing, axis in zip(given, spatial, strict=True)]
+    # A spacing of the caller scales the steps, but does not move level 0, whose origin keeps its unit of length.
+    units = [MICROMETERS.get(str(axes[axis].unit), factor) for axis, factor in zip(spatial, factors, strict=True)]
+    shifts = [origins[0][axis] * (unit - factor) for axis, unit, factor in zip(spatial, units, factors, strict=True)]
     return tuple(
         Placement(
-            tuple(step[axis] * f for axis, f in zip(spatial, factors, strict=True)),
-            tuple(origin[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)),
+            tuple(step[axis] * factor for axis, factor in zip(spatial, factors, strict=True)),
+            tuple(origin[axis] * factor + shift for axis, factor, shift in zip(spatial, factors, shifts, strict=True)),
         )
         for step, origin in zip(steps, origins, strict=True)
     )
@@ -250,7 +300,7 @@ def _is_length(unit: Any) -> bool:
     return isinstance(unit, str) and unit in MICROMETERS
 
 
-def _missing_unit(axis: Axis, name: str) -> str:
+def _why_unplaced(axis: Axis, name: str) -> str:
     if axis.unit is None:
         return f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or add one to the metadata"
     return (
@@ -258,8 +308,8 @@ def _missing_unit(axis: Axis, name: str) -> str:
     )
 
 
-def _checked(spacing: Spacing, names: list[str], name: str) -> list[float]:
-    """Check the caller's spacing and return it in the order of the axes of space."""
+def _checked_spacing(spacing: Spacing, names: list[str], name: str) -> list[float]:
+    """Return the caller's spacing in the order of the axes of space; ``ValueError`` if it does not fit them."""
     numbers: Any = spacing
     if isinstance(spacing, Mapping):
         numbers = [spacing.get(axis) for axis in names]

@@ -1,9 +1,10 @@
 """Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes.
 
-In: a group. Out: its kind, and the paths of its images, in the order of the metadata. Only metadata is read.
+In: a group. Out: the kind of the group, and the paths of its images in the order of the metadata. Only metadata is
+read. Errors: none of its own.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "plate", "well",
-"labels" and "bf2raw" (whose layout is an attribute of the group, below ``ome`` since 0.5);
+"labels" and "bf2raw" (marked by the attribute ``bioformats2raw.layout``);
 https://ngff.openmicroscopy.org/0.6/, section "scene".
 """
 
@@ -16,21 +17,21 @@ from typing import Any
 import zarr
 
 _BIOFORMATS2RAW = "bioformats2raw.layout"
-#: Attributes that identify a group of images, and the name of its kind in messages.
+#: Attributes that identify a group of images, and the kind of the group in words.
 _KINDS = {"plate": "a plate", "well": "a well", "labels": "a group of labels", "scene": "a scene"}
-#: Number of images that a message lists.
-_SHOWN = 8
+#: Maximum number of images that a message lists.
+_MAX_LISTED = 8
 
 
 def ome_attributes(node: zarr.Group | zarr.Array) -> Mapping[str, Any]:
-    """Return the attributes of NGFF: below ``ome`` since 0.5, at the top before."""
+    """Return the attributes of NGFF: those below ``ome`` (since 0.5), or without ``ome`` all attributes (0.4)."""
     attributes: Mapping[str, Any] = node.attrs.asdict()
     ome = attributes.get("ome")
     return ome if isinstance(ome, Mapping) else attributes
 
 
 def kind_of(group: zarr.Group) -> str | None:
-    """Return the kind of a group of images, in words for messages; None for an image and for any other group."""
+    """Return the kind of a group of images in words, for messages; None for an image and for any other group."""
     holder = ome_attributes(group)
     if "multiscales" in holder:
         return None
@@ -41,7 +42,7 @@ def kind_of(group: zarr.Group) -> str | None:
 
 
 def image_paths(group: zarr.Group) -> Iterator[str]:
-    """Yield the paths of the images in a group. The wells of a plate are opened one by one."""
+    """Yield the paths of the images in a group, and open the wells of a plate one by one for it."""
     holder = ome_attributes(group)
     series = _series(group) if _BIOFORMATS2RAW in holder else []
     if series:
@@ -60,12 +61,12 @@ def image_paths(group: zarr.Group) -> Iterator[str]:
         yield from _in_scene(holder.get("scene"))
 
 
-def choices(group: zarr.Group, kind: str) -> str:
-    """Return a message that lists the images of a group."""
-    paths = list(itertools.islice(image_paths(group), _SHOWN + 1))
+def why_not_image(group: zarr.Group, kind: str) -> str:
+    """Return the message that a group is of another kind than an image; it lists the images of the group."""
+    paths = list(itertools.islice(image_paths(group), _MAX_LISTED + 1))
     if not paths:
         return f"{group.store_path} is {kind}, not an image: it has no images"
-    listed = ", ".join(map(repr, paths[:_SHOWN])) + (" …" if len(paths) > _SHOWN else "")
+    listed = ", ".join(map(repr, paths[:_MAX_LISTED])) + (" …" if len(paths) > _MAX_LISTED else "")
     return (
         f"{group.store_path} is {kind}, not an image: open one of its images, such as {group.store_path}/{paths[0]}; "
         f"it has the images {listed}"
@@ -73,7 +74,7 @@ def choices(group: zarr.Group, kind: str) -> str:
 
 
 def _series(group: zarr.Group) -> list[str]:
-    """List the images of a group of bioformats2raw: those of its OME group, or else the groups named by a number."""
+    """List the images of a group of bioformats2raw: its group ``OME`` lists them, or else their names are numbers."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
         series = ome_attributes(described).get("series")
@@ -83,13 +84,14 @@ def _series(group: zarr.Group) -> list[str]:
 
 
 def _paths(holder: Any, key: str) -> list[str]:
+    """Return the paths in a list of wells or images."""
     entries = holder.get(key) if isinstance(holder, Mapping) else None
     entries = entries if isinstance(entries, list) else []
     return [entry["path"] for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("path"), str)]
 
 
 def _in_scene(scene: Any) -> list[str]:
-    """Name the images whose coordinate systems a scene transforms."""
+    """Return the paths of the images between whose coordinate systems a scene has transformations."""
     transformations = scene.get("coordinateTransformations") if isinstance(scene, Mapping) else None
     ends = [
         transformation.get(end)

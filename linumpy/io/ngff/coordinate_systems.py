@@ -1,12 +1,12 @@
-"""Coordinate systems of NGFF 0.6 (RFC-5) in the form of 0.5, and back: axes, and scales and translations of the levels.
+"""Convert the coordinate systems of NGFF 0.6 (RFC-5) to the axes, scales and translations of 0.5, and back.
 
-In: the metadata of a multiscale image. Out: the same with ``axes``, and with transformations of the types scale and
+In: the metadata of a multiscale image. Out: the metadata with ``axes``, and with transformations of the types scale and
 translation only. Errors: :class:`~linumpy.errors.MetadataError` for missing or ambiguous metadata, and for
 transformations that are not a scale and translation along the axes.
 
-Each level has one transformation, to the coordinate system of the image. Transformations from there to other systems
-(an atlas) are left out, except if the system of the image has no axes of space: then the first system of space that it
-is mapped to is used.
+In 0.6 each level has one transformation, to the coordinate system of the image. Transformations from that system to
+other systems (such as an atlas) are left out. But if the system of the image has no axes of space, the first system
+with axes of space to which it is mapped takes its place.
 
 Format: https://ngff.openmicroscopy.org/rfc/5/
 """
@@ -26,7 +26,7 @@ Multiscale = Metadata
 Transformation = Metadata
 Axes = list[Metadata]
 
-#: Name of the coordinate system of a written image whose source has no name for it.
+#: Name of the coordinate system of a new image whose source has no name for it.
 INTRINSIC = "physical"
 
 
@@ -37,11 +37,12 @@ class Systems:
     Attributes
     ----------
     intrinsic : str
-        Name of the system of the image, to which all levels are mapped.
+        Name of the system of the image, to which all levels are mapped; if it has no axes of space, of the system that
+        takes its place.
     others : tuple of mapping
         The other coordinate systems.
     transformations : tuple of mapping
-        From the system of the image to the others.
+        Transformations from the system `intrinsic` to others.
     """
 
     intrinsic: str
@@ -50,24 +51,24 @@ class Systems:
 
 
 def mappings_in(holder: Metadata, key: str) -> list[Metadata]:
-    """Return the mappings in a list of the metadata; none if it is no list."""
+    """Return the mappings in the list at a key of the metadata; an empty list if there is no list."""
     entries = holder.get(key)
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 def as_axes_and_scales(multiscale: Multiscale, name: str) -> Multiscale:
-    """Convert a multiscale image of NGFF 0.6 to the form of 0.5; metadata with axes are returned unchanged."""
+    """Convert a multiscale image of NGFF 0.6 to the form of 0.5; return metadata of earlier versions unchanged."""
     if "axes" in multiscale or "coordinateSystems" not in multiscale:
         return multiscale
-    system, beyond = _system_of(multiscale, name)
-    axes = _systems(multiscale, name)[system]
+    system, further = _image_system(multiscale, name)
+    axes = _axes_of_systems(multiscale, name)[system]
     datasets = []
     for dataset in datasets_of(multiscale, name):
-        chain = [_of_level(dataset, name), *beyond]
+        chain = [_level_transformation(dataset, name), *further]
         scales = [scale for transformation in chain for scale in _scales(transformation, len(axes), name)]
-        # Without a scale the step between voxels is 1.
-        ones = {"type": "scale", "scale": [1.0] * len(axes)}
-        datasets.append({"path": dataset["path"], "coordinateTransformations": [ones, *scales]})
+        # NGFF 0.5 requires a scale, which a level of 0.6 may lack.
+        unit_scale = {"type": "scale", "scale": [1.0] * len(axes)}
+        datasets.append({"path": dataset["path"], "coordinateTransformations": [unit_scale, *scales]})
     kept = {key: value for key, value in multiscale.items() if key != "coordinateTransformations"}
     return {**kept, "axes": axes, "datasets": datasets}
 
@@ -76,7 +77,7 @@ def systems_of(multiscale: Multiscale, name: str) -> Systems | None:
     """Read the coordinate systems of a multiscale image; None before NGFF 0.6."""
     if "axes" in multiscale or "coordinateSystems" not in multiscale:
         return None
-    intrinsic = _system_of(multiscale, name)[0]
+    intrinsic = _image_system(multiscale, name)[0]
     return Systems(
         intrinsic,
         tuple(system for system in multiscale["coordinateSystems"] if system["name"] != intrinsic),
@@ -89,7 +90,7 @@ def systems_of(multiscale: Multiscale, name: str) -> Systems | None:
 
 
 def with_systems(multiscale: Multiscale, systems: Systems) -> dict[str, Any]:
-    """Convert a multiscale image of NGFF 0.5 to the form of 0.6: the inverse of :func:`as_axes_and_scales`."""
+    """Convert a multiscale image of NGFF 0.5 to 0.6, with `systems`: the inverse of :func:`as_axes_and_scales`."""
     datasets = []
     for dataset in multiscale["datasets"]:
         ends = {"input": {"path": dataset["path"]}, "output": {"name": systems.intrinsic}}
@@ -108,7 +109,7 @@ def with_systems(multiscale: Multiscale, systems: Systems) -> dict[str, Any]:
 
 
 def stored_paths(transformation: object) -> list[str]:
-    """List the paths of the arrays that a transformation refers to."""
+    """List the paths of the stored arrays that a transformation, and the transformations in it, refer to."""
     if isinstance(transformation, list):
         return [path for part in transformation for path in stored_paths(part)]
     if not isinstance(transformation, Mapping):
@@ -118,8 +119,8 @@ def stored_paths(transformation: object) -> list[str]:
     return own + [path for part in parts for path in stored_paths(part)]
 
 
-def _systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
-    """Return the axes of each coordinate system."""
+def _axes_of_systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
+    """Return the axes of each coordinate system by its name."""
     systems = multiscale["coordinateSystems"]
     if not isinstance(systems, list) or not all(
         isinstance(system, Mapping)
@@ -132,10 +133,16 @@ def _systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
     return {system["name"]: system["axes"] for system in systems}
 
 
-def _system_of(multiscale: Multiscale, name: str) -> tuple[str, list[Transformation]]:
-    """Return the coordinate system of the image, and transformations to apply after those of the levels."""
-    systems = _systems(multiscale, name)
-    names = dict.fromkeys(referred(_of_level(d, name).get("output")) for d in datasets_of(multiscale, name))
+def _image_system(multiscale: Multiscale, name: str) -> tuple[str, list[Transformation]]:
+    """Return the name of the image's coordinate system, and transformations to apply after the levels' transformations.
+
+    Usually this is the system that the levels are mapped to, and the list is empty. If that system has no axes of
+    space, it is the first system with axes of space to which that system is mapped, by the transformation in the list.
+    """
+    systems = _axes_of_systems(multiscale, name)
+    names = dict.fromkeys(
+        referred(_level_transformation(dataset, name).get("output")) for dataset in datasets_of(multiscale, name)
+    )
     if len(names) != 1 or not names.keys() <= systems.keys():
         raise MetadataError(
             f"{name}: the levels are mapped to the coordinate systems {', '.join(map(repr, names)) or 'none'}; one of "
@@ -156,12 +163,13 @@ def _has_space(axes: Axes) -> bool:
 
 
 def referred(reference: object) -> str | None:
-    """Return the name in a reference to a coordinate system: an object in 0.6, a text in its drafts."""
+    """Return the name in a reference to a coordinate system: an object in 0.6, a text in its drafts; None without."""
     name = reference.get("name") if isinstance(reference, Mapping) else reference
     return name if isinstance(name, str) else None
 
 
-def _of_level(dataset: Metadata, name: str) -> Transformation:
+def _level_transformation(dataset: Metadata, name: str) -> Transformation:
+    """Return the transformation of a level; `MetadataError` unless there is exactly one."""
     transformations = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
     if len(transformations) != 1:
         raise MetadataError(
@@ -185,16 +193,16 @@ def _scales(transformation: Transformation, rank: int, name: str) -> Iterator[Tr
     elif kind in ("affine", "rotation"):
         matrix = _diagonal(transformation.get(kind), rank, rank + (kind == "affine"))
         if matrix is None:
-            raise _not_read(transformation, name)
+            raise _scale_error(transformation, name)
         yield {"type": "scale", "scale": [row[number] for number, row in enumerate(matrix)]}
         if kind == "affine":
             yield {"type": "translation", "translation": [row[rank] for row in matrix]}
     elif kind != "identity":
-        raise _not_read(transformation, name)
+        raise _scale_error(transformation, name)
 
 
 def _diagonal(matrix: object, rows: int, columns: int) -> list[list[float]] | None:
-    """Return a matrix if it has positive numbers on the diagonal and zeros beside it, except in a last column."""
+    """Return a matrix if its first `rows` columns are diagonal, with positive numbers; None for any other value."""
     if not isinstance(matrix, list) or len(matrix) != rows:
         return None
     for number, row in enumerate(matrix):
@@ -206,13 +214,13 @@ def _diagonal(matrix: object, rows: int, columns: int) -> list[list[float]] | No
 
 
 def transformation_error(transformation: Transformation, name: str, problem: str) -> MetadataError:
-    """Make the error of a transformation; `name` is the name of the group that has it."""
+    """Return the error for a transformation, of which `problem` is a predicate; `name` is the name of its group."""
     called = f"{transformation['name']!r} " if transformation.get("name") else ""
     kind = transformation.get("type")
     return MetadataError(f"{name}: the coordinate transformation {called}of type {kind!r} {problem}")
 
 
-def _not_read(transformation: Transformation, name: str) -> MetadataError:
+def _scale_error(transformation: Transformation, name: str) -> MetadataError:
     return transformation_error(
         transformation, name, "is no positive scale and translation along the axes, which place the levels of an image"
     )

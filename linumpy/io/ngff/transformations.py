@@ -1,12 +1,14 @@
-"""Coordinate transformations of NGFF (RFC-5) as maps of points.
+"""Read coordinate transformations of NGFF (RFC-5) as maps of points.
 
 In: the metadata of a transformation, and the group that has it. Out: a
-:data:`~linumpy.plan.grid.point_map.PointMap`, whose fields of vectors refer to opened, unread arrays. Errors:
-:class:`~linumpy.errors.MetadataError` for transformations that cannot be read or inverted.
+:data:`~linumpy.plan.grid.point_map.PointMap`: steps, each an affine map or a field of vectors. Fields refer to open
+arrays, of which no voxels are read. Errors: :class:`~linumpy.errors.MetadataError` for transformations that cannot be
+read or inverted.
 
 Supported types: identity, scale, translation, rotation, affine, mapAxis, projectAxis, sequence, byDimension, bijection,
-displacements, coordinates, and ``inverseOf`` of drafts. Matrices may be stored in arrays. A field is an image or an
-array with a coordinate system that has an axis of type displacement or coordinate.
+displacements, coordinates, and ``inverseOf`` of drafts. Matrices may be stored in arrays. A field (displacements or
+coordinates) is an image, or an array with a coordinate system. It has one axis of type displacement or coordinate,
+along which the components of the vectors are stored.
 
 Format: https://ngff.openmicroscopy.org/0.6/, section "coordinateTransformations metadata".
 """
@@ -32,6 +34,7 @@ from linumpy.io.ngff.coordinate_systems import (
     mappings_in,
     transformation_error,
 )
+from linumpy.io.paths import has_dots
 from linumpy.plan.grid.point_map import (
     Affine,
     Field,
@@ -48,11 +51,14 @@ from linumpy.plan.grid.point_map import (
 INTERPOLATION = {"nearest": 0, "linear": 1, "cubic": 3}
 #: Types with an inverse, except for singular matrices.
 _INVERTIBLE = ("identity", "scale", "translation", "rotation", "affine", "mapAxis")
+#: Types that are fields, and the type of the axis of their components.
 _FIELDS = {"displacements": "displacement", "coordinates": "coordinate"}
+#: Maximum number of elements of an array that holds a matrix or a vector.
+_MAX_MATRIX_SIZE = 10_000
 
 
 def is_invertible(transformation: Transformation) -> bool:
-    """Say whether the inverse of a transformation can be read; a matrix may still prove singular."""
+    """Return whether a transformation has an inverse by its type; its matrix may still be singular."""
     kind = transformation.get("type")
     if kind in ("sequence", "byDimension"):
         parts = transformation.get("transformations")
@@ -70,20 +76,20 @@ def read_map(
     Parameters
     ----------
     transformation : mapping
-        Its metadata.
+        Metadata of the transformation.
     rank : int
         Number of coordinates of the points to map.
     group : zarr.Group
-        The group whose metadata have it; paths of arrays are relative to this group.
+        The group whose metadata have the transformation; paths of arrays are relative to this group.
     name : str
         Name of that group, for messages.
     inverse : bool
-        Whether to map in the other direction.
+        Whether to return the inverse, from outputs to inputs.
 
     Returns
     -------
     PointMap
-        Steps; fields are unread.
+        The steps of the map; the voxels of fields are not read.
 
     Raises
     ------
@@ -96,6 +102,8 @@ def read_map(
 
 @dataclass(frozen=True)
 class _Reader:
+    """Reads the transformations of a group; its methods take `rank`, the number of coordinates of points."""
+
     group: zarr.Group
     name: str
 
@@ -144,38 +152,44 @@ class _Reader:
         return steps
 
     def _by_dimension(self, transform: Transformation, rank: int, inverse: bool) -> PointMap:
-        """Gather the coordinates of all parts side by side, apply each part to its own, and sort the results."""
-        taken: list[int] = []
-        given: list[int] = []
+        """Read parts that map some of the coordinates each.
+
+        The map gathers the inputs of all parts side by side, applies each part to its own, and sorts the outputs.
+        """
+        input_axes: list[int] = []
+        output_axes: list[int] = []
         parts = []
         for part in self._parts(transform):
             ends = [part.get(f"{end}Axes", part.get(f"{end}_axes")) for end in ("input", "output")]
             if not all(isinstance(end, list) and end and all(_is_index(n) for n in end) for end in ends):
                 raise self._error(transform, "has parts without inputAxes and outputAxes, which are lists of indices")
             inputs, outputs = reversed(ends) if inverse else ends
-            parts.append((len(taken), len(inputs), self.read(part.get("transformation"), len(inputs), inverse)))
-            if outputs_of(parts[-1][2], len(inputs)) != len(outputs):
+            parts.append((len(inputs), self.read(part.get("transformation"), len(inputs), inverse)))
+            if outputs_of(parts[-1][1], len(inputs)) != len(outputs):
                 raise self._error(transform, f"has a part that does not give {len(outputs)} coordinates")
-            taken, given = taken + inputs, given + outputs
-        if not taken or max(taken) >= rank or sorted(given) != list(range(len(given))):
+            input_axes, output_axes = input_axes + inputs, output_axes + outputs
+        if not input_axes or max(input_axes) >= rank or sorted(output_axes) != list(range(len(output_axes))):
             raise self._error(transform, f"does not take {rank} coordinates and give each one of its results once")
-        steps: PointMap = (affine(np.eye(rank)[taken], np.zeros(len(taken))),)
-        for number, (_, count, inner) in reversed(list(enumerate(parts))):
-            before = sum(count for _, count, _ in parts[:number])
-            after = sum(outputs_of(part, n) for _, n, part in parts[number + 1 :])
-            steps = compose(steps, within_point(inner, before, after))
-        return compose(steps, (affine(np.eye(len(given))[np.argsort(given)], np.zeros(len(given))),))
+        steps: PointMap = (affine(np.eye(rank)[input_axes], np.zeros(len(input_axes))),)
+        # From the last part to the first: the parts before have their inputs then, the parts after their outputs.
+        for number, (_, part_map) in reversed(list(enumerate(parts))):
+            before = sum(count for count, _ in parts[:number])
+            after = sum(outputs_of(other_map, count) for count, other_map in parts[number + 1 :])
+            steps = compose(steps, within_point(part_map, before, after))
+        order = np.argsort(output_axes)
+        return compose(steps, (affine(np.eye(len(order))[order], np.zeros(len(order))),))
 
     def _affine(self, transform: Transformation, rank: int, inverse: bool) -> PointMap:
         step = self._forward(transform, rank)
         if not inverse:
             return compose((step,))
-        back = inverted(step)
-        if back is None:
+        inverse_step = inverted(step)
+        if inverse_step is None:
             raise self._error(transform, "has no inverse")
-        return compose((back,))
+        return compose((inverse_step,))
 
     def _forward(self, transform: Transformation, rank: int) -> Affine:
+        """Read a transformation of a type that is an affine map."""
         kind = transform.get("type")
         if kind == "mapAxis":
             axes = transform.get("mapAxis")
@@ -210,11 +224,11 @@ class _Reader:
         return affine(linear, np.zeros(count))
 
     def _numbers(self, transform: Transformation, kind: str) -> np.ndarray:
-        """Return parameters, which are stored in an array at the transformation's path, or in its metadata."""
+        """Return the numbers of a transformation, from the array at its path or, without a path, from its metadata."""
         path = transform.get("path")
         if isinstance(path, str):
             array = self._open(transform, path)
-            if not isinstance(array, zarr.Array) or array.size > 10_000:
+            if not isinstance(array, zarr.Array) or array.size > _MAX_MATRIX_SIZE:
                 raise self._error(transform, f"has the path {path!r}, where there is no array of a few numbers")
             values = np.asarray(array[...], np.float64)
         else:
@@ -229,7 +243,7 @@ class _Reader:
         return values
 
     def _open(self, transform: Transformation, path: str) -> zarr.Array | zarr.Group:
-        if {".", ".."} & set(path.replace("\\", "/").split("/")):
+        if has_dots(path):
             raise self._error(transform, f"has the path {path!r}, which may not leave its group")
         try:
             node = self.group[path]
@@ -238,6 +252,7 @@ class _Reader:
         return checked_array(node) if isinstance(node, zarr.Array) else node
 
     def _field(self, transform: Transformation, kind: str) -> Field:
+        """Open a field of displacements or coordinates."""
         path, interpolation = transform.get("path"), transform.get("interpolation") or "linear"
         if not isinstance(path, str):
             raise self._error(transform, "has no path of an array")
@@ -272,15 +287,18 @@ class _Reader:
         raise self._error(transform, f"has the path {path!r}, and no metadata describe its axes")
 
     def _described(self, transform: Transformation, path: str) -> Iterator[tuple[Multiscale, zarr.Array]]:
-        """Yield metadata of a field in the form of an image of one level: its own, or its group's."""
+        """Yield the array of a field, with metadata that describe its axes in the form of an image of one level.
+
+        They are the metadata of the image at the path, of the array itself, or of a group above it.
+        """
         node = self._open(transform, path)
         if isinstance(node, zarr.Group):
             for multiscale in mappings_in(ome_attributes(node), "multiscales"):
-                first = datasets_of(multiscale, self.name)[:1]
-                for dataset in first:
+                finest = datasets_of(multiscale, self.name)[:1]
+                for dataset in finest:
                     array = self._open(transform, posixpath.join(path, str(dataset["path"])))
                     if isinstance(array, zarr.Array):
-                        yield {**multiscale, "datasets": first}, array
+                        yield {**multiscale, "datasets": finest}, array
             return
         own = ome_attributes(node)
         if "coordinateSystems" in own:

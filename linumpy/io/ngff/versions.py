@@ -1,8 +1,8 @@
 """Convert the attributes of a group to another version of NGFF.
 
 In: attributes, and a version. Out: attributes with the same meaning in that version, and descriptions of the metadata
-that it cannot express. Errors: :class:`~linumpy.errors.MetadataError` for coordinates that are not a scale and
-translation along the axes.
+that the version cannot express. Errors: :class:`~linumpy.errors.MetadataError` for an image of 0.6 whose coordinates
+are not a scale and translation along the axes, which earlier versions cannot express.
 
 Formats: https://ngff.openmicroscopy.org/0.4/, https://ngff.openmicroscopy.org/0.5/ and
 https://ngff.openmicroscopy.org/0.6/: 0.5 has all attributes of 0.4 below ``ome``, with one version; 0.6 has
@@ -32,7 +32,7 @@ _VERSIONED = ("multiscales", "omero", "image-label", "plate", "well")
 
 
 def version_of(attributes: Metadata) -> str | None:
-    """Return the version of NGFF of a group's attributes; None for a group without attributes of NGFF."""
+    """Return the version of NGFF that the attributes of a group follow; None without attributes of NGFF."""
     ome = attributes.get("ome")
     if isinstance(ome, Mapping):
         return str(ome.get("version", "0.5"))
@@ -40,30 +40,43 @@ def version_of(attributes: Metadata) -> str | None:
 
 
 def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
-    """Return attributes in a version of NGFF, and descriptions of what is dropped.
+    """Convert attributes to a version of NGFF.
 
     Parameters
     ----------
     attributes : mapping
-        Attributes of a group.
+        Attributes of a group, of any version or without NGFF.
     version : {"0.4", "0.5", "0.6"}
-        The version.
+        The version to convert to.
     name : str
         Name of the group, for messages.
+
+    Returns
+    -------
+    attributes : dict
+        The attributes in that version; attributes that NGFF does not define are unchanged.
+    dropped : list of str
+        Descriptions of the metadata that are lost.
+
+    Raises
+    ------
+    MetadataError
+        An image of 0.6 cannot be expressed in an earlier version.
     """
-    own, dropped = version_of(attributes), []
-    if own is None or own == version:
+    source_version, dropped = version_of(attributes), []
+    if source_version is None or source_version == version:
         return dict(attributes), []
-    ome = attributes["ome"] if own != "0.4" else {key: attributes[key] for key in _KEYS if key in attributes}
+    at_top = source_version == "0.4"
+    ome = {key: attributes[key] for key in _KEYS if key in attributes} if at_top else attributes["ome"]
     kept = {key: value for key, value in ome.items() if key != "version"}
-    others = {key: value for key, value in attributes.items() if key != "ome" and (own != "0.4" or key not in _KEYS)}
+    others = {key: value for key, value in attributes.items() if key != "ome" and not (at_top and key in _KEYS)}
     if "scene" in kept and version != "0.6":
         del kept["scene"]
         dropped.append("'scene'")
     for key in set(_VERSIONED) & set(kept):
         kept[key] = _versioned(kept[key], version if version == "0.4" else None)
     if isinstance(kept.get("multiscales"), list):
-        converted = [_multiscale(image, version, name) for image in kept["multiscales"]]
+        converted = [_convert_multiscale(image, version, name) for image in kept["multiscales"]]
         kept["multiscales"] = [image for image, _ in converted]
         dropped += [description for _, lost in converted for description in lost]
     if version == "0.4":
@@ -72,7 +85,7 @@ def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str,
 
 
 def _versioned(value: Any, version: str | None) -> Any:
-    """Set or remove the version of an attribute, or of each entry of a list."""
+    """Set the version in an attribute, or in each entry of a list; remove it if `version` is None."""
     if isinstance(value, list):
         return [_versioned(entry, version) for entry in value]
     if not isinstance(value, Mapping):
@@ -81,7 +94,8 @@ def _versioned(value: Any, version: str | None) -> Any:
     return kept if version is None else {"version": version, **kept}
 
 
-def _multiscale(image: Multiscale, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
+def _convert_multiscale(image: Multiscale, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return a multiscale image in a version, and descriptions of the coordinate systems that are lost."""
     systems = systems_of(image, name)
     if version == "0.6":
         return (dict(image) if systems is not None else _to_systems(image)), []
@@ -98,18 +112,22 @@ def _multiscale(image: Multiscale, version: str, name: str) -> tuple[dict[str, A
 
 
 def _to_systems(image: Multiscale) -> dict[str, Any]:
-    """Return a multiscale image of 0.6; transformations of all levels (before 0.6) are appended to each level's."""
-    shared = list(image.get("coordinateTransformations", ()))
-    own = {key: value for key, value in image.items() if key != "coordinateTransformations"}
-    own["datasets"] = [
-        {**level, "coordinateTransformations": [*level.get("coordinateTransformations", ()), *shared]}
+    """Convert a multiscale image of 0.4 or 0.5 to 0.6.
+
+    Transformations that apply to all levels are appended to the transformations of each level, since 0.6 has only the
+    latter.
+    """
+    common = list(image.get("coordinateTransformations", ()))
+    changed = {key: value for key, value in image.items() if key != "coordinateTransformations"}
+    changed["datasets"] = [
+        {**level, "coordinateTransformations": [*level.get("coordinateTransformations", ()), *common]}
         for level in image["datasets"]
     ]
-    return with_systems(own, Systems(INTRINSIC, (), ()))
+    return with_systems(changed, Systems(INTRINSIC, (), ()))
 
 
 def _composed(chain: list[Transformation]) -> list[dict[str, Any]]:
-    """Compose scales and translations into one scale and one translation, as before 0.6."""
+    """Compose scales and translations into one scale and one translation, all that 0.4 and 0.5 allow."""
     rank = len(next(iter(chain))["scale"])
     scale, translation = [1.0] * rank, [0.0] * rank
     for step in chain:

@@ -1,1 +1,1 @@
-"""Outputs of a run: checked before any work, complete or not at all."""
+"""Outputs of a run: checked before any work, written completely or not at all."""

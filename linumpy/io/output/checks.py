@@ -1,7 +1,8 @@
 """Checks of the paths of outputs, before any work.
 
-In: paths that a caller passes. Out: nothing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError``
-for a missing parent folder, ``ValueError`` for a path that no output may have, ``OSError`` for too little free space.
+In: paths that a caller passes. Out: nothing, except the NGFF version from :func:`checked_version`. Errors:
+``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder, ``ValueError`` for a path
+that no output may have, ``OSError`` for too little free space.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from linumpy.io.paths import absolute, is_archive, is_zarr_folder
 
-#: Suffixes of files: people and other programs would mistake a folder with such a suffix for a file.
+#: Suffixes that an output folder may not have: people and other programs would mistake the folder for a file.
 _FILE_SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
     *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
@@ -25,17 +26,26 @@ _FILE_SUFFIXES = (
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse an existing path, unless it is a Zarr folder or an ``.ozx`` file that may be replaced.
+    """Check the path of an OME-Zarr image to write.
+
+    Parameters
+    ----------
+    path : Path
+        The path.
+    overwrite : bool
+        Whether the path may be a Zarr folder or an ``.ozx`` file, which is then replaced.
 
     Raises
     ------
     FileExistsError
-        Naming the path.
+        The path exists and may not be replaced.
     FileNotFoundError
-        The parent folder does not exist. It is not made, because a typing error would make a folder too.
+        The parent folder does not exist. It is not made, because a typing error would make a folder, too.
     ValueError
         A URL, which as a path would be a folder ``s3:``; a path that begins with ``~``; the name of a file, such as
         ``a.png``.
+    OSError
+        An existing ``.ozx`` file cannot be opened.
     """
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
@@ -47,7 +57,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise exists_error(path)
     if is_archive(path) and path.is_file():
-        with open(path, "rb") as file:  # given the path, zipfile would return False if it cannot be opened
+        # For a path that cannot be opened, is_zipfile would return False instead of raising the error.
+        with open(path, "rb") as file:
             if zipfile.is_zipfile(file):
                 return
     if not is_zarr_folder(path):
@@ -55,7 +66,13 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def checked_version(path: Path, ngff_version: str | None) -> str | None:
-    """Return the NGFF version of an output; by default 0.5 for an ``.ozx`` file, which needs a ``zarr.json``."""
+    """Return the NGFF version of an output: `ngff_version`, or 0.5 instead of None for an ``.ozx`` file.
+
+    Raises
+    ------
+    ValueError
+        Version 0.4 for an ``.ozx`` file, which needs a ``zarr.json``.
+    """
     if not is_archive(path):
         return ngff_version
     if ngff_version == "0.4":
@@ -66,12 +83,12 @@ def checked_version(path: Path, ngff_version: str | None) -> str | None:
 
 
 def check_parent(path: Path) -> None:
-    """Refuse a path whose parent folder does not exist.
+    """Check that the parent folder of a path exists.
 
     Raises
     ------
     FileNotFoundError
-        Naming the first missing folder.
+        It does not exist; the message names the topmost missing folder.
     """
     folder = absolute(path).parent
     if not folder.is_dir():
@@ -80,12 +97,12 @@ def check_parent(path: Path) -> None:
 
 
 def exists_error(path: Path) -> FileExistsError:
-    """Make the error of an output whose path exists."""
+    """Return the error for an output whose path exists."""
     return FileExistsError(f"{path} exists: choose another path, or replace it with overwrite=True")
 
 
 def refuse_url(path: Path) -> None:
-    """Refuse a URL, and a ``~`` that no shell expanded: as paths they would begin with a folder ``s3:`` or ``~``."""
+    """Raise ``ValueError`` for a URL or an unexpanded ``~``: as paths they begin with a folder ``s3:`` or ``~``."""
     if len(path.parts) > 1 and path.parts[0].startswith("~") and not os.path.isdir(path.parts[0]):
         raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
     if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
@@ -93,7 +110,7 @@ def refuse_url(path: Path) -> None:
 
 
 def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
-    """Refuse outputs that would replace a source, lie inside a source, or overlap each other.
+    """Check that outputs neither replace a source, nor lie inside a source, nor overlap each other.
 
     Parameters
     ----------
@@ -103,9 +120,9 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
     Raises
     ------
     ValueError
-        Naming the two paths.
+        They do; the message names two paths.
     """
-    # Not Path.resolve, which raises RuntimeError for a link that leads to itself.
+    # Path.resolve would raise RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(path))) for path in outputs]
     read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
     for (output, output_path), (source, source_path) in itertools.product(targets, read):
@@ -119,21 +136,21 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
 
 
 def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
-    """Refuse an output that cannot fit on its file system.
+    """Check that an output fits on its file system.
 
     Parameters
     ----------
     path : Path
-        Path of the output; the nearest existing folder above it is on the same file system.
+        Path of the output, which need not exist.
     nbytes : int
         Bytes of the voxels.
     encoded : bool
-        Whether voxels are compressed; the unknown ratio is assumed to be at most 100.
+        Whether voxels are compressed; the ratio of compression is then assumed to be 100.
 
     Raises
     ------
     OSError
-        With the needed and the free bytes; its ``errno`` is ``ENOSPC``.
+        The output does not fit. The message has the needed and the free bytes, and ``errno`` is ``ENOSPC``.
     """
     folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes

@@ -1,8 +1,9 @@
 """Write a single file, complete or not at all.
 
-In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends without an error. If a
-killed process left a temporary file, the next run that writes to the path removes it. Errors: ``FileExistsError`` for
-an existing path, ``OSError`` for a full disk.
+In: the path of a file. Out: a temporary file beside it, which is flushed and renamed when the block that fills it ends
+without an error. If a killed process left a temporary file, the next run that writes to the path removes it. Errors:
+``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder, ``ValueError`` for a path
+that no output may have, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from linumpy.io.output.syscalls import is_named, lock, rename_new, sync_path, un
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a file if the path exists, or its parent folder does not.
+    """Check the path of a file to write.
 
     Raises
     ------
     FileExistsError
-        Naming the path. A file never replaces a folder.
+        The path exists, and is a folder or `overwrite` is False.
     FileNotFoundError
-        As :func:`linumpy.io.output.checks.check_parent`.
+        The parent folder does not exist.
+    ValueError
+        As :func:`linumpy.io.output.checks.refuse_url`.
     """
     path = Path(path)
     refuse_url(path)
@@ -37,14 +40,14 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
 
 
 def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...] = (".png", ".pdf", ".svg")) -> None:
-    """Refuse a path for a picture if the path exists, or its format is not supported.
+    """Check the path of a picture to write, whose suffix must be one of `formats`.
 
     Raises
     ------
-    FileExistsError
+    FileExistsError, FileNotFoundError
         As :func:`check_file`.
     ValueError
-        The suffix is none of `formats`.
+        As :func:`check_file`; or the suffix is none of `formats`.
     """
     if Path(path).suffix.lower() not in formats:
         written = ", ".join(suffix[1:].upper() for suffix in formats)
@@ -61,16 +64,25 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Parameters
     ----------
     path : str or Path
-        The file to make. The temporary file exists and is empty.
+        The file to write.
     overwrite : bool
         Whether to replace an existing file.
 
+    Yields
+    ------
+    Path
+        The temporary file, which exists and is empty.
+
     Raises
     ------
-    FileExistsError, FileNotFoundError
+    FileExistsError, FileNotFoundError, ValueError
         As :func:`check_file`.
     OSError
-        The disk is full. Nothing remains of the output.
+        The disk is full.
+
+    Notes
+    -----
+    After any error nothing remains of the output, and an existing file is unchanged.
     """
     path = Path(path)
     check_file(path, overwrite=overwrite)
@@ -92,7 +104,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _new_file(path: Path) -> tuple[Path, int]:
-    """Make a new empty file and lock it."""
+    """Make and lock a new empty file; return its path and the descriptor of the lock."""
     while True:
         temporary = temporary_beside(path)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

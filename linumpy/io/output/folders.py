@@ -1,10 +1,11 @@
 """Output folders that appear complete or not at all: filled under a temporary name, then renamed.
 
-In: the path of a folder to make. Out: an empty folder in a work folder beside it, which is renamed to that path when
-its block ends without an error, and removed otherwise. A killed process leaves its work folder, whose name begins with
-a dot; the next process that writes to the same path removes it, and restores the folder that the killed process was
-replacing. The lock in a work folder shows whether its process still runs. Errors: ``FileExistsError`` for an existing
-path, ``OSError`` for a full disk.
+A *work folder* beside the output, whose name begins with a dot, holds the new folder while it is filled, and a lock,
+which shows whether the process that fills it still runs. In: the path of an output. Out: the empty new folder, which is
+renamed to that path when its block ends without an error, and removed otherwise. A killed process leaves its work
+folder. The next process that writes to the same path removes it, and restores the output that the killed process was
+replacing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder,
+``ValueError`` for a path that no output may have, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ from linumpy.io.zarr_mode import wait_for_zarr
 
 log = logging.getLogger(__name__)
 
+#: Errors of a full disk, an exhausted quota and a file that is too large.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Maximum bytes of a file name on Linux's file systems.
 _NAME_NBYTES = 255
-#: In a work folder: the lock, the new folder, the old folder that it replaces, and the new folder in a ZIP file.
+#: Names in a work folder: the lock, the new folder, the old output while it is replaced, the new folder as a ZIP file.
 _LOCK, _IMAGE, _OLD, _PACKED = "lock", "image", "old", "packed"
+#: Suffix of work folders that several runs may fill, one after another.
 _UNFINISHED = ".unfinished"
 
 
@@ -54,19 +57,27 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
     Parameters
     ----------
     path : Path
-        The folder to make. The temporary folder exists and is empty.
+        The folder to make, or the ``.ozx`` file into which the finished folder is packed.
     overwrite : bool
-        Whether to replace an existing Zarr folder.
+        Whether to replace an existing Zarr folder or ``.ozx`` file.
     durable : bool
         Whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written output.
 
+    Yields
+    ------
+    Path
+        The temporary folder, which exists and is empty.
+
     Raises
     ------
-    FileExistsError, FileNotFoundError
+    FileExistsError, FileNotFoundError, ValueError
         As :func:`check_target`.
     OSError
-        The disk is full, or the temporary folder was removed. After this or any other error or interrupt, nothing
-        remains of the output.
+        The disk is full, or the temporary folder was removed.
+
+    Notes
+    -----
+    After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
     """
     recover(path)
     check_target(path, overwrite=overwrite)
@@ -79,7 +90,7 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
         finally:
             try:
                 if (work / _IMAGE).exists():
-                    wait_for_zarr()  # zarr's threads would make the folder again
+                    wait_for_zarr()  # otherwise zarr's threads could write to the folder while it is removed
                 remove_work(work)
             finally:
                 unlock(descriptor)
@@ -87,6 +98,7 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
 
 
 def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
+    """Yield the temporary folder; then flush it and rename it to the path of the output."""
     descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield temporary
@@ -101,7 +113,7 @@ def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iter
 
 @contextmanager
 def full_disk(path: Path, left: str) -> Iterator[None]:
-    """Add to the error of a full disk what remains of the output: `left` comes before its path."""
+    """Add to the error of a full disk the words `left` before the path, which say what remains of the output."""
     try:
         yield
     except OSError as error:
@@ -112,16 +124,16 @@ def full_disk(path: Path, left: str) -> Iterator[None]:
 
 def temporary_beside(path: Path) -> Path:
     """Return an unused path in the same folder; its name begins with a dot."""
-    return path.parent / f"{_stem(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
+    return path.parent / f"{_name_prefix(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def unfinished_beside(path: Path) -> Path:
-    """Return the work folder that several runs may fill, one after another."""
-    return path.parent / f"{_stem(path)}{_UNFINISHED}"
+    """Return the path of the work folder that several runs may fill, one after another."""
+    return path.parent / f"{_name_prefix(path)}{_UNFINISHED}"
 
 
-def _stem(path: Path) -> str:
-    """Return the prefix of the names of work folders beside a path; a long name is shortened and gets a digest."""
+def _name_prefix(path: Path) -> str:
+    """Return the prefix of the names of work folders for an output; a long name is shortened and gets a digest."""
     name, limit = os.fsencode(path.name), _NAME_NBYTES - len("..part-4194304-00000000")
     if len(name) <= limit:
         return f".{path.name}"
@@ -129,7 +141,7 @@ def _stem(path: Path) -> str:
 
 
 def _new_work(path: Path) -> tuple[Path, int]:
-    """Make a new work folder and lock it."""
+    """Make and lock a new work folder; return its path and the descriptor of the lock."""
     while True:
         work = temporary_beside(path)
         try:
@@ -143,7 +155,7 @@ def _new_work(path: Path) -> tuple[Path, int]:
 
 
 def lock_work(work: Path) -> tuple[int, bool]:
-    """Lock a work folder; it is made if it does not exist.
+    """Lock a work folder, and make it if it does not exist.
 
     Returns
     -------
@@ -156,9 +168,11 @@ def lock_work(work: Path) -> tuple[int, bool]:
     ------
     BlockingIOError
         Another run holds the lock.
+    FileExistsError
+        The path is a symbolic link.
     """
     while True:
-        # Not exist_ok=True, which raises if the folder is removed between its two checks.
+        # With exist_ok=True, mkdir would raise if the folder is removed between its two checks.
         with suppress(FileExistsError):
             work.mkdir()
         if work.is_symlink():
@@ -166,7 +180,7 @@ def lock_work(work: Path) -> tuple[int, bool]:
         try:
             descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            continue  # removed meanwhile by the run that held it
+            continue  # the run that held the lock has removed the folder meanwhile
         try:
             locked = lock(descriptor)
             if is_named(descriptor, work / _LOCK):
@@ -174,17 +188,17 @@ def lock_work(work: Path) -> tuple[int, bool]:
         except BaseException:
             os.close(descriptor)
             raise
-        unlock(descriptor)  # the folder was removed; lock the new folder of its name instead
+        unlock(descriptor)  # the folder was removed: lock a new folder of the same name instead
 
 
 def recover(path: Path) -> None:
     """Clean up after killed runs that wrote to a path.
 
-    A folder that was being replaced is restored. Work folders and files of ended processes are removed, except for an
-    unfinished folder that another run may continue.
+    An output that was being replaced is restored. Work folders and temporary files of ended processes are removed,
+    except for a work folder that another run may continue.
     """
     removed: list[str] = []
-    unknown: list[str] = []
+    without_lock: list[str] = []
     for work in _left_beside(path):
         with _claimed(work) as ended:
             if ended is None:
@@ -194,15 +208,15 @@ def recover(path: Path) -> None:
                 continue
             if ended:
                 remove_work(work)
-            (removed if ended else unknown).append(work.name)
+            (removed if ended else without_lock).append(work.name)
     if removed:
         log.warning("%s: removed what stopped runs had left: %s", path, ", ".join(removed))
-    if unknown:
-        log.warning("%s: without locks, a run may still need %s: remove them yourself", path, ", ".join(unknown))
+    if without_lock:
+        log.warning("%s: without locks, a run may still need %s: remove them yourself", path, ", ".join(without_lock))
 
 
 def put_back(work: Path, path: Path) -> None:
-    """Restore the folder that a killed run was replacing."""
+    """Restore the output that a killed run was replacing, if it is still in the work folder."""
     old = work / _OLD
     if os.path.lexists(old) and not os.path.lexists(path):
         rename_new(old, path)
@@ -210,7 +224,7 @@ def put_back(work: Path, path: Path) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove the unfinished folder of a stopped run, once its path has a complete folder."""
+    """Remove the work folder of a stopped run that could be continued, once the output is complete."""
     work = unfinished_beside(path)
     if work.is_dir():
         with _claimed(work) as ended:
@@ -220,7 +234,8 @@ def remove_unfinished(path: Path) -> None:
 
 
 def _left_beside(path: Path) -> list[Path]:
-    pattern = re.compile(re.escape(_stem(path)) + r"(\.part-\d+-[0-9a-f]{8}|\.unfinished)")
+    """List the work folders and temporary files for an output."""
+    pattern = re.compile(re.escape(_name_prefix(path)) + r"(\.part-\d+-[0-9a-f]{8}|\.unfinished)")
     try:
         with os.scandir(path.parent) as entries:
             return sorted(path.parent / entry.name for entry in entries if pattern.fullmatch(entry.name))
@@ -230,7 +245,14 @@ def _left_beside(path: Path) -> list[Path]:
 
 @contextmanager
 def _claimed(work: Path) -> Iterator[bool | None]:
-    """Lock a work folder or file: True if locked, False if the file system has no locks, None if a run holds it."""
+    """Lock a work folder or temporary file, to find out whether its process has ended.
+
+    Yields
+    ------
+    bool or None
+        True if it is locked here, so that its process has ended; False if the file system has no locks; None if a run
+        holds it, or it was removed.
+    """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
@@ -249,20 +271,20 @@ def _claimed(work: Path) -> Iterator[bool | None]:
 
 
 def remove_work(work: Path) -> None:
-    """Remove a work folder, its lock last; or a single file."""
+    """Remove a work folder, its lock last; or a temporary file."""
     if not work.is_dir():
         work.unlink(missing_ok=True)
         return
     if clear_work(work):
         (work / _LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # fails if the next run already uses the folder
+        with suppress(OSError):  # it fails if the next run already uses the folder
             work.rmdir()
 
 
 def clear_work(work: Path) -> bool:
-    """Empty a work folder except for the lock; returns whether that succeeded.
+    """Remove all entries of a work folder except for the lock; return whether that succeeded.
 
-    Several attempts are made, since interrupted threads may still add a last file.
+    Several attempts are made, since interrupted threads may still write a last file.
     """
     for delay in (0.0, 0.05, 0.2, 1.0):
         time.sleep(delay)
@@ -286,17 +308,18 @@ def _remove(path: Path) -> None:
 
 
 def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -> None:
-    """Rename the finished folder to its path atomically; a replaced folder is in the work folder afterwards.
+    """Rename the finished folder to the path of the output, atomically.
 
-    For an ``.ozx`` path the folder is packed into a file, which is renamed; the folder remains in the work folder.
+    A replaced output is in the work folder afterwards. For an ``.ozx`` path the folder is packed into a file, which is
+    renamed; the folder remains in the work folder.
 
-    If the file system cannot exchange two names, the old folder is first renamed to ``old`` in the work folder;
+    If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work folder;
     :func:`recover` restores it from there if the process is killed before the second rename.
 
     Raises
     ------
-    FileExistsError
-        As :func:`check_target`; another process may have made the path meanwhile.
+    FileExistsError, FileNotFoundError, ValueError
+        As :func:`check_target`, since another process may have changed the path meanwhile.
     """
     if is_archive(path):
         with named_errors(path):
@@ -310,6 +333,7 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
                 _replace_in_two_steps(temporary, path)
             break
         except (FileExistsError, FileNotFoundError):
+            # Another process made or removed the output in between: check and try again.
             if not os.path.lexists(temporary):
                 raise
     if durable:

@@ -1,8 +1,8 @@
 """Pack the folder of an OME-Zarr image into one ZIP file, as RFC-9 of NGFF requires.
 
-In: a folder with a ``zarr.json``. Out: the file. Its entries are stored, not compressed; the ``zarr.json`` of the root
-comes first, then the others, breadth first; it has a comment with the version, and ZIP64. The same folder gives the
-same bytes.
+In: a folder with a ``zarr.json``. Out: the file. Errors: ``OSError``. The entries of the file are not compressed. The
+``zarr.json`` of the root is the first entry. Then come the ``zarr.json`` of folders, breadth first, then the chunks.
+The file has a comment with the NGFF version, and the end record of ZIP64. The same folder gives the same bytes.
 
 Format: https://ngff.openmicroscopy.org/rfc/9/
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _COPY_NBYTES = 4 * 2**20
+#: The end record of a ZIP file, the end record of ZIP64, and the record that locates the latter.
 _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
@@ -25,7 +26,7 @@ _METADATA = "zarr.json"
 
 
 def pack(folder: Path, file: Path, *, durable: bool) -> Path:
-    """Pack a folder.
+    """Pack a folder into a file.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     with open(file, "w+b") as stream:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             archive.comment = _comment(folder)
-            for name in sorted(names, key=_order):
+            for name in sorted(names, key=_sort_key):
                 _add(archive, folder / name, name)
         _use_zip64(stream)
         if durable:
@@ -56,8 +57,8 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     return file
 
 
-def _order(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
-    """Sort key of entries: metadata first, by depth; then chunks, their coordinates as numbers."""
+def _sort_key(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
+    """Return the sort key of an entry: metadata first, by depth; then chunks, by their coordinates as numbers."""
     parts = name.split("/")
     is_metadata = parts[-1] == _METADATA
     numbered = [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
@@ -65,16 +66,17 @@ def _order(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
 
 
 def _comment(folder: Path) -> bytes:
+    """Return the comment of the file, as RFC-9 defines it."""
     ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
     central = {"centralDirectory": {"jsonFirst": True}}
     return json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
-    entry = zipfile.ZipInfo(name)  # dated 1980, so that the same folder gives the same bytes
+    entry = zipfile.ZipInfo(name)  # by default its date is in 1980: the same folder gives the same bytes
     entry.external_attr = 0o100644 << 16
     with open(path, "rb") as source:
-        entry.file_size = os.fstat(source.fileno()).st_size  # decides on ZIP64 for this entry
+        entry.file_size = os.fstat(source.fileno()).st_size  # zipfile chooses ZIP64 for the entry by this size
         with archive.open(entry, "w") as target:
             shutil.copyfileobj(source, target, _COPY_NBYTES)
 

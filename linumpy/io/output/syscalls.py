@@ -1,7 +1,7 @@
 """System calls for safe writing that Python's ``os`` lacks, and locks that end with their process.
 
 In: paths and descriptors. Out: names exchanged or renamed without replacing, bytes on the disk, locks. Errors:
-``OSError`` of the system, naming the path. A function returns False if the file system lacks the call.
+``OSError`` of the system. :func:`exchange` and :func:`lock` return False if the file system lacks the call.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+#: Constants of Linux: paths are relative to the working folder; flags of ``renameat2``.
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
-#: Errors of file systems, kernels and C libraries that lack a call.
+#: Errors of file systems and kernels that lack a call.
 _MISSING = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+#: Errors of file systems that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
@@ -28,7 +30,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _rename(first: Path, second: Path, flags: int) -> bool:
-    """Call ``renameat2``; False if it is missing."""
+    """Call ``renameat2``; return False if the C library, kernel or file system lacks it."""
     call = getattr(_libc(), "renameat2", None)  # glibc from 2.28 on
     if call is None:
         return False
@@ -41,7 +43,7 @@ def _rename(first: Path, second: Path, flags: int) -> bool:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange two names atomically; False, with nothing changed, if the file system cannot."""
+    """Exchange two names atomically; if the file system cannot, return False and change nothing."""
     return _rename(first, second, _EXCHANGE)
 
 
@@ -51,7 +53,7 @@ def rename_new(first: Path, second: Path) -> None:
     Raises
     ------
     FileExistsError
-        The new name exists. If the file system lacks the call, the check is made just before the rename.
+        The new name exists. If the file system lacks the call, this is checked just before the rename, not atomically.
     """
     if _rename(first, second, _NOREPLACE):
         return
@@ -61,10 +63,9 @@ def rename_new(first: Path, second: Path) -> None:
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Flush the file system of a descriptor to the disk.
+    """Flush the file system of a descriptor to the disk, which takes less time than flushing each file of an image.
 
-    One call costs less than a call for each file of an image. It reports errors since the descriptor was opened, so
-    open the descriptor before the first byte is written.
+    The call reports write errors since the descriptor was opened: open it before the first byte is written.
     """
     if _libc().syncfs(descriptor):
         code = ctypes.get_errno()
@@ -126,7 +127,7 @@ def is_named(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Add a path to system errors without one, such as the error of a file that cannot be closed."""
+    """Add a path to system errors that name no path, such as the error of a file that cannot be closed."""
     try:
         yield
     except OSError as error:
@@ -141,7 +142,7 @@ def write_fully(descriptor: int, data: bytes) -> None:
     Raises
     ------
     OSError
-        Such as a full disk; the file keeps its former length.
+        The bytes cannot be written, for instance since the disk is full. The file keeps its former length.
     """
     length, remaining = os.fstat(descriptor).st_size, memoryview(data)
     try:

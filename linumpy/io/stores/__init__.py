@@ -1,1 +1,1 @@
-"""Storage that is no folder: object stores, ZIP files, TIFF stacks."""
+"""Storage other than Zarr folders: object stores, ZIP files, TIFF stacks."""

@@ -1,8 +1,9 @@
 """Object stores by URL, through obstore: S3, Google Cloud Storage, Azure, and HTTP servers.
 
-In: a URL and options. Out: a :class:`RemoteStore` for zarr-python with the path of the node in it, and where the chunks
-of an array lie for the native core. No credentials are in names and messages. Errors: ``ImportError`` without obstore,
-``ValueError`` for a URL with a query or options that do not fit.
+In: a URL and options. Out: a :class:`RemoteStore` for zarr-python and a path in it; and for the native core a
+:class:`~linumpy.plan.layout.RemoteArray`, the store and path of an array. Names and messages have no credentials.
+Errors: ``ImportError`` without obstore, ``ValueError`` for a URL with a query or fragment, ``RuntimeError`` in a
+process that was forked after obstore was used, and obstore's own exceptions, for instance for unknown options.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from zarr.storage import GpuMemoryStore, ObjectStore
 
 from linumpy.plan.layout import RemoteArray
 
-#: Schemes that obstore opens.
+#: Schemes of URLs that obstore opens.
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 _AZURE = ("az", "adl", "azure", "abfs", "abfss")
-#: How often, and until when, a request is repeated that fails by the server (5xx) or by the connection.
+#: How often, and how long, a request is repeated after a server error (5xx) or a broken connection.
 _RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
-#: A request may take long, but not without a byte coming.
+#: Time-outs: a request may take long, but fails if no byte comes for a while.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
-#: Number of stores that stay open, with their connections.
-_KEPT = 32
+#: Maximum number of stores that stay open, with their connections.
+_MAX_STORES = 32
 
 
 class RemoteStore(ObjectStore[Any]):
@@ -41,7 +42,7 @@ class RemoteStore(ObjectStore[Any]):
     store : obstore.store.ObjectStore
         The store.
     url : str
-        Its name.
+        URL of the store without credentials, its name in messages.
     """
 
     def __init__(self, store: Any, url: str) -> None:
@@ -53,13 +54,14 @@ class RemoteStore(ObjectStore[Any]):
 
 
 def is_remote(url: str) -> bool:
-    """Say whether a URL names something in an object store."""
+    """Return whether a URL has one of :data:`SCHEMES`."""
     return url.partition("://")[0].lower() in SCHEMES and "://" in url
 
 
+#: Open stores with their URLs and options, the most recently used store last.
 _stores: list[tuple[str, dict[str, Any], RemoteStore]] = []
 _lock = threading.Lock()
-#: Whether obstore has started its threads here, and in the parent that this process was forked from.
+#: Whether this process has used obstore, which starts threads; and whether it was forked from a process that had.
 _is_used = _is_lost = False
 
 
@@ -73,7 +75,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process() -> None:
-    """Raise in a process that was forked from one that used obstore: requests would wait forever."""
+    """Raise ``RuntimeError`` in a process that was forked after obstore was used: requests would wait forever."""
     if _is_lost:
         raise RuntimeError(
             "this process was forked from one that had read from an object store, where obstore cannot read: start "
@@ -82,15 +84,24 @@ def check_process() -> None:
 
 
 def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[RemoteStore, str]:
-    """Return the store that a URL is in, and the path there; the same store for the same options.
+    """Return the store of a URL, and the path in it. Calls with the same server and the same options share the store.
 
     Parameters
     ----------
     url : str
-        Of a scheme of :data:`SCHEMES`.
+        A URL with one of :data:`SCHEMES`.
     options : mapping, optional
-        What obstore's ``from_url`` takes: settings of the store, ``client_options``, ``retry_config``,
+        Options as obstore's ``from_url`` takes them: settings of the store, ``client_options``, ``retry_config``,
         ``credential_provider``.
+
+    Raises
+    ------
+    ValueError
+        The URL has a query or fragment.
+    ImportError
+        obstore is not installed.
+    RuntimeError
+        As :func:`check_process`.
     """
     global _is_used
     check_process()
@@ -102,25 +113,26 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[Remo
         )
     given = dict(options or {})
     is_http = parts.scheme.lower() in ("http", "https")
-    plain = is_http and not given.keys() - {"client_options", "retry_config"}
+    # The URL names an HTTP server, or if there are settings of a store, a bucket.
+    is_plain_http = is_http and not given.keys() - {"client_options", "retry_config"}
     # All objects of one bucket or server share a store and its connections.
     root, path = f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/")
-    if parts.scheme.lower() in _AZURE or (is_http and not plain):
-        root, path = url.rstrip("/"), ""
+    if parts.scheme.lower() in _AZURE or (is_http and not is_plain_http):
+        root, path = url.rstrip("/"), ""  # obstore finds the bucket in the URL
     with _lock:
-        for n, (known, known_options, store) in enumerate(_stores):
-            if known == root and known_options == given:
+        for n, (open_root, open_options, store) in enumerate(_stores):
+            if open_root == root and open_options == given:
                 _stores.append(_stores.pop(n))
                 return store, path
         _is_used = True
-        store = RemoteStore(_make(root, given, plain=plain), without_credentials(root))
+        store = RemoteStore(_make_store(root, given, is_plain_http=is_plain_http), without_credentials(root))
         _stores.append((root, given, store))
-        del _stores[:-_KEPT]
+        del _stores[:-_MAX_STORES]
     return store, path
 
 
-def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
-    """Make obstore's store."""
+def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> Any:
+    """Make obstore's store for a URL."""
     import obstore.store
 
     stores: Any = obstore.store
@@ -130,22 +142,22 @@ def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
     endpoints = (root, *(str(value) for name, value in settings.items() if "endpoint" in name.lower()))
     if any(url.startswith("http://") for url in endpoints):
         client.setdefault("allow_http", True)
-    if not plain:
+    if not is_plain_http:
         return stores.from_url(root, client_options=client, retry_config=retries, **settings)
     user, at, host = parts.netloc.rpartition("@")
-    if at:  # kept out of the URL, which obstore prints
+    if at:  # the credentials are sent in a header, since obstore prints the URL
         token = base64.b64encode(unquote(user).encode()).decode()
         client["default_headers"] = {"authorization": f"Basic {token}", **(client.get("default_headers") or {})}
     return stores.HTTPStore.from_url(f"{parts.scheme}://{host}", client_options=client, retry_config=retries)
 
 
 def is_object_store(store: Store) -> bool:
-    """Say whether a store is obstore's; a subclass may read its bytes from elsewhere, or change them."""
+    """Return whether a store is obstore's. Subclasses are not: they may read bytes from elsewhere, or change them."""
     return type(store) in (ObjectStore, RemoteStore)
 
 
 def remote_array(array: zarr.Array) -> RemoteArray | None:
-    """Return where the chunks of an array in a store lie; None where the store has them on a GPU."""
+    """Return the store and path of an array, as the native core needs them; None for a ``GpuMemoryStore``."""
     global _is_used
     store = array.store
     if isinstance(store, GpuMemoryStore):
@@ -164,7 +176,10 @@ def without_credentials(text: str) -> str:
 
 
 def explained(error: BaseException) -> str:
-    """Say why a request failed; of an error of obstore in a line, without URLs, the server's page and its records."""
+    """Return the message of an error without credentials.
+
+    The message of an error of obstore is shortened to one line, without URLs, the server's page and debug records.
+    """
     if not type(error).__module__.startswith("obstore"):
         return without_credentials(str(error))
     text = str(error).split("\n\nDebug source")[0].split("<")[0]

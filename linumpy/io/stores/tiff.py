@@ -1,9 +1,10 @@
 """TIFF stacks as arrays of zarr, for conversion.
 
 In: a file of one or more pages, or a folder of files of one page each, in the order of the numbers in their names. Out:
-:class:`TiffStack`, which tifffile reads by pages, strips or tiles, as the file is stored. tifffile is imported inside
-functions. Errors: :class:`~linumpy.errors.SourceError` for files that are not a stack, or are broken,
-:class:`~linumpy.errors.MetadataError` for axes that an image cannot have.
+a :class:`TiffStack`, whose array tifffile reads by pages, strips or tiles, as they are stored. tifffile is imported
+inside functions. Errors: ``ImportError`` without tifffile, ``FileNotFoundError``,
+:class:`~linumpy.errors.SourceError` for files that are broken or no stack, :class:`~linumpy.errors.MetadataError` for
+axes that are not converted.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from linumpy.packages import needs
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPageSeries
 
+#: Suffixes of TIFF files.
 SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
-#: Axes of NGFF by tifffile's axes: pages without a meaning (Q, I) are planes.
+#: Axes of NGFF by tifffile's names of axes; pages whose axis has no meaning (Q, I) are taken as planes along z.
 _AXES = {"T": "t", "C": "c", "Z": "z", "Q": "z", "I": "z", "Y": "y", "X": "x"}
 
 
@@ -42,7 +44,7 @@ class TiffStack:
     array : zarr.Array
         The voxels.
     axes : str
-        Names of the axes, such as ``"zyx"``.
+        Names of the axes of the array in NGFF, such as ``"zyx"``.
     files : tuple of str
         Paths of the files.
     """
@@ -53,7 +55,7 @@ class TiffStack:
 
 
 def tiff_files(path: str | Path) -> list[str]:
-    """Return the files of a stack: the path itself, or the TIFF files of a folder; none for any other path."""
+    """Return the files of a stack: a TIFF file itself, or the TIFF files in a folder; an empty list for other paths."""
     path = Path(path)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return [str(path)]
@@ -63,13 +65,30 @@ def tiff_files(path: str | Path) -> list[str]:
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
-    """Sort key of names by the numbers in them: ``page10`` comes after ``page9``."""
+    """Return a sort key by the numbers in a name: ``page10`` comes after ``page9``."""
     return [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)]
 
 
 @contextmanager
 def open_stack(files: list[str]) -> Iterator[TiffStack]:
-    """Open a stack; its array can be read within the block."""
+    """Open a stack, whose array can be read within the block.
+
+    Parameters
+    ----------
+    files : list of str
+        Files from :func:`tiff_files`.
+
+    Raises
+    ------
+    ImportError
+        tifffile is not installed.
+    FileNotFoundError
+        A file does not exist.
+    SourceError
+        A file is broken or has several series of pages, or files of a folder differ in shape or dtype.
+    MetadataError
+        The stack has axes that are not converted, such as colours.
+    """
     with needs("tifffile", "export"):
         import tifffile
     name = files[0] if len(files) == 1 else os.path.dirname(files[0])
@@ -87,21 +106,21 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
                 )
             if len(files) == 1:
                 with series.aszarr(level=0) as store:
-                    yield TiffStack(_opened(store), _axes(series.axes, name), tuple(files))
+                    yield TiffStack(_open_array(store), _axes(series.axes, name), tuple(files))
                 return
             _check_pages(tifffile, files, series)
         with tifffile.TiffSequence(files).aszarr() as store:
-            yield TiffStack(_opened(store), _axes(f"Z{series.axes}", name), tuple(files))
+            yield TiffStack(_open_array(store), _axes(f"Z{series.axes}", name), tuple(files))
     except tifffile.TiffFileError as error:
         raise SourceError(f"{name} cannot be read as TIFF: {error}") from error
 
 
-def _opened(store: Any) -> zarr.Array:
+def _open_array(store: Any) -> zarr.Array:
     return zarr.open_array(store, mode="r")
 
 
 def _series(file: TiffFile) -> list[TiffPageSeries]:
-    """Return the series of a file; an error if tifffile logs broken pages, which it leaves out."""
+    """Return the series of pages of a file; `SourceError` if tifffile logs that it leaves out broken pages."""
     thread, messages = threading.get_ident(), []
 
     class Listener(logging.Handler):
@@ -122,7 +141,7 @@ def _series(file: TiffFile) -> list[TiffPageSeries]:
 
 
 def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries) -> None:
-    """Refuse a folder whose files differ from the first in shape or dtype, which tifffile does not check."""
+    """Check that all files have the shape and dtype of the first file, which tifffile does not check."""
     for name in files[1:]:
         with tifffile.TiffFile(name) as file:
             page = _series(file)[0]
@@ -134,8 +153,9 @@ def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries) 
 
 
 def _axes(axes: str, name: str) -> str:
+    """Convert tifffile's names of axes to NGFF's names; `MetadataError` for axes or orders that are not converted."""
     names = "".join(_AXES.get(axis, "?") for axis in axes)
-    if "?" in names or len(set(names)) < len(names) or names not in _in_order():
+    if "?" in names or len(set(names)) < len(names) or names not in _supported_axes():
         raise MetadataError(
             f"{name} has the axes {axes} as tifffile names them: planes of y and x are converted, with z, channels and "
             "times before them in the order t, c, z; colours (S) are not"
@@ -143,5 +163,5 @@ def _axes(axes: str, name: str) -> str:
     return names
 
 
-def _in_order() -> set[str]:
+def _supported_axes() -> set[str]:
     return {t + c + z + "yx" for t in ("", "t") for c in ("", "c") for z in ("", "z")}

@@ -1,10 +1,11 @@
 """ZIP files that hold Zarr arrays: their directories, a read-only store for zarr-python, entries for the native core.
 
-In: the path of a ZIP file. Out: :class:`ArchiveStore`, and :class:`~linumpy.plan.layout.StoredEntries` of an array.
-Errors: :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or whose entries
-overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
+The directory of a ZIP file is the list of its entries, at the end of the file. In: the path of a ZIP file. Out: an
+:class:`ArchiveStore`, and the :class:`~linumpy.plan.layout.StoredEntries` of an array. Errors: ``OSError`` for a file
+that cannot be opened; :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or
+whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
 
-No file stays open: each read opens it, and checks that it is still the file whose directory was read. So stores can be
+No file stays open. Each read opens the file and checks that its directory was read from the same file. So stores can be
 pickled, and used by several threads and in child processes.
 """
 
@@ -33,11 +34,15 @@ from linumpy.io.looks import stamp_of
 from linumpy.io.paths import ZARR_FILES
 from linumpy.plan.layout import ChunkKeys, StoredEntries
 
-#: Number of directories that are kept.
+#: Maximum number of directories that are kept, the most recently used ones.
 _KEPT_DIRECTORIES = 8
+#: The header before the bytes of an entry (the local header), without the name and the extra field after it.
 _HEADER = struct.Struct("<4s5H3L2H")
-_ENCRYPTED = 1
+#: Flags of an entry: it is encrypted; its name is in UTF-8.
+_ENCRYPTED, _UTF8 = 1, 0x800
+#: Names of compression methods that are not supported.
 _METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
+#: Exceptions that zipfile raises for broken files.
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error)
 
 
@@ -50,10 +55,10 @@ class Directory:
         Absolute path of the file.
     stamp : tuple of int
         Stamp of the file when its directory was read: see :func:`linumpy.io.looks.stamp`.
-    entries : dict
-        Entries by name, without folders; the last of several entries with the same name.
+    entries : dict of str to zipfile.ZipInfo
+        Entries by name, without folders; the last entry of several with the same name.
     names : list of str
-        The names, sorted.
+        Names of the entries, sorted.
     """
 
     def __init__(self, path: str) -> None:
@@ -74,18 +79,18 @@ class Directory:
     def below(self, prefix: str) -> list[str]:
         """List the names that begin with a prefix."""
         first = bisect.bisect_left(self.names, prefix)
-        # The last code point sorts after all that may follow the prefix.
+        # The last code point of Unicode sorts after any text that may follow the prefix.
         return self.names[first : bisect.bisect_right(self.names, prefix + "\U0010ffff")]
 
     @functools.cached_property
     def roots(self) -> list[str]:
-        """List the topmost folders that hold the metadata of an array or a group."""
+        """The topmost folders that hold the metadata of an array or a group; ``""`` is the root."""
         folders = sorted({name.rpartition("/")[0] for name in self.names if name.rpartition("/")[2] in ZARR_FILES})
         return [folder for folder in folders if not any(folder.startswith(f"{above}/") for above in folders)]
 
 
 def _check_ranges(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Refuse a ZIP file whose entries overlap each other or the directory, or have two sizes."""
+    """Raise `SourceError` if entries overlap each other or the directory, or an uncompressed entry has two sizes."""
     for entry in entries:
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
             raise SourceError(f"{path} is a damaged ZIP file: its directory gives {entry.filename} two sizes")
@@ -112,7 +117,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def read_directory(path: str) -> Directory:
-    """Return the directory of a ZIP file; it is read if it is not kept, or if the file has changed."""
+    """Return the directory of a ZIP file, which is read unless it is kept and the file has not changed."""
     with _lock:
         directory = _directories.get(path)
     if directory is None or directory.stamp != stamp_of(os.stat(path)):
@@ -137,7 +142,13 @@ def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[i
     keys : ChunkKeys
         Encoding of chunk keys.
     grid : tuple of int
-        Chunks (or shards) along each axis.
+        Number of chunks (or shards) along each axis.
+
+    Returns
+    -------
+    StoredEntries
+        The entries. ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because the
+        chunks of the grid cannot be numbered in 64 bits.
     """
     prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
     pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)
@@ -152,9 +163,9 @@ def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[i
             entry = directory.entries[name]
             rows.append((number, entry.header_offset, entry.file_size))
             is_compressed |= entry.compress_type != zipfile.ZIP_STORED
-    fits = math.prod(grid) < 2**63
-    table = np.array(sorted(rows) if fits else [], np.int64).reshape(-1, 3)
-    return StoredEntries(directory.path, directory.stamp, grid, table, is_compressed or not fits)
+    has_int64_numbers = math.prod(grid) < 2**63
+    table = np.array(sorted(rows) if has_int64_numbers else [], np.int64).reshape(-1, 3)
+    return StoredEntries(directory.path, directory.stamp, grid, table, is_compressed or not has_int64_numbers)
 
 
 class ArchiveStore(Store):
@@ -167,8 +178,10 @@ class ArchiveStore(Store):
 
     Raises
     ------
+    OSError
+        The file cannot be opened.
     SourceError
-        The file is no ZIP file, or one that linumpy does not read.
+        The file is no ZIP file, is damaged or is encrypted.
     """
 
     supports_writes = False
@@ -201,13 +214,14 @@ class ArchiveStore(Store):
     __hash__ = None  # type: ignore[assignment]
 
     def read(self, key: str, request: ByteRequest | None = None) -> bytes | None:
-        """Return the bytes of an entry, or a range of them; None if there is no such entry.
+        """Return the decompressed bytes of an entry, or a range of them; None if there is no such entry.
 
         Raises
         ------
         ChunkError
-            The file was replaced; the entry's header contradicts the directory; the entry is compressed by another
-            method than Deflate; the entry is broken, which its CRC-32 shows if all its bytes are read.
+            The file was changed; the header of the entry contradicts the directory; the entry is compressed by another
+            method than Deflate; the entry is broken. The CRC-32 of an uncompressed entry is compared only if all bytes
+            are requested.
         """
         entry = self.directory.entries.get(key)
         if entry is None:
@@ -221,7 +235,7 @@ class ArchiveStore(Store):
             raise ChunkError(f"{self}/{key} is compressed by {method}: stored and deflated entries are read")
         decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            # One byte more than the directory states, to detect a stream that is too long.
+            # Decode one byte more than the directory states, to detect a stream that is too long.
             data = decoder.decompress(self._pread(entry, 0, entry.compress_size), entry.file_size + 1)
         except zlib.error as error:
             raise ChunkError(f"{self}/{key} cannot be decompressed: {error}") from error
@@ -229,6 +243,7 @@ class ArchiveStore(Store):
         return _checked(f"{self}/{key}", entry, data)[start:stop]
 
     def _pread(self, entry: zipfile.ZipInfo, start: int, stop: int) -> bytes:
+        """Read a range of the stored bytes of an entry, after checking its local header."""
         name = f"{self}/{entry.filename}"
         with open(self.path, "rb", buffering=0) as file:
             if stamp_of(os.fstat(file.fileno())) != self.directory.stamp:
@@ -236,52 +251,52 @@ class ArchiveStore(Store):
             header = os.pread(file.fileno(), _HEADER.size, entry.header_offset)
             if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
                 raise ChunkError(f"{name} has no local header in the ZIP file")
-            _, _, flags, method, *_, name_nbytes, extra = _HEADER.unpack(header)
+            _, _, flags, method, *_, name_nbytes, extra_nbytes = _HEADER.unpack(header)
             if method != entry.compress_type or flags & _ENCRYPTED:
                 raise ChunkError(f"{name}: its local header says that it is stored differently than the directory says")
-            own = os.pread(file.fileno(), name_nbytes, entry.header_offset + _HEADER.size)
-            if own.decode("utf-8" if flags & 0x800 else "cp437", "replace") != entry.orig_filename:
+            local_name = os.pread(file.fileno(), name_nbytes, entry.header_offset + _HEADER.size)
+            if local_name.decode("utf-8" if flags & _UTF8 else "cp437", "replace") != entry.orig_filename:
                 raise ChunkError(f"{name}: its local header in the ZIP file names another entry")
-            begin = entry.header_offset + _HEADER.size + name_nbytes + extra
+            begin = entry.header_offset + _HEADER.size + name_nbytes + extra_nbytes
             with memoryview(bytearray(stop - start)) as data:
                 done = 0
                 while done < len(data):
-                    got = os.preadv(file.fileno(), [data[done:]], begin + start + done)
-                    if not got:
+                    count = os.preadv(file.fileno(), [data[done:]], begin + start + done)
+                    if not count:
                         raise ChunkError(f"{name}: {done} of {len(data)} bytes could be read")
-                    done += got
+                    done += count
                 return bytes(data)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return the bytes of an entry, or None."""
+        """Return the bytes of an entry, or None if there is no such entry; see :meth:`read`."""
         data = await asyncio.to_thread(self.read, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return ranges of entries."""
+        """Return the bytes of several entries or ranges; see :meth:`get`."""
         return list(await asyncio.gather(*(self.get(key, prototype, request) for key, request in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Say whether an entry exists."""
+        """Return whether an entry exists."""
         return key in self.directory.entries
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Refuse to write."""
+        """Raise ``ValueError``, since the store is read-only."""
         self._check_writable()
 
     async def delete(self, key: str) -> None:
-        """Refuse to delete."""
+        """Raise ``ValueError``, since the store is read-only."""
         self._check_writable()
 
     async def list(self) -> AsyncIterator[str]:
-        """Yield all names."""
+        """Yield the names of all entries."""
         for name in self.directory.names:
             yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield names that begin with a prefix."""
+        """Yield the names of the entries that begin with a prefix."""
         for name in self.directory.below(prefix):
             yield name
 
@@ -294,7 +309,7 @@ class ArchiveStore(Store):
 
 
 def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
-    """Return begin and end of a range in the bytes of an entry."""
+    """Return begin and end of a requested range, cut at the end of the entry."""
     match request:
         case None:
             return 0, size
@@ -308,6 +323,7 @@ def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
 
 
 def _checked(name: str, entry: zipfile.ZipInfo, data: bytes) -> bytes:
+    """Return the bytes of an entry after comparing length and CRC-32 with the directory."""
     if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
         raise ChunkError(f"{name} is broken: its length or its CRC-32 differs from the ZIP file's directory")
     return data
