@@ -92,10 +92,8 @@ def start_writing(
         bounds = np.arange(numbers[0], numbers[-1] + 2) * nbytes
         write_chunk_files(stored_bytes, [paths[n] for n in numbers], bounds, np.zeros(len(numbers), bool), files)
 
-    if kvikio_mode()[0] == "cufile":
-        return by_kvikio
-    finish = start(write_some)
-    block_copied.synchronize()
+    finish = by_kvikio if kvikio_mode()[0] == "cufile" else start(write_some)
+    block_copied.synchronize()  # the caller may change the block from now on
     return finish
 
 
