@@ -2,11 +2,11 @@
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
-z, and writes an OME-Zarr image of the same shape, spacing and origin, with --label at voxel centres inside the mesh and
-0 elsewhere. The voxels of the image are not read. Meshes that are not watertight become shells of one voxel, which are
-filled without --no-fill_holes.
+z, and writes an OME-Zarr image of the same shape, spacing and origin: --label where the centre of a voxel is inside the
+mesh, and 0 elsewhere. The voxels of the image are not read. A mesh that is not watertight becomes a shell of one voxel,
+which is filled unless --no-fill_holes is given.
 
-With --cluster, workers of dask voxelize slabs of whole chunks, which this process writes.
+With --cluster, workers of dask voxelize blocks of whole chunks, and this process writes them.
 
 For example:
   linum-voxelize cortex.stl brain.ome.zarr cortex.ome.zarr --unit um
