@@ -31,7 +31,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "neighbouring columns. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("Y", "X"), help="Voxels of a tile. [that of the metadata]"
+        "--tile_shape", type=int, nargs=2, metavar=("Y", "X"), help="Voxels of a tile. [from the metadata]"
     )
     cli.add_image_arguments(parser)
     return parser

@@ -40,7 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Transforms in the plane of the slices. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--reach", type=int, default=2, metavar="N", help="Compare each slice with the N next ones. [%(default)s]"
+        "--reach", type=int, default=2, metavar="N", help="Compare each slice with the next N slices. [%(default)s]"
     )
     parser.add_argument(
         "--max_angle",

@@ -23,11 +23,11 @@ from linumpy import cli
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-stack-slices", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of their transforms.")
+    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
     parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [that of the slices]",
+        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
     )  # fmt: skip
     cli.add_image_arguments(parser)
     return parser

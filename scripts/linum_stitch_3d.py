@@ -24,7 +24,7 @@ from linumpy import cli
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-stitch-3d", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
-    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of its tiles: .json or .csv.")
+    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
     parser.add_argument("output", type=Path, metavar="STITCHED", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--blending", choices=("distance", "diffusion"), default="distance",

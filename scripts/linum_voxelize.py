@@ -30,7 +30,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
     parser.add_argument(
-        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [that of its file]"
+        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
     )
     parser.add_argument(
         "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("X", "Y", "Z"),

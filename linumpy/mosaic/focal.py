@@ -199,7 +199,7 @@ def _checked_tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tup
 
 
 def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], max_voxels: int) -> tuple[slice, slice]:
-    """Choose the tiles whose surface is used: all complete ones, or those in the middle that fit `max_voxels`."""
+    """Choose the tiles whose surface is used: all complete tiles, or as many in the middle as fit `max_voxels`."""
     grid = [n // size for n, size in zip(shape, tile_shape, strict=True)]
     count = list(grid)
     while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > max_voxels:

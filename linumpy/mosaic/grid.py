@@ -92,7 +92,8 @@ def resample_mosaic_grid(
     spacing, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     levels : int
-        Number of resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, across the borders of odd tiles.
+        Number of resolutions to write. Voxels of coarser resolutions are means of 2 × 2 × 2 voxels, also across borders
+        of tiles if a tile has an odd number of voxels.
     progress : callable, optional
         Called with the number of bytes resampled since the last call.
     tile_bytes : int, optional

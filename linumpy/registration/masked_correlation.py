@@ -176,7 +176,7 @@ class _Search:
         return _fft(self.xp).rfftn(images.astype(np.float64), self.size, axes=self.axes)
 
     def _correlations(self, fixed: Array, moving: Array) -> Array:
-        """Sum the products of the fixed images at p and the moving ones at p + shift, at all shifts in the window."""
+        """Sum over p the products of the fixed image at p and the moving image at p + shift, for all shifts tried."""
         xp = self.xp
         sums = _fft(xp).irfftn(fixed[:, None] * moving, self.size, axes=self.axes)
         for axis, limit in zip(self.axes, self.limits, strict=True):

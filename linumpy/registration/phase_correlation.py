@@ -30,7 +30,7 @@ from linumpy.gpu.oct.surface_filters import ndimage_module
 BAND = (1.0, 8.0)
 #: Number of peaks of a phase correlation that are tried, and pixels to each side of a maximum that belong to its peak.
 _PEAKS, _RADIUS = 4, 2
-#: Share of each side of the window in which it decreases to 0.
+#: Share of the window, at each end, over which the window decreases to 0.
 _TAPER = 0.25
 #: Number of Gauss-Newton steps, and maximum distance in pixels from the whole-pixel shift along each axis.
 _STEPS, _REACH = 10, 3.0
@@ -170,7 +170,7 @@ def _best(xp: ModuleType, fixed: Array, moving: Array, candidates: Array, allowe
 
 
 def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array, Array, Array]:
-    """Return the coordinates in the moving images of the pixels of the fixed ones, and the weight of each pixel.
+    """Return for each pixel of the fixed images its coordinates in the moving images, and its weight.
 
     Rows (n, Y) and columns (n, X) are fractions of pixels if shifts are; weights are (n, Y, X), decrease towards the
     borders of the overlap, and are 0 outside.
@@ -255,7 +255,7 @@ def _gradient(xp: ModuleType, images: Array) -> tuple[Array, Array]:
 
 
 def _shifted(xp: ModuleType, moving: Array, shift: Array) -> tuple[Any, Any]:
-    """Return the moving images at the pixels of the fixed ones by cubic convolution, and the weight of each pixel."""
+    """Sample the moving images at the pixels of the fixed images by cubic convolution; also return pixels' weights."""
     n, height, width = moving.shape
     rows, columns, weight = _pixels(xp, moving.shape, shift)
     pairs = xp.arange(n)[:, None, None]

@@ -1,7 +1,7 @@
 """A synthetic brain: slices of tiles cut from one known volume, with the faults of a microscope.
 
 In: a :class:`BrainSpec`. Out: the known volume, tiles as a microscope records them, and the true value of each fault. A
-tile depends only on the spec and its numbers; without faults it is a box of the volume.
+tile depends only on the spec and the numbers of slice, row and column; without faults it is a box of the volume.
 
 There are three frames, all in voxels (Z, Y, X) of the spec's spacing. A *tile* is counted from its first voxel, a
 *slice* from the nominal first voxel of tile (0, 0), and the *brain* has the frame of slice 0. :func:`truth_positions`

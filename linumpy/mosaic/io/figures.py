@@ -43,7 +43,8 @@ def draw_focal_curvature(
     Parameters
     ----------
     mean_um : numpy.ndarray, (height, width)
-        Depth of the mean tile's surface, in µm; NaN where unknown. Its median distance from the fit is subtracted.
+        Depth of the mean tile's surface less a plane, in µm; NaN where unknown. The figure subtracts the median
+        distance from the fit.
     focal_um, tissue_um : numpy.ndarray, (height, width)
         Fitted depths of the focal curvature and of the curvature of the tissue, in µm.
     spacing : (float, float)
