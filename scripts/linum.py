@@ -20,7 +20,7 @@ _PREFIX = "linum_"
 
 
 def _commands() -> dict[str, str]:
-    """Return the module of each subcommand: those beside this one whose names begin with ``linum_``."""
+    """Return the module of each command: the modules beside this one whose names begin with ``linum_``."""
     names = (module.name for module in pkgutil.iter_modules(linumpy_scripts.__path__))
     return {
         name.removeprefix(_PREFIX).replace("_", "-"): f"{linumpy_scripts.__name__}.{name}"
@@ -30,7 +30,7 @@ def _commands() -> dict[str, str]:
 
 
 def _table(commands: dict[str, str]) -> str:
-    """Return a line for each command: its name, and the first line of its module."""
+    """Return a table with a line for each command: its name, and the first line of its module."""
     width = max(map(len, commands)) + 2
     first_lines = ((importlib.import_module(module).__doc__ or "").partition("\n")[0] for module in commands.values())
     rows = (f"  {name:<{width}}{line}\n" for name, line in zip(commands, first_lines, strict=True))
@@ -41,7 +41,7 @@ def _completion(commands: dict[str, str]) -> str:
     """Return a script for bash that completes commands and their options; all other words are paths."""
     options = {}
     for name, module in commands.items():
-        # A command whose options are those of its subcommands has no parser of its own.
+        # A command whose options belong to its subcommands has no parser of its own.
         build = getattr(importlib.import_module(module), "_build_arg_parser", None)
         actions = [] if build is None else build()._actions
         options[name] = " ".join(option for action in actions for option in action.option_strings)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--completion"]:
         print(_completion(commands), end="")
         return 0
-    # The command's own parser takes what follows its name. Only the help needs the modules of all commands.
+    # The parser of the command takes the arguments after its name. Only the help needs the modules of all commands.
     epilog = _table(commands) if words[:1] in (["-h"], ["--help"]) else ""
     parsed = _build_arg_parser(commands, epilog).parse_args(words[:1])
     code: int = importlib.import_module(commands[parsed.command]).main(words[1:])

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Store an OME-Zarr image, or a TIFF stack, in other chunks, shards, codecs, or another version of NGFF.
 
-Copies all resolutions, labels and metadata of an image, or any other group of Zarr, such as a plate, block by block,
-decoded and encoded on the GPU where there is one. Voxels stay the same, bit for bit. INPUT may be larger than memory.
+Copies all resolutions, labels and metadata of an image, or any other Zarr group, such as a plate. Blocks are decoded
+and encoded on the GPU, if there is one. Voxels stay the same, bit for bit. INPUT may be larger than memory.
 
-INPUT may also be an array of two or three axes, or a TIFF file, or a folder of TIFF files of one page each, with
---spacing.
+With --spacing INPUT may also be an array of two or three axes, a TIFF file, or a folder of TIFF files of one page each.
 
-With --cluster, workers of dask copy the blocks of Zarr arrays; they must see both paths.
+With --cluster, workers of dask copy the blocks of Zarr arrays; all workers must see both paths.
 
 A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 

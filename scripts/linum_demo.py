@@ -1,11 +1,12 @@
 """Demonstrate linumpy on a synthetic OCT mosaic with a known surface.
 
-Makes the mosaic, writes it as OME-Zarr, reads it (on a GPU: into its memory), resamples it to isotropic voxels, finds
+Makes the mosaic, writes it as OME-Zarr, reads it (with a GPU: into GPU memory), resamples it to isotropic voxels, finds
 the surface of the tissue, and writes the resampled volume, the depth map and two pictures. Then prints the error of
 the surface, and the duration of each stage.
 
-With --pipeline it makes a synthetic brain instead, several slices of overlapping tiles with the faults of a microscope,
-takes it through all stages of linum-pipeline, and prints the error of each stage against the truth.
+With --pipeline the command makes a synthetic brain instead: several slices of overlapping tiles, with the faults of a
+microscope. It takes the brain through all stages of linum-pipeline, and prints the error of each stage against the
+truth.
 
 For example:
   linum-demo

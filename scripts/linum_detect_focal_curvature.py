@@ -2,16 +2,16 @@
 """Find and correct the focal curvature of an OCT mosaic.
 
 The focal plane of an objective is slightly curved, so that a flat surface looks like a bowl in every tile. This command
-finds the surface of the tissue, fits a quadratic to the mean tile (without the curvature of the tissue itself, which
-follows from the change of the slope from tile to tile), and shifts each A-line along z by the curvature at its position
-in its tile. Reads an OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at its first voxel and
-whose tiles do not overlap, and writes another with the same shape, dtype and chunks. --time and --channel select one of
-several volumes.
+finds the surface of the tissue, fits a quadratic to the mean tile, and shifts each A-line along z by the curvature at
+its position in the tile. The curvature of the tissue itself is not corrected: it is found by the change of the slope
+from tile to tile. Reads an OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at its first
+voxel and whose tiles do not overlap, and writes another with the same shape, dtype and chunks. --time and --channel
+select one of several volumes.
 
-Voxels that a shift leaves empty at an end of an A-line are filled with its last measured voxel, which makes no edge.
-The metadata of OUTPUT record the filled voxels (attribute linumpy, focal_corrections): surface detection, the mean
-along z, the search for overlaps and the stack exclude them for any --fill_value. With --wrap nothing is filled: voxels
-from the other end count as measured.
+Voxels that a shift leaves empty at an end of an A-line are filled with the nearest measured voxel of the A-line, which
+makes no edge. The metadata of OUTPUT record the filled voxels (attribute linumpy, focal_corrections): surface
+detection, the mean along z, the search for overlaps and the stack exclude them, whatever --fill_value is. With --wrap
+nothing is filled, and voxels that enter from the other end count as measured.
 
 For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512

@@ -2,9 +2,9 @@
 """Find the positions of the tiles of an OCT mosaic grid by their overlaps.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
-each of them whole along z. Neighbouring tiles show the same tissue in their overlap; their shifts are found by phase
-correlation, to fractions of a voxel. The positions are the best fit to all shifts that are not rejected. A shift is
-rejected if its correlation is low, if it is far from the regular grid of the acquisition, or if it contradicts the
+each of them whole along z. Neighbouring tiles show the same tissue in their overlap. The shift between them is found by
+phase correlation, to fractions of a voxel. The positions are the best fit to all shifts that are not rejected. A shift
+is rejected if its correlation is low, if it is far from the regular grid of the acquisition, or if it contradicts the
 others. Tiles without contrast are placed on the regular grid.
 
 Writes the positions as JSON, with all pairs, or as a CSV table; linum-stitch-3d reads both. Prints the regular grid and
@@ -31,12 +31,12 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", type=Path, metavar="POSITIONS", help="File to write: .json or .csv.")
     parser.add_argument(
         "--overlap", type=float, default=0.2, metavar="SHARE",
-        help="Share of a tile in which the stage has neighbours overlap; the true one may differ by three quarters of "
-        "it. [%(default)s]",
+        help="Nominal overlap of neighbouring tiles, as a share of a tile; the true overlap may differ by three "
+        "quarters of the nominal one. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--min_confidence", type=float, default=0.3, metavar="R",
-        help="A shift whose overlaps correlate less is rejected. [%(default)s]",
+        help="A shift is rejected if the overlap correlates less. [%(default)s]",
     )  # fmt: skip
     cli.add_tile_shape_argument(parser, or_chunk=True)
     cli.add_volume_arguments(parser, all_of_them=False)

@@ -2,16 +2,16 @@
 """Find the surface of the tissue in an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
-z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divided by the spacing
-along z it is the voxel), and with --overlay a picture: a section with the surface, and the map. --time and --channel
-select one of several volumes, which a picture needs; by default all are processed.
+z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divide by the spacing
+along z to get voxels). --overlay draws a picture: a section with the surface, and the map. --time and --channel select
+one of several volumes, of which a picture can show only one; by default all are processed.
 
 --definition linumpy returns the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, for every
 A-line, also in noise. --definition edge returns the edge itself, to fractions of a voxel, for slopes up to about 3
 voxels for each voxel; 0 where tissue begins at or above the first voxel, NaN where there is no tissue, and infinity
-where there may be some but its surface is not found. The picture shows the edge beside the surface where they differ.
+where there may be tissue but no surface is found. The picture shows the edge beside the surface where they differ.
 
-Voxels that focal correction filled are replaced by the nearest measured ones.
+Voxels that focal correction filled are replaced by the nearest measured voxels.
 
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Correct the galvo shift of an OCT mosaic: rotate the columns of its tiles back.
 
-MOSAIC is a mosaic grid as OME-Zarr with axes z, y, x. If the camera began its lines late or early, the columns of all
-tiles are rotated cyclically along x, and a seam runs through them where the last column lies beside the first. The
+MOSAIC is a mosaic grid as OME-Zarr with axes z, y, x. If the camera starts its lines late or early, the columns of all
+tiles are rotated cyclically along x, and a seam runs through each tile where the last column lies beside the first. The
 seam is found by comparing neighbouring A-lines; without a clear seam the mosaic is written unchanged.
 
 For example:
@@ -27,10 +27,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", type=int, metavar="N", help="Columns by which tiles are rotated. [detected]")
     parser.add_argument(
         "--min_contrast", type=float, default=1.5, metavar="C",
-        help="Minimum contrast of a seam: its difference over the greatest one elsewhere. [%(default)s]",
+        help="Minimum contrast of a seam: the difference of its columns over the greatest difference of other "
+        "neighbouring columns. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("Y", "X"), help="Voxels of a tile. [that of the metadata]"
+        "--tile_shape", type=int, nargs=2, metavar=("Y", "X"), help="Voxels of a tile. [from the metadata]"
     )
     cli.add_image_arguments(parser)
     return parser

@@ -2,9 +2,10 @@
 """Estimate and correct the uneven illumination of the tiles of an OCT mosaic.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. This
-command estimates it by the method of BaSiC (Peng et al., 2017) for every depth, as a smooth flat field that all tiles
-share, and writes (voxel - dark) / flat. Reads an OME-Zarr volume with axes z, y and x, in any order, whose first tile
-begins at its first voxel and whose tiles do not overlap, and writes another with the same shape, dtype and chunks.
+command estimates the pattern for every depth by the method of BaSiC (Peng et al., 2017), as a smooth flat field that
+all tiles share, and writes (voxel - dark) / flat. Reads an OME-Zarr volume with axes z, y and x, in any order, whose
+first tile begins at its first voxel and whose tiles do not overlap, and writes another with the same shape, dtype and
+chunks.
 
 For example:
   linum-fix-illumination mosaic.ome.zarr even.ome.zarr --tile_shape 512 512
@@ -30,10 +31,14 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dark", action="store_true", help="Estimate an offset, too; tiles must differ in brightness.")
     parser.add_argument(
         "--smoothness", type=float, default=1.0, metavar="S",
-        help="Weight of smooth fields; larger ones ignore more structure of the tissue. [%(default)s]",
+        help="Weight of smoothness: with a larger weight the fields follow less structure of the tissue. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--max_tiles", type=int, default=256, metavar="N", help="Tiles to estimate from at most. [%(default)s]"
+        "--max_tiles",
+        type=int,
+        default=256,
+        metavar="N",
+        help="Maximum number of tiles to estimate from. [%(default)s]",
     )
     cli.add_image_arguments(parser)
     return parser

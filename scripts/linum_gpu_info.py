@@ -29,7 +29,7 @@ def _print(arguments: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
     why = why_no_core()
-    print(f"{'core':<12}{'native: reads do without Python' if why is None else f'none: {why}; zarr-python reads'}")
+    print(f"{'core':<12}{'native: reads run outside Python' if why is None else f'none: {why}; zarr-python reads'}")
     if arguments.path is None:
         return
     from linumpy.gds import gds_verdict

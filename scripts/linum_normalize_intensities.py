@@ -2,8 +2,9 @@
 """Normalise the intensities of an OCT volume between two percentiles.
 
 Maps two percentiles of each plane along z, or of the whole slice, to 0 and 1. Reads an OME-Zarr volume with axes z, y
-and x, in any order, and writes another with the same shape and chunks, float32. What fits into memory is read once;
-otherwise histograms are counted first, and the volume is read twice.
+and x, in any order, and writes another with the same shape and chunks, float32. If the planes of a chunk (with --per
+slice: the volume) are small enough, the volume is read once. If they are larger, and always with --cluster, histograms
+are counted first, and the volume is read twice.
 
 For example:
   linum-normalize-intensities mosaic.ome.zarr normalised.ome.zarr
@@ -29,7 +30,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Percentiles that become 0 and 1. [1 99]",
     )  # fmt: skip
     parser.add_argument(
-        "--per", choices=("plane", "slice"), default="plane", help="What percentiles are taken of. [%(default)s]"
+        "--per",
+        choices=("plane", "slice"),
+        default="plane",
+        help="Take percentiles of each plane or of the slice. [%(default)s]",
     )
     parser.add_argument("--no_clip", action="store_true", help="Keep intensities below 0 and above 1.")
     cli.add_image_arguments(parser)

@@ -13,7 +13,7 @@ results, and has a table of options for each stage that does not use the default
   new_spacing = 10
 
 Relative paths begin at the folder of RUN. The same command continues a stopped run; after a change of an option or an
-input it repeats only the tasks that depend on it. Slices without a recorded tile are left out.
+input only the tasks that depend on it are repeated. Slices without a recorded tile are left out.
 
 For example:
   linum-pipeline run.toml

@@ -2,7 +2,7 @@
 """Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
-(slice_z03.ome.zarr), else by the last digits. Each slice is compared with the next ones by projections of the planes
+(slice_z03.ome.zarr), or else by the last digits. Each slice is compared with the next ones by projections of the planes
 that show the same tissue, counted from the cut surfaces. Translation and rotation are searched by masked correlation,
 then refined to fractions of a voxel, all pairs at once. A least-squares solution over all pairs gives the transforms,
 which are written to TRANSFORMS (JSON). Pairs that do not fit the others are rejected, and a slice without a pair is
@@ -40,21 +40,29 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Transforms in the plane of the slices. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--reach", type=int, default=2, metavar="N", help="Compare each slice with the N next ones. [%(default)s]"
+        "--reach", type=int, default=2, metavar="N", help="Compare each slice with the next N slices. [%(default)s]"
     )
     parser.add_argument(
-        "--max_angle", type=float, default=10.0, metavar="DEG", help="Rotations to search, to each side. [%(default)s]"
+        "--max_angle",
+        type=float,
+        default=10.0,
+        metavar="DEG",
+        help="Maximum rotation to search, to each side. [%(default)s]",
     )
     parser.add_argument(
         "--max_shift", type=float, default=0.25, metavar="F",
-        help="Shifts to search, as a fraction of the slice. [%(default)s]",
+        help="Maximum shift to search, as a fraction of the slice. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_correlation", type=float, default=0.2, metavar="R", help="Less is not trusted. [%(default)s]"
+        "--min_correlation",
+        type=float,
+        default=0.2,
+        metavar="R",
+        help="Reject pairs that correlate less. [%(default)s]",
     )
     parser.add_argument(
         "--max_deviation", type=float, default=5.0, metavar="D",
-        help="Robust standard deviations from the solution of all pairs, beyond which one is rejected. [%(default)s]",
+        help="Reject pairs further than D robust standard deviations from the solution of all pairs. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--no_crop", action="store_true", help="Slices begin at their first plane: do not look for their cut surfaces."
@@ -64,7 +72,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--scene", action="store_true",
-        help="Write the transforms into FOLDER/zarr.json, too: a scene of NGFF 0.6, with the system 'stack'.",
+        help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
     )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_tile_arguments(parser)

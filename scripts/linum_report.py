@@ -2,12 +2,12 @@
 """Write a report of a folder of results as one HTML page.
 
 The page begins with warnings: missing tiles, rejected pairs, images without contrast, slices that differ from the
-others. It has pictures of all OME-Zarr images with scale bars, the share of tissue, the sharpness and the similarity to
-the next slice of each slice, the positions of tiles, the times of linum-pipeline, and tables and pictures of other
-commands. It needs no other files, and no network.
+others. It has pictures with scale bars of all OME-Zarr images; for each slice the share of tissue, the sharpness and
+the similarity to the next slice; the positions of tiles, the times of linum-pipeline, and tables and pictures of other
+commands. The page needs no other files, and no network.
 
-FOLDER holds the results of linum-pipeline or of single commands, also in folders below it; or it is the RUN file of
-linum-pipeline.
+FOLDER holds the results of linum-pipeline or of single commands, also in folders below it. The RUN file of
+linum-pipeline may be given in its place.
 
 For example:
   linum-report results/ report.html

@@ -7,15 +7,15 @@ metadata is adapted. Axes that get coarser are smoothed first, unless --no-anti_
 nearest voxel, for labels, and never smooths.
 
 With --like the output has the grid of another image: shape, spacing, position, resolutions. The images are aligned by
-their coordinates in µm or, in NGFF 0.6, by the transformations of a scene that contains both, or of the coordinate
-system --coordinate-system: rotations, affine maps, and fields of displacements or coordinates. With --resolution and
---coordinate-system the output has the coordinates of that system.
+their coordinates in µm. In NGFF 0.6 they may be aligned by the transformations of a scene that contains both, or by
+those to the coordinate system --coordinate-system: rotations, affine maps, and fields of displacements or coordinates.
+With --resolution and --coordinate-system the output has the coordinates of that system.
 
 Units, times, channels, names and attributes of other programs are copied, and labels inside the image are resampled
 with it, by their nearest voxels; a warning lists metadata that are not copied.
 
-With --cluster, workers of dask make the blocks; they must see both paths. Start `dask scheduler` on one machine, and
-`dask worker tcp://THAT:8786` on each worker.
+With --cluster, workers of dask make the blocks; all workers must see both paths. Start `dask scheduler` on one machine,
+and `dask worker tcp://THAT:8786` on each worker.
 
 A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 

@@ -2,9 +2,9 @@
 """Resample an OCT mosaic grid to another voxel spacing, tile by tile.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
-each of them whole along z. Every tile is resampled separately, smoothed where it gets coarser, so that none bleeds into
-its neighbour. Writes a mosaic grid of the same dtype whose tiles have the nearest whole number of voxels, to which the
-spacing in its metadata is adapted; each chunk is a tile.
+each of them whole along z. Every tile is resampled separately, so that none bleeds into its neighbour, and smoothed
+along axes that get coarser. Writes a mosaic grid of the same dtype whose tiles have the nearest whole number of voxels,
+to which the spacing in its metadata is adapted; each chunk is a tile.
 
 Mosaics that linumpy wrote have the tile shape in their metadata; for others, pass --tile_shape. Without either, a chunk
 is assumed to be a tile, with a warning.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
-FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down; linum-register-pairwise wrote their
-TRANSFORMS. Slices begin at their cut surface and are blended where they overlap; voxels that are 0 or that focal
-correction filled are excluded.
+FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down. TRANSFORMS is the file that
+linum-register-pairwise wrote for these slices. Slices begin at their cut surface and are blended where they overlap;
+voxels that are 0, not finite or filled by focal correction are excluded.
 
 For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --levels 3
@@ -23,11 +23,11 @@ from linumpy import cli
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-stack-slices", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of their transforms.")
+    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
     parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [that of the slices]",
+        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
     )  # fmt: skip
     cli.add_image_arguments(parser)
     return parser

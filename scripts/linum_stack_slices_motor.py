@@ -2,14 +2,14 @@
 """Stack OCT slices into one volume, by the shifts of the motor and by their overlaps along z.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
-(slice_z03.ome.zarr), else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
+(slice_z03.ome.zarr), or else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
 y_shift, x_shift_mm, y_shift_mm, and a row for each pair of neighbouring slices: a voxel at p of the moving slice is at
 p + shift of the fixed one. The columns in mm are used, so the table fits slices of any resolution.
 
-For each pair the overlap along z is searched around the expected one (planes of the slice less the slicing interval).
-Overlaps with too little correlation, or too far from the others, are replaced by the typical one. Slices are blended
-where they overlap; the decisions are written as a table. Voxels that focal correction filled are excluded from the
-search and, where the other slice has a measured one, from the stack.
+For each pair the overlap along z is searched around the expected overlap (depth of the slice less the slicing
+interval). Overlaps with too little correlation, or too far from the others, are replaced by the typical overlap. Slices
+are blended where they overlap. The decision for each pair is written to a table. Voxels that focal correction filled
+are excluded from the search and, where the other slice has a measured voxel, from the stack.
 
 For example:
   linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing_interval_mm 0.2
@@ -39,14 +39,21 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Largest distance of an overlap from the expected one, to each side. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_correlation", type=float, default=0.2, metavar="R", help="Less is not trusted. [%(default)s]"
+        "--min_correlation",
+        type=float,
+        default=0.2,
+        metavar="R",
+        help="Replace overlaps that correlate less. [%(default)s]",
     )
     parser.add_argument(
         "--max_deviation", type=float, default=3.0, metavar="D",
-        help="Robust standard deviations from the typical overlap, beyond which an overlap is replaced. [%(default)s]",
+        help="Replace overlaps further than D robust standard deviations from the typical overlap. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"
+        "--decisions",
+        type=Path,
+        metavar="CSV",
+        help="Table of decisions to write. [beside STACK, ending in _decisions.csv]",
     )
     cli.add_image_arguments(parser)
     return parser

@@ -2,9 +2,9 @@
 """Stitch the tiles of an OCT mosaic grid into one volume.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: overlapping tiles side by side along y and x, each of
-them whole along z; and the positions of its tiles, as linum-estimate-transform writes them. Writes a volume of the same
-dtype and axes, with its pyramid. Where tiles overlap they are blended by weights; tiles are placed to fractions of
-voxels. Missing tiles are left out; where no tile lies the volume is 0.
+them whole along z. Also reads the positions of the tiles, as linum-estimate-transform writes them. Writes a volume of
+the same dtype and axes, with --levels resolutions. Tiles are placed to fractions of voxels, and blended by weights
+where they overlap. Missing tiles are left out; where no tile lies the volume is 0.
 
 For example:
   linum-stitch-3d mosaic.ome.zarr positions.json slice.ome.zarr
@@ -24,12 +24,12 @@ from linumpy import cli
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-stitch-3d", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
-    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of its tiles: .json or .csv.")
+    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
     parser.add_argument("output", type=Path, metavar="STITCHED", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--blending", choices=("distance", "diffusion"), default="distance",
-        help="Weights of tiles where they overlap: by the distance to their borders, or by diffusion from where each "
-        "lies alone, which follows displaced tiles. [%(default)s]",
+        help="Weights of tiles where they overlap: by the distance to their borders, or by diffusion from the parts "
+        "where one tile lies alone, which also suits displaced tiles. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--interpolate", action=argparse.BooleanOptionalAction, default=True,

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Estimate the read amplification of random crops of arrays, and the chunk shape with the least.
+"""Estimate the read amplification of random crops of arrays, and the chunk shape with the least amplification.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
-each crop shape the table has the average number of chunks that a crop touches, the voxels read for each voxel of the
-crop, and, if it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
+each crop shape the table has the average number of chunks that a crop touches, and the number of voxels read for each
+voxel of the crop. It also has the chunk shape, of at least 64 KiB, that would read least, if that saves more than a
+tenth.
 
 For example:
   linum-stream-info brain.ome.zarr --crop 128 128 128

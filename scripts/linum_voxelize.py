@@ -2,11 +2,11 @@
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
-z, and writes an OME-Zarr image of the same shape, spacing and origin, with --label at voxel centres inside the mesh and
-0 elsewhere. The voxels of the image are not read. Meshes that are not watertight become shells of one voxel, which are
-filled without --no-fill_holes.
+z, and writes an OME-Zarr image of the same shape, spacing and origin: --label where the centre of a voxel is inside the
+mesh, and 0 elsewhere. The voxels of the image are not read. A mesh that is not watertight becomes a shell of one voxel,
+which is filled unless --no-fill_holes is given.
 
-With --cluster, workers of dask voxelize slabs of whole chunks, which this process writes.
+With --cluster, workers of dask voxelize blocks of whole chunks, and this process writes them.
 
 For example:
   linum-voxelize cortex.stl brain.ome.zarr cortex.ome.zarr --unit um
@@ -30,7 +30,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
     parser.add_argument(
-        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [that of its file]"
+        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
     )
     parser.add_argument(
         "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("X", "Y", "Z"),

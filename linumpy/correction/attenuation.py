@@ -1,20 +1,20 @@
 """Attenuation of light along depth.
 
 In: intensities with depth first, on the host or a device, and spacings in µm. Out: attenuation coefficients in 1/mm, or
-intensities without attenuation, in the same memory. The attenuation is resolved in depth after Vermeer et al.,
-Depth-resolved model-based reconstruction of attenuation coefficients in optical coherence tomography, Biomedical Optics
-Express 5:322 (2014): with the sum S of all light from below a voxel of height Δ,
+intensities without attenuation, in the memory of the input. The attenuation µ is resolved in depth after Vermeer et
+al., Depth-resolved model-based reconstruction of attenuation coefficients in optical coherence tomography, Biomedical
+Optics Express 5:322 (2014). With the intensity I(z) of a voxel of height Δ and the sum S(z) of all light from below it,
 
     µ(z) = log(1 + I(z) / S(z)) / (2 Δ),    S(z) = Σ_{k > z} I(k) + T.
 
 The paper leaves out T, the light from below the recorded range, and overestimates µ near the end of the range. Here
-tissue continues there with the attenuation µ_end: T = I_end / (exp(2 µ_end Δ) - 1), with the mean I_end of the last
-planes. The light that reaches a voxel is I + S at its depth over I + S at the first plane, which is exact for the same
-model, so that µ is not integrated.
+tissue is assumed to continue below the range with the attenuation µ_end: T = I_end / (exp(2 µ_end Δ) - 1), with the
+mean I_end of the last planes. The share of the light that reaches a voxel is I + S at its depth over I + S at the first
+plane. This is exact for the same model, so that µ need not be integrated.
 
-I_end of one A-line has the structure and the speckle of the tissue there, and T adds them to all planes above, which
-displaces their structure by some micrometres, differently at each depth. :func:`estimate_deep_light` therefore predicts
-T from all A-lines (:class:`DeepLight`).
+I_end of a single A-line has the structure and the speckle of the tissue in the last planes, and T adds both to all
+planes above. This would displace structure by some micrometres, differently at each depth.
+:func:`estimate_deep_light` therefore predicts T from all A-lines (:class:`DeepLight`).
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ _END_PLANES = 4
 
 @dataclass(frozen=True)
 class DeepLight:
-    """Light T from below the range, by the sum Σ I of the light from an A-line: ``level - slope * Σ I``, within bounds.
+    """Model of the light T from below the range: ``level - slope * Σ I``, within bounds.
 
-    If all A-lines receive the same light at the surface and backscatter the same share of the light that they
-    attenuate, the slope is 1 and the level is the light at the surface. If T does not depend on Σ I, the slope is 0.
+    Σ I is the sum of the light from all voxels of an A-line. If all A-lines receive the same light at the surface and
+    backscatter the same share of the light that they attenuate, the slope is 1 and the level is the light at the
+    surface. If T does not depend on Σ I, the slope is 0.
 
     Attributes
     ----------
     level : float
-        In units of the intensity, without background and loss of the beam.
+        In units of the intensity, after the background was subtracted and the loss of the beam was divided out.
     slope : float
         From 0 to 1.
     lowest, highest : float
@@ -71,7 +72,7 @@ class DeepLight:
     highest: float = math.inf
 
     def below(self, total: Array) -> Array:
-        """Return T of A-lines as float32, from the sums of their light."""
+        """Return T of each A-line as float32, from the sums Σ I."""
         xp = array_module(total)
         light = np.float32(self.level) - np.float32(self.slope) * total
         return xp.clip(light, np.float32(self.lowest), np.float32(self.highest))
@@ -111,13 +112,13 @@ def attenuation(
     Raises
     ------
     ValueError
-        A spacing that is not positive, a negative attenuation, or no planes.
+        A spacing that is not positive, a negative attenuation, no planes, or voxels that are not real numbers.
     """
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     # NumPy scalars, because np.where of Python numbers would make everything float64.
-    without = xp.where(light > 0, np.float32(np.nan), np.float32(0))
-    ratio = xp.where(below > 0, light / xp.where(below > 0, below, 1), without)
-    return _mark(xp, volume, xp.log1p(ratio) * np.float32(1e3 / (2 * spacing_um)))
+    without_below = xp.where(light > 0, np.float32(np.nan), np.float32(0))
+    ratio = xp.where(below > 0, light / xp.where(below > 0, below, 1), without_below)
+    return _nan_where_not_finite(xp, volume, xp.log1p(ratio) * np.float32(1e3 / (2 * spacing_um)))
 
 
 def compensate(
@@ -143,36 +144,41 @@ def compensate(
     -------
     array of float32, (Z, ...)
         NaN where `volume` is not finite.
+
+    Raises
+    ------
+    ValueError
+        As :func:`attenuation`; `max_gain` below 1.
     """
     if not max_gain >= 1:
         raise ValueError(f"max_gain={max_gain}: pass a factor from 1 on")
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     reaching = light + below
     gain = xp.where(reaching > 0, reaching[:1] / xp.where(reaching > 0, reaching, 1), max_gain)
-    return _mark(xp, volume, light * xp.minimum(gain, np.float32(max_gain)))
+    return _nan_where_not_finite(xp, volume, light * xp.minimum(gain, np.float32(max_gain)))
 
 
 def estimate_deep_light(
     volume: Array, spacing_um: float, beam: Beam | None = None, *, end_per_mm: float, background: float = 0.0
 ) -> DeepLight:
-    """Predict the light from below the range by a line through the sums Σ I of all A-lines.
+    """Fit the model of the light from below the range to all A-lines.
 
-    The line is a regression of T, estimated from the last planes of each A-line, on Σ I. Both have the structure of the
-    last planes, so the slope is taken from their covariances with the light from the upper half of the tissue, which is
-    an instrumental variable.
+    The model is a regression of T, estimated from the last planes of each A-line, on Σ I. Both contain the structure of
+    the last planes, which would bias the slope. The slope is therefore the ratio of their covariances with the light
+    from the upper half of the tissue (an instrumental variable).
 
     Parameters
     ----------
     volume, spacing_um, beam, background
         As for :func:`attenuation`: some thousand A-lines, spread over the tissue. A-lines with less than half of the
-        light of bright ones are left out: they show water, or are incomplete.
+        light of bright A-lines are left out, because they show water or are incomplete.
     end_per_mm : float
         Attenuation below the range.
 
     Returns
     -------
     DeepLight
-        Bounded by a third of the mean and three times the mean.
+        With bounds of a third of the mean of T and three times the mean; 0 everywhere without an A-line of tissue.
 
     Raises
     ------
@@ -186,7 +192,7 @@ def estimate_deep_light(
     planes = np.flatnonzero(from_surface(to_host(lines.mean(axis=1, dtype=np.float64))))
     upper = lines[: planes[0] + (len(lines) - planes[0] + 1) // 2]
     total, above = (part.sum(axis=0, dtype=np.float64) for part in (lines, upper))
-    ends = _from_below(lines, spacing_um, end_per_mm).astype(np.float64)
+    ends = _light_from_below(lines, spacing_um, end_per_mm).astype(np.float64)
     total, above, ends = to_host(xp.stack([total, above, ends]))
     mean, centred = float(ends.mean()), above - above.mean()
     with_total, with_ends = float((centred * total).sum()), -float((centred * ends).sum())
@@ -197,8 +203,8 @@ def estimate_deep_light(
 def estimate_end(volume: Array, spacing_um: float, beam: Beam | None = None, *, background: float = 0.0) -> float:
     """Find the attenuation below the range with which compensated tissue has the same brightness at all depths.
 
-    The mean attenuation of a profile (:func:`estimate_beam`) is too low if the tissue varies, because the light from
-    dense parts vanishes first. Found by bisection, with :func:`estimate_deep_light`.
+    The attenuation is found by bisection, with :func:`estimate_deep_light`. The mean attenuation of a profile
+    (:func:`estimate_beam`) would be too low if the tissue varies, because the light from dense parts vanishes first.
 
     Parameters
     ----------
@@ -209,6 +215,11 @@ def estimate_end(volume: Array, spacing_um: float, beam: Beam | None = None, *, 
     -------
     float
         In 1/mm, from 0.05 to 50; 0 for fewer than eight planes of tissue.
+
+    Raises
+    ------
+    ValueError
+        As :func:`attenuation`.
     """
     _, light = clear_light(volume, spacing_um, beam, 0.0, background)
     lines = tissue_lines(light)
@@ -230,8 +241,8 @@ def estimate_end(volume: Array, spacing_um: float, beam: Beam | None = None, *, 
     return math.sqrt(low * high)
 
 
-def _from_below(light: Any, spacing_um: float, end_per_mm: float) -> Any:
-    """Estimate the light from below the range of each A-line from its last planes."""
+def _light_from_below(light: Any, spacing_um: float, end_per_mm: float) -> Any:
+    """Estimate T of each A-line from its last planes; 0 for an attenuation of 0."""
     if not end_per_mm:
         return 0 * light[0]
     optical = 2e-3 * end_per_mm * spacing_um
@@ -243,14 +254,18 @@ def _from_below(light: Any, spacing_um: float, end_per_mm: float) -> Any:
 def _light(
     volume: Array, spacing_um: float, beam: Beam | None, end_per_mm: float, deep: DeepLight | None, background: float
 ) -> tuple[ModuleType, Array, Array]:
-    """Return the array module, the light from each voxel, and the light from below each voxel."""
+    """Return the array module, the light from each voxel (I), and the light from below each voxel (S)."""
     xp, light = clear_light(volume, spacing_um, beam, end_per_mm, background)
     total = xp.cumsum(light[::-1], axis=0, dtype=np.float32)[::-1]
     below = xp.concatenate([total[1:], xp.zeros_like(total[:1])])
-    return xp, light, below + (_from_below(light, spacing_um, end_per_mm) if deep is None else deep.below(total[0]))
+    return (
+        xp,
+        light,
+        below + (_light_from_below(light, spacing_um, end_per_mm) if deep is None else deep.below(total[0])),
+    )
 
 
-def _mark(xp: ModuleType, volume: Array, result: Array) -> Array:
+def _nan_where_not_finite(xp: ModuleType, volume: Array, result: Array) -> Array:
     """Put NaN where the input is not finite."""
     if volume.dtype.kind != "f":
         return result

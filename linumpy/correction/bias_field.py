@@ -1,14 +1,15 @@
-"""A smooth factor of the intensity of a whole image, by the method of N4.
+"""The bias field of an image, a smooth factor of its intensity, by the method of N4.
 
-In: an image of two or three axes, on the host or a device. Out: its bias field, in the same memory. The method is that
-of Tustison et al., N4ITK: improved N3 bias correction, IEEE Transactions on Medical Imaging 29:1310 (2010). Each
-iteration sharpens the histogram of the logarithm of the intensity by Wiener deconvolution, fits the change of the
-intensities by a cubic B-spline, and adds the spline to the field. The mesh of the spline gets finer from level to
-level.
+In: an image of two or three axes, on the host or a device. Out: its bias field, in the memory of the input. The method
+is that of Tustison et al., N4ITK: improved N3 bias correction, IEEE Transactions on Medical Imaging 29:1310 (2010).
+Each iteration sharpens the histogram of the logarithm of the intensity by Wiener deconvolution, fits a cubic B-spline
+to the change of the logarithms, and adds the spline to the logarithm of the field. The mesh of the spline gets finer
+from level to level.
 
 The spline is the approximation of Lee, Wolberg and Shin (IEEE Transactions on Visualization and Computer Graphics
-3:228, 1997), a weighted mean for each control point. On a grid of voxels its weights are products of one factor for
-each axis, so that a fit is two products of the image with a small matrix for each axis, with a mask or without.
+3:228, 1997): each control point is a weighted mean. On a grid of voxels the weights are products of one factor for each
+axis. A fit is therefore a product of the image with a small matrix for each axis, and another such product for the sum
+of the weights, with a mask or without.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ class BiasOptions:
     bins : int
         Bins of the histogram.
     shrink : int, optional
-        Factor by which the image is reduced first, by means over blocks. By default at most 2 million voxels are left.
+        Factor by which the image is reduced first, by means over blocks; by default at most about 2 million
+        voxels are left.
+
+    Raises
+    ------
+    ValueError
+        A number out of range.
     """
 
     spans: int = 1
@@ -76,18 +83,18 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
     mask : array of bool, same shape, optional
         Voxels to use.
     options : BiasOptions, optional
-        How to estimate it.
+        How to estimate the field.
 
     Returns
     -------
     array of float32, same shape
-        Positive, with a geometric mean of 1 over the voxels that are used; divide the image by it. It is 1 if no voxel
-        is used or all intensities are equal.
+        The field, by which the image is to be divided: positive, with a geometric mean of 1 over the voxels that are
+        used. It is 1 everywhere if no voxel is used or all intensities are equal.
 
     Raises
     ------
     ValueError
-        Another number of axes, an axis without voxels, a mask of another shape.
+        Another number of axes, an axis without voxels, voxels that are not real numbers, a mask of another shape.
     """
     options = options or BiasOptions()
     if image.ndim not in (2, 3) or 0 in image.shape or image.dtype.kind not in "biuf":
@@ -96,32 +103,34 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
         raise ValueError(f"mask of shape {tuple(mask.shape)} for an image of shape {tuple(image.shape)}")
     xp = array_module(image)
     shrink = options.shrink or max(1, math.ceil((image.size / _WORKING_VOXELS) ** (1 / image.ndim)))
-    values, counts = _reduced(xp, image, mask, shrink)
-    log = xp.log(xp.where(counts, values, 1)).astype(np.float32)
-    field = xp.zeros_like(log)
+    values, is_used = _reduced(xp, image, mask, shrink)
+    log_image = xp.log(xp.where(is_used, values, 1)).astype(np.float32)
+    log_field = xp.zeros_like(log_image)
     lattices = []
     for level in range(options.levels):
         spans = options.spans * 2**level
-        splines = [_basis(xp, size, shrink, count, spans) for size, count in zip(image.shape, log.shape, strict=True)]
-        fit = _Fit(xp, splines, counts)
+        splines = [
+            _basis(xp, size, shrink, count, spans) for size, count in zip(image.shape, log_image.shape, strict=True)
+        ]
+        fit = _SplineFit(xp, splines, is_used)
         lattice = 0.0
         for _ in range(options.iterations):
-            corrected = log - field
-            sharpened = _sharpened(xp, corrected, counts, options)
+            corrected = log_image - log_field
+            sharpened = _sharpened(xp, corrected, is_used, options)
             if sharpened is None:
                 break
             points = fit(corrected - sharpened)
             change = _product(points, [spline.T for spline in splines])
-            field, lattice = field + change, lattice + points
-            if _variation(xp, change, counts) < options.tolerance:
+            log_field, lattice = log_field + change, lattice + points
+            if _variation(xp, change, is_used) < options.tolerance:
                 break
         lattices.append((spans, lattice))
-    whole = xp.zeros(image.shape, np.float32)
+    full_log_field = xp.zeros(image.shape, np.float32)
     for spans, lattice in lattices:
         if not isinstance(lattice, float):
-            whole += _product(lattice, [_basis(xp, size, 1, size, spans).T for size in image.shape])
-    number = counts.sum()
-    return xp.exp(whole - (field * counts).sum() / xp.maximum(number, 1)).astype(np.float32)
+            full_log_field += _product(lattice, [_basis(xp, size, 1, size, spans).T for size in image.shape])
+    mean = (log_field * is_used).sum() / xp.maximum(is_used.sum(), 1)
+    return xp.exp(full_log_field - mean).astype(np.float32)
 
 
 def _reduced(xp: ModuleType, image: Array, mask: Array | None, shrink: int) -> tuple[Any, Any]:
@@ -160,13 +169,13 @@ def _basis(xp: ModuleType, size: int, shrink: int, count: int, spans: int) -> Ar
     return xp.asarray(matrix)
 
 
-class _Fit:
-    """Approximates values on a grid by a spline; weights, which do not depend on the values, are computed once."""
+class _SplineFit:
+    """Approximates values on a grid by a spline; the weights do not depend on the values, and are computed once."""
 
-    def __init__(self, xp: ModuleType, splines: list[Any], counts: Array) -> None:
+    def __init__(self, xp: ModuleType, splines: list[Any], is_used: Array) -> None:
         self._xp = xp
         self._cubes = [spline**3 for spline in splines]
-        self._scale = counts.astype(np.float32)
+        self._scale = is_used.astype(np.float32)
         weights = _product(self._scale, [spline**2 for spline in splines])
         self._weights = xp.where(weights > 1e-12, weights, np.inf)
         for axis, spline in enumerate(splines):
@@ -174,7 +183,7 @@ class _Fit:
             self._scale = self._scale / squares.reshape([-1 if k == axis else 1 for k in range(len(splines))])
 
     def __call__(self, values: Array) -> Array:
-        """Return the control points."""
+        """Compute the control points of the spline that approximates `values`."""
         return _product(values * self._scale, self._cubes) / self._weights
 
 
@@ -186,18 +195,19 @@ def _product(values: Array, matrices: Sequence[Array]) -> Array:
     return values
 
 
-def _sharpened(xp: ModuleType, log: Array, counts: Array, options: BiasOptions) -> Array | None:
-    """Return the expected true logarithm of each voxel; None if all are equal."""
-    if not bool(counts.any()):
+def _sharpened(xp: ModuleType, log_image: Array, is_used: Array, options: BiasOptions) -> Array | None:
+    """Return the expected true logarithm of each voxel; None if no voxel is used or all used voxels are equal."""
+    if not bool(is_used.any()):
         return None
-    low, high = (float(bound) for bound in (xp.where(counts, log, np.inf).min(), xp.where(counts, log, -np.inf).max()))
+    low = float(xp.where(is_used, log_image, np.inf).min())
+    high = float(xp.where(is_used, log_image, -np.inf).max())
     if not high - low > 1e-6:
         return None
     slope = (high - low) / (options.bins - 1)
-    position = xp.clip((log - low) / slope, 0, options.bins - 1)
+    position = xp.clip((log_image - low) / slope, 0, options.bins - 1)
     below = xp.minimum(position.astype(np.int32), options.bins - 2)
     share = (position - below).astype(np.float64)
-    weights = counts.astype(np.float64)
+    weights = is_used.astype(np.float64)
     histogram = xp.bincount(below.ravel(), ((1 - share) * weights).ravel(), options.bins) + xp.bincount(
         below.ravel() + 1, (share * weights).ravel(), options.bins
     )
@@ -225,9 +235,9 @@ def _expected(histogram: np.ndarray, low: float, slope: float, options: BiasOpti
     return np.where(usable, above / np.where(usable, below, 1), centres)[offset : offset + bins]
 
 
-def _variation(xp: ModuleType, change: Array, counts: Array) -> float:
-    """Return the coefficient of variation of the factor by which the field changed."""
+def _variation(xp: ModuleType, change: Array, is_used: Array) -> float:
+    """Return the coefficient of variation of the factor by which the field changes, over the voxels that are used."""
     factor = xp.exp(change)
-    number = counts.sum()
-    mean = (factor * counts).sum() / number
-    return float(xp.sqrt(((factor - mean) ** 2 * counts).sum() / number) / mean)
+    number = is_used.sum()
+    mean = (factor * is_used).sum() / number
+    return float(xp.sqrt(((factor - mean) ** 2 * is_used).sum() / number) / mean)

@@ -1,8 +1,8 @@
 """Illumination of tiles by the method of BaSiC: the brightness of each position of the field of view, for every depth.
 
-In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the same memory. The fields are
-estimated from tiles that are reduced to at most 128 × 128 pixels by means over areas, and are evaluated for every voxel
-as the sum of cosines that :mod:`linumpy.correction.shading` fits.
+In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the memory of the input. Tiles are
+reduced to at most 128 × 128 pixels in each plane by means over areas. :mod:`linumpy.correction.shading` fits sums of
+cosines to the reduced tiles, which are then evaluated at every voxel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from linumpy.device import array_module
 
 #: Maximum pixels of a reduced tile along an axis.
 WORKING_SIZE = 128
-#: Maximum pixels of the reduced tiles that are solved together: the solver needs about eight times their 4 bytes.
+#: Maximum pixels of the reduced tiles that are solved together; the solver needs about 32 bytes for each pixel.
 _BATCH_PIXELS = {"numpy": 2**22, "cupy": 2**27}
 
 
@@ -32,9 +32,9 @@ class Illumination:
     Attributes
     ----------
     flat : array of float32, (..., Y, X)
-        Factor of the intensity, with a mean of 1 over the tile.
+        Factor of the intensity, with a mean of about 1 over a tile; at least 0.01.
     dark : array of float32, (..., Y, X)
-        Offset in units of intensity; 0 unless it was estimated.
+        Offset in units of intensity, not negative; 0 unless it was estimated.
     baseline : array of float32, (N, ...)
         Brightness of each tile in units of intensity.
     """
@@ -54,8 +54,8 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
     Parameters
     ----------
     tiles : numpy.ndarray or cupy.ndarray, (N, ..., Y, X)
-        Tiles of real numbers. Each position along the axes between the first and the last two, such as each depth, has
-        a field. Voxels that are not finite are not used.
+        Tiles of real numbers. Each index of the axes between the first and the last two, such as each depth, gets its
+        own fields. Voxels that are not finite are not used.
     options : ShadingOptions, optional
         How to estimate the fields.
 
@@ -113,6 +113,11 @@ def illumination_of(
         Shape (..., Y, X) of a tile.
     options : ShadingOptions, optional
         How to estimate the fields.
+
+    Returns
+    -------
+    Illumination
+        In the memory of the reduced tiles.
     """
     options = options or ShadingOptions()
     tiles = list(reduced)
@@ -133,20 +138,23 @@ def illumination_of(
 
 
 def _batch(xp: ModuleType, tiles: list[tuple[Array, Array | None]], part: slice) -> tuple[Array, Array | None]:
-    """Stack some depths of all tiles; a pixel that is not valid has the mean of the valid ones at its position."""
+    """Stack some depths of all tiles; return the images, and which pixels are valid (None if all are).
+
+    A pixel that is not valid gets the mean of the valid pixels at its position or, if there are none, at its depth.
+    """
     images = xp.stack([pixels[part] for pixels, _ in tiles])
     if all(valid is None for _, valid in tiles):
         return images, None
     valid = xp.stack([xp.ones(pixels[part].shape, bool) if v is None else v[part] for pixels, v in tiles])
     count = valid.sum(axis=0)
     mean = xp.where(valid, images, 0).sum(axis=0) / xp.maximum(count, 1)
-    whole = (mean * count).sum(axis=(1, 2)) / xp.maximum(count.sum(axis=(1, 2)), 1)
-    mean = xp.where(count > 0, mean, whole[:, None, None])
+    depth_mean = (mean * count).sum(axis=(1, 2)) / xp.maximum(count.sum(axis=(1, 2)), 1)
+    mean = xp.where(count > 0, mean, depth_mean[:, None, None])
     return xp.where(valid, images, mean).astype(np.float32), valid
 
 
 def _area_means(xp: ModuleType, size: int) -> Any:
-    """Return the matrix of means over equal areas, (pixels, size), whose rows have the sum 1."""
+    """Return the matrix (pixels, size) of means over equal parts of an axis; the sum of each row is 1."""
     count = min(size, WORKING_SIZE)
     edges = np.arange(count + 1) * size / count
     sample = np.arange(size)

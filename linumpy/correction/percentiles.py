@@ -1,9 +1,9 @@
-"""Percentiles of each plane, and intensities between two of them mapped to 0 and 1.
+"""Percentiles of each plane, and the normalisation that maps two of them to 0 and 1.
 
-In: volumes with depth first, on the host or a device. Out: percentiles; normalised volumes, in the same memory.
+In: volumes with depth first, on the host or a device. Out: percentiles; normalised volumes, in the memory of the input.
 Volumes that do not fit into memory are counted in histograms, box by box. The bin of a voxel is the upper 16 bits of
-its float32, mapped to an integer of the same order: bins are less than 0.8 % of the intensity wide, and exact for
-integers up to 256.
+the voxel as float32, mapped to an integer such that bins rise with the intensity. A bin is less than 0.8 % of the
+intensity wide, and each integer up to 256 is the lower edge of a bin.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ BINS = 2**16
 
 
 def check_shares(low: float, high: float) -> None:
-    """Check two percentiles: from 0 to 100, the lower one first."""
+    """Check two percentiles: from 0 to 100, the lower one first.
+
+    Raises
+    ------
+    ValueError
+        Naming both.
+    """
     if not 0 <= low < high <= 100:
         raise ValueError(f"low={low:g}, high={high:g}: pass two percentiles from 0 to 100, the lower one first")
 
 
 def plane_percentiles(volume: Array, shares: tuple[float, float]) -> Array:
-    """Return two percentiles of the finite voxels of each plane: float32, (2, Z); NaN where a plane has none."""
+    """Return the percentiles `shares` of the finite voxels of each plane: float32, (2, Z).
+
+    NaN for a plane without a finite voxel.
+    """
     xp = array_module(volume)
     rows = xp.sort(_finite_or_nan(xp, volume).reshape((len(volume), -1)), axis=1)  # NaN comes last
     count = xp.isfinite(rows).sum(axis=1)
@@ -52,7 +61,10 @@ def histograms(volume: Array) -> Array:
 
 
 def histogram_percentiles(counts: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
-    """Return two percentiles of each histogram: float32, (2, Z), linear within a bin; NaN where it is empty."""
+    """Return the percentiles `shares` of each histogram, interpolated linearly within a bin: float32, (2, Z).
+
+    NaN for an empty histogram.
+    """
     edges = _edges()
     cumulative = np.cumsum(counts, axis=1)
     results = np.full((2, len(counts)), np.nan, np.float32)
@@ -83,25 +95,27 @@ def normalise(volume: Array, bounds: Array, *, clip: bool = True) -> Array:
     Returns
     -------
     array of float32, (Z, ...)
-        NaN where `volume` has it; 0 in a plane whose two intensities are equal or unknown.
+        NaN where `volume` is NaN; 0 in a plane whose two intensities are equal or NaN.
     """
     xp = array_module(volume)
     low, high = (xp.asarray(bound).reshape(-1, *(1,) * (volume.ndim - 1)) for bound in bounds)
-    known = high > low
-    # In a plane without bounds all finite voxels are divided by infinity, which gives 0.
-    result = (volume.astype(np.float32, copy=False) - xp.where(known, low, 0)) / xp.where(known, high - low, np.inf)
+    has_range = high > low
+    # In a plane without a range all finite voxels are divided by infinity, which gives 0.
+    offset, width = xp.where(has_range, low, 0), xp.where(has_range, high - low, np.inf)
+    result = (volume.astype(np.float32, copy=False) - offset) / width
     if clip:
         result = xp.clip(result, 0, 1)
     return result.astype(np.float32, copy=False)
 
 
 def _finite_or_nan(xp: ModuleType, volume: Array) -> Array:
+    """Return a volume as float32, with NaN in place of infinite voxels."""
     voxels = volume.astype(np.float32, copy=False)
     return voxels if volume.dtype.kind != "f" else xp.where(xp.isfinite(voxels), voxels, np.float32(np.nan))
 
 
 def _edges() -> np.ndarray:
-    """Return the lower edge of each bin, and one more."""
+    """Return the lower edge of each bin, and the upper edge of the last."""
     ordered = np.minimum(np.arange(BINS + 1, dtype=np.uint64) << np.uint64(16), 2**32 - 1).astype(np.uint32)
     bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
     return np.nan_to_num(bits.view(np.float32), nan=0.0, posinf=3.4e38, neginf=-3.4e38).astype(np.float64)

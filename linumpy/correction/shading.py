@@ -1,14 +1,16 @@
 """The model of BaSiC: images of one field of view = baseline × flat field + dark field + sparse residual.
 
 In: reduced images, NumPy or CuPy. Out: :class:`Shading`, in the memory of the input. The method is that of Peng et al.,
-A BaSiC tool for background and shading correction of optical microscopy images, Nature Communications 8:14836 (2017):
-the fields are sparse in the discrete cosine transform (DCT), residuals have a reweighted L1 norm, and ADMM minimises
+A BaSiC tool for background and shading correction of optical microscopy images, Nature Communications 8:14836 (2017).
+The fields are sparse in the discrete cosine transform (DCT), residuals have a reweighted L1 norm, and the alternating
+direction method of multipliers (ADMM) minimises
 
-    Σ_n |W_n (I_n - b_n S - D)|₁ + λ_S |DCT S|₁ + λ_D |DCT D|₁.
+    Σ_n |W_n (I_n - b_n S - D)|₁ + λ_S |DCT S|₁ + λ_D |DCT D|₁
 
-Every depth has its own S, D and b_n; all depths are minimised in one batch. The DCT is orthonormal, so both updates of
-the fields are exact: a soft threshold of coefficients. The means of S and D have no penalty. The transform of a field
-of at most 128 × 128 pixels is two products with a matrix, which BLAS computes for all depths at once.
+with the images I_n, their baselines b_n, the flat field S, the dark field D, and weights W_n of the pixels. Every depth
+has its own S, D and b_n; all depths are minimised in one batch. The DCT is orthonormal, so the update of a field is
+exact: a soft threshold of its coefficients. The means of S and D have no penalty. The transform of a field of at most
+128 × 128 pixels is two products with a matrix, which BLAS computes for all depths at once.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 
-#: Penalty of ADMM, in units of the mean intensity: a residual up to the weight over this becomes zero.
+#: Penalty of ADMM, in units of the mean intensity: a residual below the pixel's weight over this penalty becomes zero.
 _PENALTY = 10.0
 #: Minimum of a flat field, as a share of its mean.
 _MIN_FLAT = 0.01
-#: Minimum variance of the baselines, as a share of their mean square, with which dark and flat field can be separated.
+#: Minimum variance of the baselines, as a share of their mean square: with less, dark and flat field are not separable.
 _MIN_VARIANCE = 1e-3
-#: Reweighted fits of the lines whose offsets are the dark field.
+#: Number of reweighted fits of the lines whose offsets are the dark field.
 _LINE_FITS = 3
 
 
@@ -49,6 +51,11 @@ class ShadingOptions:
         Maximum number of reweighted problems, and iterations of ADMM for each problem.
     tolerance : float
         Mean relative change of the flat field from one problem to the next, below which the fit has converged.
+
+    Raises
+    ------
+    ValueError
+        A number out of range.
     """
 
     dark: bool = False
@@ -103,24 +110,24 @@ def estimate_shading(images: Array, valid: Array | None, options: ShadingOptions
     valid : array of bool, same shape, optional
         Pixels to use.
     options : ShadingOptions
-        How to estimate them.
+        How to estimate the fields.
     """
     xp = array_module(images)
     scale = xp.abs(images).mean(axis=(0, 2, 3))  # of each depth
     scale = xp.where(scale > 0, scale, 1).astype(np.float32)
-    problem = _Problem(xp, images, valid, scale, options)
+    problem = _ShadingProblem(xp, images, valid, scale, options)
     problem.solve()
     shape = images.shape[1:]
     flat, dark = problem.flat.reshape(shape), (problem.dark * scale[:, None]).reshape(shape)
     return Shading(flat, dark, (problem.baseline * scale[:, None]).T)
 
 
-class _Problem:
-    """The state of ADMM for all depths: images (z, n, p) of p pixels, fields (z, p), baselines (z, n).
+class _ShadingProblem:
+    """The state of ADMM for z depths and n images of p pixels: images (z, n, p), fields (z, p), baselines (z, n).
 
-    With a residual R, a scaled multiplier u and thresholds t, one iteration takes R = shrink(m, t) of the misfit
-    m = I - b S - D + u, and the new u = m - R is m clipped to ±t. So R is not stored: the updates of S and b need only
-    the target I - D - R + u = I - D - m + 2 u.
+    With the residual R, the scaled multiplier u and thresholds t, an iteration computes the misfit m = I - b S - D + u,
+    R = shrink(m, t), and the new u = m - R, which is m clipped to ±t. So R need not be stored: the updates of S and b
+    use only the target I - D - R + u = I - D - m + 2 u.
     """
 
     def __init__(self, xp: ModuleType, images: Any, valid: Any, scale: Any, options: ShadingOptions) -> None:
@@ -133,13 +140,13 @@ class _Problem:
         self.dark = xp.zeros_like(self.flat)
         self.baseline = self._baselines(self.images)
         self.multiplier = xp.zeros_like(self.images)
-        # White noise in n images gives a coefficient a gradient of about sqrt(n); the largest of all coefficients gets
-        # sqrt(2 log(pixels)) times that.
+        # White noise in n images gives a coefficient a gradient of about sqrt(n). The largest gradient of all
+        # coefficients is about sqrt(2 log(pixels)) times as large.
         noise = math.sqrt(2 * count * math.log(max(2, math.prod(size))))
         self.threshold = options.smoothness * noise / _PENALTY
 
     def solve(self) -> None:
-        """Minimise the problem, with new weights until the flat field stays the same."""
+        """Solve the problem again with new weights, until the flat field stays the same."""
         residual: Any = self.xp.zeros((1, 1, 1), np.float32)
         for number in range(self.options.reweights):
             before = self.flat
@@ -161,7 +168,7 @@ class _Problem:
                 break
 
     def _misfit(self, light: Any) -> Any:
-        """Return ``light - b S + u``."""
+        """Return the misfit ``light - b S + u``; `light` is ``I - D``."""
         misfit = self.baseline[:, :, None] * self.flat[:, None]
         self.xp.subtract(light, misfit, out=misfit)
         misfit += self.multiplier
@@ -179,14 +186,15 @@ class _Problem:
         self.flat = xp.maximum(flat, np.float32(_MIN_FLAT)).astype(np.float32)
 
     def _set_dark(self) -> None:
-        """Fit a line of intensity over baseline to each pixel, whose value without light is the dark field.
+        """Fit a line of intensity over baseline to each pixel; the dark field is made of the offsets of the lines.
 
-        Baselines are known up to a constant, so that the offsets of the lines are known up to a multiple of the flat
-        field: the dark field is their constant part, and the part that is orthogonal to the flat field.
+        Baselines are known only up to a constant, so the offsets are known only up to a multiple of the flat field. The
+        dark field is the constant part of the offsets, and the part that is orthogonal to the flat field. It is 0 where
+        the baselines vary too little.
         """
         xp, light, flat = self.xp, self.baseline[:, :, None], self.flat
         variance = self.baseline.var(axis=1)[:, None]
-        known = variance > _MIN_VARIANCE * (self.baseline**2).mean(axis=1)[:, None]
+        is_separable = variance > _MIN_VARIANCE * (self.baseline**2).mean(axis=1)[:, None]
         slope, offset = flat, self.dark
         for _ in range(_LINE_FITS):
             weights = self._weights(self.images - light * slope[:, None] - offset[:, None])
@@ -201,7 +209,7 @@ class _Problem:
         share = (offset * shape).sum(axis=1)[:, None] / xp.where(power > 1e-6, power, np.inf)
         noise = self.threshold / xp.maximum(light.shape[1] * variance[:, 0], 1e-6)
         dark = self._smooth(offset - share * flat, noise)
-        self.dark = xp.where(known, xp.maximum(dark, 0), 0).astype(np.float32)
+        self.dark = xp.where(is_separable, xp.maximum(dark, 0), 0).astype(np.float32)
 
     def _baselines(self, images: Any) -> Any:
         """Fit the brightness of each image to the flat field by least squares; negative results become zero."""
@@ -216,7 +224,7 @@ class _Problem:
         return (self.rows.T @ smooth @ self.columns).reshape(field.shape)
 
     def _weights(self, residual: Any) -> Any:
-        """Return weights that decrease with the residual, of mean 1 for each depth; 0 for pixels that are not used."""
+        """Return weights that decrease with the residual, of mean 1 at each depth; 0 for pixels that are not valid."""
         xp = self.xp
         model = (self.baseline.mean(axis=1)[:, None] * self.flat)[:, None]
         weights = 1 / (xp.abs(residual) / xp.maximum(model, 1e-6) + np.float32(self.options.epsilon))

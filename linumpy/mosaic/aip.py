@@ -1,7 +1,7 @@
 """The average intensity projection of a mosaic of any size, from disk to disk.
 
-In: an OME-Zarr mosaic. Out: its mean along depth, as an OME-Zarr image or as a picture of 16 bits. The mosaic is
-processed in columns of whole depth: the next is read while one is projected and the last is written.
+In: an OME-Zarr mosaic. Out: its mean along depth, as an OME-Zarr image or as a PNG of 16 bits. The mosaic is cut into
+columns, boxes of the whole depth. While one column is projected, the next is read and the last is written.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
+#: Value of white in a PNG of 16 bits.
 _WHITE = 65535
 
 
@@ -46,7 +47,7 @@ class MosaicProjection:
     nbytes : int
         Bytes of the mosaic.
     window : (float, float) or None
-        Intensities that are black and white in the picture.
+        Intensities that are black and white in the picture; None for an OME-Zarr image.
     """
 
     shape: tuple[int, int]
@@ -78,8 +79,8 @@ def project_mosaic(
     source : str or Path
         The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The image to write: float32, with the mosaic's lateral axes, spacing and origin; one for each time and channel.
-        Metadata that still apply are copied.
+        The image to write: float32, with the mosaic's lateral axes, spacing and origin, and a projection for each time
+        and channel. Metadata that still apply are copied.
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
@@ -87,9 +88,9 @@ def project_mosaic(
     spacing, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     progress : callable, optional
-        Called with the number of bytes done since the last call.
-    tile_bytes : int
-        Approximate bytes of a column, of which three are in memory; by default 256 MiB on a GPU and 32 MiB on the CPU.
+        Called with the number of bytes of the mosaic projected since the last call.
+    tile_bytes : int, optional
+        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU. Three columns are in memory.
 
     Raises
     ------
@@ -126,8 +127,8 @@ def project_mosaic_to_png(
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
     Intensities from the 0.1st to the 99.9th percentile become black to white, one pixel for each voxel; non-finite
-    values are black. Parameters and errors are those of :func:`project_mosaic`, with a PNG as output; of several times
-    or channels one must be selected.
+    values are black. Parameters and errors are those of :func:`project_mosaic`, except that the output is a PNG and
+    that one of several times or channels must be selected.
     """
     from PIL import Image
 
@@ -138,11 +139,11 @@ def project_mosaic_to_png(
     with tile_work(distributed, use_gpu=use_gpu) as work:
         pixels = work.xp.empty(image.lateral_shape, np.float32)
 
-        def keep(index: tuple[int | slice, ...], part: Array) -> None:
-            pixels[index] = part
+        def store_means(index: tuple[int | slice, ...], means: Array) -> None:
+            pixels[index] = means
 
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        project_columns(image, size, keep, work, progress)
+        project_columns(image, size, store_means, work, progress)
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
@@ -150,7 +151,15 @@ def project_mosaic_to_png(
 
 
 def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:
-    """Map intensities to 16 bits, with the percentiles :data:`WINDOW` as black and white."""
+    """Map intensities to 16 bits, with the percentiles :data:`WINDOW` of the finite pixels as black and white.
+
+    Returns
+    -------
+    picture : array of uint16, in the shape of `pixels`
+        Non-finite pixels are black.
+    window : (float, float)
+        The intensities that are black and white; (0, 0) without a finite pixel.
+    """
     finite = pixels[xp.isfinite(pixels)]
     if not finite.size:
         return xp.zeros(pixels.shape, np.uint16), (0.0, 0.0)
@@ -161,10 +170,11 @@ def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:
 
 
 def _mean(column: Array, measured: MeasuredVoxels | None, depth_axis: int) -> Array:
-    """Return the mean of the measured voxels along depth; NaN where there are none."""
+    """Compute the mean of the measured voxels along depth; NaN where there are none. Overwrites `column`."""
     if measured is None:
         return project(column, depth_axis)  # type: ignore[return-value]
     xp = array_module(column)
+    # The mean over all planes, with 0 for voxels that were not measured, times planes over measured planes.
     xp.copyto(column, 0, where=~measured.mask(xp))
     count = measured.count(xp)
     ratio = xp.where(count > 0, measured.planes / xp.maximum(count, 1), np.nan)
@@ -187,11 +197,12 @@ def project_columns(
     size : tuple of int
         Shape of a column.
     write : callable
-        Takes the index of a column in the projections (of the leading axes, then two slices) and its means.
+        Takes the index of a column in the projections (an integer for each time and channel axis, then two slices), and
+        the means of the column.
     work : TileWork
         Where columns are read and computed.
     progress : callable, optional
-        Called with the number of bytes done since the last call.
+        Called with the number of bytes of the mosaic projected since the last call.
     """
     (first, second), use_gpu = image.lateral_axes, work.use_gpu
     work(

@@ -1,8 +1,8 @@
-"""Attenuation and loss of the beam of a mosaic, from disk to disk.
+"""Compensate the attenuation of light and the loss of the beam in a volume, from disk to disk.
 
 In: an OME-Zarr volume. Out: its attenuation coefficients, or its intensities without attenuation, as OME-Zarr with the
-same axes, chunks, spacing and origin. The volume is read once, in columns of whole depth; a few columns are read before
-to estimate the parameters that the caller does not pass.
+same axes, chunks, spacing and origin. First, up to 16 columns (boxes of the whole depth) are read, from which the light
+from below the range and the parameters that the caller does not pass are estimated. Then the volume is read once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Number of evenly spread columns from which parameters are estimated, and maximum of A-lines of each.
+#: Maximum number of evenly spread columns from which parameters are estimated, and approximate number of A-lines that
+#: are taken of each column.
 _SAMPLED, _LINES = 16, 4096
 
 
@@ -55,9 +56,9 @@ class AttenuationMethod:
     focus_um, rayleigh_um : float, optional
         See :class:`linumpy.correction.attenuation.Beam`.
     falloff_per_mm : float
-        Fall-off of sensitivity, of the instrument's calibration.
+        Fall-off of sensitivity, from the calibration of the instrument; it is not estimated.
     end_per_mm : float, optional
-        Attenuation below the range; 0 for no light from there.
+        Attenuation below the recorded range; 0 for no light from there.
     background : float, optional
         Intensity without light.
     max_gain : float
@@ -74,7 +75,19 @@ class AttenuationMethod:
 
 @dataclass(frozen=True)
 class AttenuationUsed:
-    """The background, the beam, the attenuation below the range and the light from there that were used."""
+    """The parameters of a compensation.
+
+    Attributes
+    ----------
+    background : float
+        Intensity without light.
+    beam : Beam
+        Loss of the beam.
+    end_per_mm : float
+        Attenuation below the recorded range.
+    deep : DeepLight
+        Light from below the recorded range.
+    """
 
     background: float
     beam: Beam
@@ -104,31 +117,39 @@ def compensate_attenuation(
     Parameters
     ----------
     source : str or Path
-        The volume: axes z, y and x in any order, light comes from the first plane along z.
+        The volume: axes z, y and x in any order. Light enters at the first plane along z.
     output : str or Path
         The OME-Zarr image to write.
     method : AttenuationMethod, optional
-        Parameters.
+        Parameters; by default all are estimated, without fall-off.
     coefficients : bool
-        Whether to write attenuation coefficients in 1/mm, as float32. By default intensities in the source's dtype,
-        which integers may clip.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`; the volume is read once.
+        Whether to write attenuation coefficients in 1/mm, as float32. By default intensities are written in the
+        source's dtype: integers are rounded and clipped to their range.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    progress : callable, optional
+        Called with the number of bytes of the volume done since the last call.
+
+    Returns
+    -------
+    AttenuationUsed
+        The parameters, given or estimated.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no volume, parameters out of range; no CUDA device with `use_gpu`.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no volume, parameters out of range, a volume of booleans; no CUDA device
+        with `use_gpu`.
     """
     method = method or AttenuationMethod()
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("attenuation is computed in one volume")
     check_apart([output], [source])
     check_target(Path(output), overwrite=overwrite)
-    used = _choose(image, method, use_gpu)
+    used = _choose_parameters(image, method, use_gpu)
     log.info("%s: %s", image.name, used)
     step = image.spacing[image.depth_axis]
-    # The smallest positive value of the output; the boxes are float32.
+    # The smallest positive intensity that the output can hold.
     smallest = np.float32(1 if image.array.dtype.kind in "iu" else np.finfo(np.float32).tiny)
 
     def correct(_: Box, voxels: Array) -> Array:
@@ -137,7 +158,7 @@ def compensate_attenuation(
         clear = compensate(
             voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
         )
-        # Later steps take 0 for a voxel that was not measured, so a measured one as dark as the background is not 0.
+        # Later steps treat 0 as not measured, so a measured voxel as dark as the background must not become 0.
         xp = array_module(voxels)
         return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
 
@@ -148,8 +169,8 @@ def compensate_attenuation(
     return used
 
 
-def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
-    """Take the parameters of the method, and estimate those that are None."""
+def _choose_parameters(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
+    """Return the parameters of the method, with estimates in place of None, and the light from below the range."""
     step, sampled = image.spacing[image.depth_axis], _sampled_rows(image, use_gpu)
     dark = estimate_background(sampled) if method.background is None else method.background
     focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
@@ -164,7 +185,7 @@ def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> Att
 
 
 def _sampled_rows(image: MosaicImage, use_gpu: bool) -> Array:
-    """Return rows of A-lines of a few columns side by side: float32, (Z, N)."""
+    """Read A-lines of a few columns: float32, (Z, N). They are whole rows, because estimates compare neighbours."""
     z, array = image.depth_axis, image.array
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
     count, parts = min(_SAMPLED, len(columns)), []

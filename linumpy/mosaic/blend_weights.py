@@ -1,6 +1,6 @@
 """Weights with which tiles are blended where they overlap; pure, NumPy.
 
-In: the shape of a tile, and the positions of all. Out: a map of weights (height, width) for each tile, above 0.
+In: the shape of a tile, and the positions of all tiles. Out: maps of weights (height, width), all above 0.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: Maximum of the distance weights that are the lower limit of diffusion weights: where no voxel of a tile lies alone,
-#: all diffusion weights are 0.
+#: Diffusion weights are at least the distance weights scaled to this maximum. Without this limit all weights of a tile
+#: that other tiles cover completely would be 0.
 _DISTANCE_SHARE = 1e-3
 
 
 def distance_weights(tile_shape: Sequence[int]) -> np.ndarray:
     """Return the product of the distances to the nearest border along both axes, (height, width) of float32.
 
-    Between two tiles side by side it falls linearly from one to the other.
+    In the overlap of two tiles side by side the share of each tile falls linearly towards the border of the tile.
     """
     rows, columns = (np.minimum(np.arange(n) + 1, n - np.arange(n)).astype(np.float32) for n in tile_shape)
     return np.outer(rows, columns)
 
 
 def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[np.ndarray]:
-    """Return for each tile the solution of Laplace's equation in the voxels that it shares with others.
+    """Return for each tile the solution of Laplace's equation in the voxels that it shares with other tiles.
 
-    Boundary values are 1 where the tile lies alone and 0 beyond its borders where others continue, with no flux through
-    the border of the mosaic: weight diffuses from the tile's own part into its overlaps. Weights have no kinks, even
-    where tiles are displaced.
+    Weight diffuses from the part where the tile lies alone into its overlaps. Boundary values are 1 where the tile lies
+    alone, and 0 beyond its borders where other tiles continue. There is no flux through the border of the mosaic.
+    Weights have no kinks, even where tiles are displaced.
 
     Parameters
     ----------
@@ -36,14 +36,20 @@ def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[
         Voxels of a tile.
     positions : numpy.ndarray, (tiles, 2)
         First voxel of each tile; rounded to whole voxels.
+
+    Returns
+    -------
+    list of numpy.ndarray of float32, (height, width)
+        In the order of `positions`.
     """
     corners = np.rint(positions).astype(np.int64)
-    lowest = distance_weights(tile_shape)
-    lowest *= _DISTANCE_SHARE / lowest.max()
-    return [np.maximum(_diffused(tile_shape, corner, corners), lowest).astype(np.float32) for corner in corners]
+    minimum = distance_weights(tile_shape)
+    minimum *= _DISTANCE_SHARE / minimum.max()
+    return [np.maximum(_diffused(tile_shape, corner, corners), minimum).astype(np.float32) for corner in corners]
 
 
 def _diffused(tile_shape: Sequence[int], corner: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    """Solve Laplace's equation for the tile at `corner`; 0 everywhere if the tile lies alone nowhere."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.linalg import spsolve
 

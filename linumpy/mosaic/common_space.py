@@ -1,8 +1,8 @@
 """Bring registered slices to one grid, each voxel resampled once, from disk to disk.
 
 In: a folder of OME-Zarr slices, and their transforms (:mod:`linumpy.mosaic.alignment.transforms`). Out: one OME-Zarr
-volume, written box by box. A slice begins at its cut surface and ends at its last plane; where slices overlap along Z,
-:func:`linumpy.mosaic.stacking.compose` blends them. Measured voxels are interpolated linearly.
+volume, written box by box. A slice begins at its cut surface and ends at the depth that its transform records. Where
+slices overlap along Z, :func:`linumpy.mosaic.stacking.compose` blends them. Measured voxels are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import find_slices, open_slices
 from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_nbytes, tile_shape
-from linumpy.mosaic.stacking import StackPlan, compose, parts
+from linumpy.mosaic.stacking import StackPlan, compose, slices_in_box
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.tile_work import TileWork, tile_work
@@ -47,9 +47,9 @@ class CommonSpace:
     spacing, origin : (float, float, float)
         Voxel spacing, and coordinates of the first voxel in the space of the transforms, in µm along z, y and x.
     plan : StackPlan
-        The planes of each slice; laterally each has the whole grid.
+        The box of each slice in the stack: its planes, and the whole lateral grid.
     grids : tuple of AffineGrid
-        Maps from the voxels of each slice's box in the stack to those of the slice.
+        For each slice the map from the voxels of its box to the voxels of the slice.
     nbytes : int
         Bytes of the stack.
     """
@@ -66,7 +66,7 @@ def plan_common_space(
     images: Sequence[MosaicImage],
     new_spacing: float | Sequence[float] | None = None,
 ) -> CommonSpace:
-    """Choose the grid that holds all slices.
+    """Plan the grid that holds all slices; pure.
 
     Parameters
     ----------
@@ -75,12 +75,13 @@ def plan_common_space(
     images : sequence of MosaicImage
         The slices, in their order.
     new_spacing : float or (float, float, float), optional
-        Voxel spacing of the stack in µm; by default that of the slices. Slices are smoothed for a coarser one.
+        Voxel spacing of the stack in µm, along all axes or along z, y and x; by default the spacing of the slices.
+        Slices are smoothed if a step is more than 1 % coarser than theirs.
 
     Raises
     ------
     ValueError
-        A spacing that is not positive.
+        A spacing that is neither one nor three positive numbers.
     """
     steps = np.atleast_1d(np.array(images[0].spacing if new_spacing is None else new_spacing, np.float64))
     if steps.shape not in ((1,), (3,)) or not (steps > 0).all() or not np.isfinite(steps).all():
@@ -113,7 +114,7 @@ def plan_common_space(
 
 
 def _to_stack(matrix: np.ndarray, image: MosaicImage) -> np.ndarray:
-    """Return the map from voxels of a slice to the stack, in µm."""
+    """Return the map from voxels of a slice to coordinates of the stack in µm."""
     voxels = np.diag([*image.spacing, 1.0])
     voxels[:3, 3] = image.origin
     return matrix @ voxels
@@ -126,7 +127,7 @@ def _grid(
     """Return the map from the voxels of a slice's box in the stack to the voxels of the slice."""
     box_to_um = np.diag([*spacing, 1.0])
     box_to_um[:3, 3] = origin + np.array(offset) * spacing
-    # Rounded, so that rounding errors do not put the outermost voxels of an equal grid outside of the slice.
+    # Without this, rounding errors could put the outermost voxels of an equal grid outside of the slice.
     box_to_slice = np.linalg.inv(to_stack) @ box_to_um
     linear, shift = box_to_slice[:3, :3].round(12), box_to_slice[:3, 3].round(9)
     rows = tuple(map(tuple, linear.tolist()))
@@ -184,7 +185,7 @@ def stack_registered(
         The OME-Zarr image to write; its origin is in the space of the transforms. It has the metadata that are equal in
         all slices.
     new_spacing : float or (float, float, float), optional
-        Voxel spacing of the stack in µm; by default that of the slices.
+        Voxel spacing of the stack in µm, as for :func:`plan_common_space`.
     channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.slices.stack_mosaics`.
     progress : callable, optional
@@ -198,8 +199,8 @@ def stack_registered(
 
     Notes
     -----
-    Voxels that are 0, not finite or filled by focal correction are not interpolated. Where they have more than half of
-    the interpolation weights, the sample is 0 or is taken from the other slice.
+    Voxels that are 0, not finite or filled by focal correction are not valid, and are not interpolated. Where valid
+    voxels have less than half of the interpolation weights, the sample is taken from the other slice, or is 0.
     """
     check_target(Path(output), overwrite=overwrite)
     transform_files = [] if isinstance(transforms, SliceTransforms) else [transforms]
@@ -220,12 +221,12 @@ def _make_stack(
     space: CommonSpace, images: Sequence[MosaicImage], target: OutputImage, writer: OmeZarrWriter, work: TileWork,
     size: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Resample, blend and write the stack in boxes of a size."""
+    """Resample, blend and write the stack in boxes of `size` voxels."""
     use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
 
     def read(box: Box) -> dict[int, tuple[Block, Array]]:
         sources = {}
-        for number, part in parts(space.plan, box):
+        for number, part in slices_in_box(space.plan, box):
             block = _block(space.grids[number], part)
             if math.prod(block.source_shape):
                 sources[number] = block, read_box(images[number].array, block.source_box, use_gpu)
@@ -248,6 +249,7 @@ def _make_stack(
 
 
 def _block(grid: AffineGrid, part: Box) -> Block:
+    """Plan the box of a slice that a box of the stack needs."""
     start, stop = tuple(e.start for e in part), tuple(e.stop for e in part)
     return Block(0, start, stop, *source_box(grid, start, stop))
 
@@ -255,12 +257,15 @@ def _block(grid: AffineGrid, part: Box) -> Block:
 def resampled(
     grid: AffineGrid, block: Block, voxels: Array, image: MosaicImage, xp: ModuleType, dtype: np.dtype
 ) -> Array:
-    """Sample a slice in a box of the stack: the mean of the valid voxels around a point, by their linear weights."""
+    """Sample a slice in a box of the stack: the mean of the valid voxels around each point, by their linear weights.
+
+    A sample is 0 if valid voxels have less than half of the weights.
+    """
     valid = image.valid_voxels(block.source_box, voxels)
     if bool(valid.all()):
         return make_box(voxels.astype(dtype, copy=False), grid, block, 0, xp.empty(block.shape, dtype))
-    known = xp.where(valid, voxels, 0).astype(np.float32)
-    sums = make_box(known, grid, block, 0, xp.empty(block.shape, np.float32))
+    valid_or_zero = xp.where(valid, voxels, 0).astype(np.float32)
+    sums = make_box(valid_or_zero, grid, block, 0, xp.empty(block.shape, np.float32))
     weights = make_box(valid.astype(np.float32), grid, block, 0, xp.empty(block.shape, np.float32))
     means = xp.where(weights >= 0.5, sums / xp.maximum(weights, np.float32(0.5)), 0)
     return rounded(means, dtype)

@@ -1,8 +1,8 @@
 """Focal curvature of a mosaic of any size, detected and corrected from disk to disk.
 
 In: an OME-Zarr mosaic and the size of its tiles. Out: the mosaic without focal curvature, as OME-Zarr with the same
-dtype, axes, chunks, spacing and origin; a report as JSON and as a picture. The mosaic is read twice, in columns of
-whole depth: for its surface, and for the correction.
+dtype, axes, chunks, spacing and origin; a report as JSON and as a picture. The mosaic is read twice, in columns (boxes
+of the whole depth): its complete tiles for their surface, and all of it for the correction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.io.measured import Correction, record
+from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Maximum voxels of the fitted surface (512 MiB): of a larger mosaic only the tiles in the middle are used.
+#: Maximum voxels of the fitted surface (512 MiB). Of a larger mosaic only the tiles in the middle are used.
 MAP_VOXELS = 2**27
 
 
@@ -54,7 +54,8 @@ class FocalCorrection:
     wrap : bool
         Whether voxels that leave at one end enter at the other.
     fill_value : float, optional
-        Value of voxels from outside, without `wrap`; by default that of the nearest measured voxel of their A-line.
+        Value of voxels that a shift leaves empty, without `wrap`; by default the value of the nearest measured voxel of
+        the A-line.
     """
 
     interpolate: bool = False
@@ -90,8 +91,8 @@ def correct_mosaic(
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
         Of several times or channels one must be selected: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write; its metadata has the tile shape, the mosaic's metadata that still apply and,
-        without `wrap`, the filled voxels: surface detection, projection and stacking exclude them.
+        The OME-Zarr image to write. Its metadata has the tile shape and the metadata of the mosaic that still apply.
+        Without `wrap` it also records the filled voxels, which surface detection, projection and stacking exclude.
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
         linumpy writes.
@@ -108,15 +109,15 @@ def correct_mosaic(
     report : str or Path, optional
         A PNG, PDF or SVG to write; the fit is written beside it as JSON, with the suffix ``.json``.
     codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`; by default as in the source.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
         Whether to replace existing outputs.
     progress : callable, optional
-        Called with the number of bytes read since the last call: twice those of the mosaic, unless it is so large that
-        only the surface of its middle is used.
-    tile_bytes : int
+        Called with the number of bytes done since the last call. In all these are twice the bytes of the mosaic, or
+        less if it has incomplete tiles or is so large that only the surface of its middle is used.
+    tile_bytes : int, optional
         Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
@@ -144,7 +145,7 @@ def correct_mosaic(
     if reports:
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
-    tile_shape = _tile(image, tile_shape)
+    tile_shape = _checked_tile(image, tile_shape)
     target, nbytes = OutputImage(output, levels, codec, overwrite, progress), tile_nbytes(tile_bytes, use_gpu)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
@@ -154,7 +155,8 @@ def correct_mosaic(
         attributes = tile_attributes(image, tile_shape)
         if not correction.wrap:
             new_correction = Correction(curvature, correction.interpolate)
-            attributes["linumpy"] |= record((*image.corrections, new_correction), image.lateral_names)
+            all_corrections = (*image.corrections, new_correction)
+            attributes["linumpy"] |= corrections_attribute(all_corrections, image.lateral_names)
         carried = carried_from(image).without("labels", "image_label")
         with target.writer_like(image, carried, array.dtype, attributes) as writer:
 
@@ -184,8 +186,8 @@ def report_paths(report: str | Path) -> tuple[Path, Path]:
     return picture, picture.with_suffix(".json")
 
 
-def _tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, which must suffice for a fit."""
+def _checked_tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the tile shape, and refuse tiles that are too small for a fit."""
     tile_shape = needed_tile(image, tile_given)
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
         if not 3 <= size <= image.array.shape[axis]:
@@ -197,7 +199,7 @@ def _tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, 
 
 
 def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], max_voxels: int) -> tuple[slice, slice]:
-    """Choose the tiles whose surface is used: all complete ones, or those in the middle that fit `max_voxels`."""
+    """Choose the tiles whose surface is used: all complete tiles, or as many in the middle as fit `max_voxels`."""
     grid = [n // size for n, size in zip(shape, tile_shape, strict=True)]
     count = list(grid)
     while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > max_voxels:
@@ -217,11 +219,12 @@ def _surface_of_tiles(
     target: OutputImage,
     tile_bytes: int,
 ) -> Array:
-    """Find the surface of whole tiles in voxels, in the memory of the computation; -1 where unknown.
+    """Find the surface of complete tiles in voxels, in the memory of `work`; -1 or infinity where it is unknown.
 
-    An A-line whose steepest rise is at its first voxel, as in a missing tile, has no surface: the fit would take it for
-    a flat one.
+    The surface of an A-line whose steepest rise is at its first voxel, as in a missing tile, is unknown: the fit would
+    take it for a flat surface.
     """
+    # The surface that surface_of returns for a rise at the first voxel.
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     bounds = surface_bounds(image.lateral_shape, tile_shape, MAP_VOXELS)
     use_gpu, depth_axis = work.use_gpu, image.depth_axis
@@ -235,11 +238,11 @@ def _surface_of_tiles(
         return array_module(depths).where(depths > top, depths, -1)
 
     def keep(part: Box, depths: Array) -> None:
-        box = tuple(
+        lateral = tuple(
             slice(part[axis].start - bound.start, part[axis].stop - bound.start)
             for axis, bound in zip(image.lateral_axes, bounds, strict=True)
         )
-        surface[box] = depths
+        surface[lateral] = depths
 
     parts = (_within(image, box, bounds) for box in boxes(image.array.shape, size))
     work(
@@ -271,6 +274,7 @@ def _report(
     correction: FocalCorrection,
     overwrite: bool,
 ) -> None:
+    """Write the picture and the JSON of the fit; `mean` is the surface of the mean tile in voxels."""
     from linumpy.mosaic.io.figures import draw_focal_curvature
     from linumpy.pictures import save
 
@@ -313,6 +317,7 @@ _KEYS = {
 
 
 def _numbers(curvature: FocalCurvature, unit: float) -> dict[str, Any]:
+    """Return the numbers of the fit, in voxels times `unit`."""
     depth = curvature.depth()
     return {
         **{name: getattr(curvature, name) * unit for name in ("vv", "vu", "uu", "rms")},

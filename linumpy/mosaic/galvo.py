@@ -1,8 +1,11 @@
-"""Detect and correct the galvo shift: the camera began its lines when the galvanometer was not at its start.
+"""Detect and correct the galvo shift: the columns of all tiles are rotated cyclically along X.
 
-In: a mosaic grid on disk, its tiles side by side. Out: the number of columns by which its tiles are rotated cyclically
-along X; the mosaic with the columns rotated back. In a correct tile neighbouring A-lines are alike, but the first and
-the last column differ. In a rotated tile these two are neighbours, and a seam runs between them through all lines.
+The shift occurs if the camera starts its lines when the galvanometer is not at the start of its scan. In a correct tile
+neighbouring A-lines are alike, but the first and the last column differ. In a rotated tile these two columns are
+neighbours, and a seam runs between them through all lines.
+
+In: a mosaic grid on disk, its tiles side by side. Out: the number of columns by which tiles are rotated; the mosaic
+with the columns rotated back.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 
 #: Approximate number of tiles, spread over the mosaic, in which the seam is searched.
 _TILES = 25
-#: Number of neighbouring lines along X that are averaged, which reduces speckle and keeps larger structure.
+#: Number of neighbouring lines along X in a group, whose mean has less speckle and keeps larger structure.
 _ROWS = 8
 
 
@@ -48,7 +51,7 @@ class GalvoShift:
     columns : int
         Column x of a tile is at ``(x + columns) % width``; 0 for correct tiles.
     contrast : float
-        Difference of the columns at the seam, relative to the greatest one between other neighbours. Below about 1.5
+        Difference of the columns at the seam, relative to the greatest difference of other neighbours. Below about 1.5
         a seam cannot be distinguished from structure.
     """
 
@@ -57,7 +60,7 @@ class GalvoShift:
 
 
 def detect_galvo_shift(tiles: Array) -> GalvoShift:
-    """Find the seam in tiles of one slice.
+    """Find the seam that all tiles of a slice share.
 
     Parameters
     ----------
@@ -68,22 +71,22 @@ def detect_galvo_shift(tiles: Array) -> GalvoShift:
     Returns
     -------
     GalvoShift
-        With a contrast of 0 if no line has contrast.
+        0 columns with a contrast of 0 if no group has contrast, or for fewer than four columns.
     """
     xp, (count, height, width) = array_module(tiles), tiles.shape
     rows = max(1, min(_ROWS, height))
-    whole = tiles[:, : height // rows * rows].astype(np.float64)
-    lines = whole.reshape((count * (height // rows), rows, width)).mean(axis=1)
+    complete_groups = tiles[:, : height // rows * rows].astype(np.float64)
+    lines = complete_groups.reshape((count * (height // rows), rows, width)).mean(axis=1)
     lines = lines[xp.isfinite(lines).all(axis=1)]
     # Normalised, so that dark and bright tiles have the same weight.
     spread = lines.std(axis=1, keepdims=True)
     lines = lines[spread[:, 0] > 0] / spread[spread[:, 0] > 0]
     if lines.shape[0] == 0 or lines.shape[1] < 4:
         return GalvoShift(0, 0.0)
-    steps = to_host(abs(lines - xp.roll(lines, 1, axis=1)).mean(axis=0))
-    seam = int(steps.argmax())
-    others = np.delete(steps, seam)
-    return GalvoShift(seam, float(steps[seam] / max(float(others.max()), 1e-30)))
+    differences = to_host(abs(lines - xp.roll(lines, 1, axis=1)).mean(axis=0))
+    seam = int(differences.argmax())
+    others = np.delete(differences, seam)
+    return GalvoShift(seam, float(differences[seam] / max(float(others.max()), 1e-30)))
 
 
 def fix_galvo_shift(
@@ -113,9 +116,9 @@ def fix_galvo_shift(
     output : str or Path
         The OME-Zarr mosaic grid to write.
     columns : int, optional
-        Number of columns by which tiles are rotated; by default that of :func:`detect_galvo_shift`.
+        Number of columns by which tiles are rotated; by default detected, as by :func:`find_galvo_shift`.
     min_contrast : float
-        Minimum contrast of a detected shift that is corrected.
+        A detected shift of less contrast is not corrected.
     tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
     channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
@@ -124,7 +127,7 @@ def fix_galvo_shift(
     Returns
     -------
     GalvoShift
-        The corrected shift; 0 columns if the contrast was too low.
+        The corrected shift: 0 columns if the contrast was too low; a contrast of 0 if `columns` was passed.
 
     Raises
     ------
@@ -154,7 +157,7 @@ def find_galvo_shift(
     use_gpu: bool = False,
     distributed: Client | Cluster | str | None = None,
 ) -> GalvoShift:
-    """Detect the shift of a mosaic on disk as :func:`fix_galvo_shift` does, without writing.
+    """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 
     Raises
     ------
@@ -179,6 +182,7 @@ def _open(
 
 
 def _detect(image: MosaicImage, tile: tuple[int, int], work: TileWork) -> GalvoShift:
+    """Detect the shift in tiles spread over a mosaic."""
     depth, height, width = image.array.shape
     tiles = list(boxes((depth, height // tile[0] * tile[0], width // tile[1] * tile[1]), (depth, *tile)))
     chosen = tiles[:: max(1, len(tiles) // _TILES)]
@@ -196,6 +200,7 @@ def _detect(image: MosaicImage, tile: tuple[int, int], work: TileWork) -> GalvoS
 def _write(
     image: MosaicImage, output: OutputImage, tile: tuple[int, int], columns: int, work: TileWork, tile_bytes: int
 ) -> None:
+    """Write the mosaic with the columns of its tiles rotated back."""
     array, dtype = image.array, image.array.dtype.newbyteorder("=")
     width, use_gpu = array.shape[2], work.use_gpu
 
@@ -211,7 +216,7 @@ def _write(
         xp, first = array_module(voxels), whole_tiles(box)[2].start
         x = np.arange(box[2].start, box[2].stop)
         start = x // tile[1] * tile[1]
-        # An incomplete last tile is rotated by itself.
+        # An incomplete last tile is rotated within its own width.
         size = np.minimum(tile[1], width - start)
         source = xp.asarray(start + (x - start + columns) % size - first)
         return xp.take(voxels, source, axis=2).astype(dtype, copy=False)

@@ -2,7 +2,7 @@
 
 In: an OME-Zarr mosaic grid: tiles side by side, not yet stitched. Out: the mosaic grid of the same tiles at the new
 spacing, as OME-Zarr with the same dtype and axes, one chunk for each tile. Each tile is resampled separately, so that
-it does not bleed into its neighbour. Tiles are processed in batches: the next batch is read while one is resampled and
+it does not bleed into its neighbour. Tiles are processed in batches: while one batch is resampled, the next is read and
 the last is written.
 """
 
@@ -20,7 +20,7 @@ from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes, tile_or_chunk
-from linumpy.mosaic.io.measured import record, resampled
+from linumpy.mosaic.io.measured import corrections_attribute, resampled_corrections
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.io.tiles import tile_shape as batch_shape
@@ -43,7 +43,7 @@ class ResampledGrid:
     Attributes
     ----------
     grid : TileGrid
-        The tiles before and after, in the order of the mosaic's axes.
+        The tiles before and after, along the axes of the mosaic.
     nbytes : int
         Bytes of the source.
     """
@@ -77,27 +77,28 @@ def resample_mosaic_grid(
     ----------
     source : str or Path
         The mosaic grid: axes z, y and x in any order, and t and c. A tile is whole along z; the first tile begins at
-        the first voxel. The finest resolution is read, whose tiles are whole numbers of voxels.
+        the first voxel. Only the finest resolution is read, because tiles of others may end within a voxel.
     output : str or Path
-        The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
-        to which its spacing is adapted; each chunk is a tile; its metadata has the tile shape and the voxels that focal
-        correction filled. It has the selected times and channels, and the metadata that still apply.
+        The OME-Zarr image to write: a mosaic grid of the same dtype, with the selected times and channels. Its tiles
+        have the nearest whole number of voxels, to which its spacing is adapted; each chunk is a tile. Its metadata has
+        the tile shape, the voxels that focal correction filled, and the metadata of the source that still apply.
     new_spacing : float or (float, float, float)
         New voxel spacing in µm, for all axes or along z, y and x.
     tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes. By default from the metadata that
-        linumpy writes; without it a chunk is assumed to be a tile, with a log line (warning).
+        Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
+        linumpy writes. Without such metadata a chunk is assumed to be a tile, with a log line (warning).
     channel, time : int, optional
         The entry to select, counted from 0; by default all.
     spacing, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     levels : int
-        Number of resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, across the borders of odd tiles.
+        Number of resolutions to write. Voxels of coarser resolutions are means of 2 × 2 × 2 voxels, also across borders
+        of tiles if a tile has an odd number of voxels.
     progress : callable, optional
         Called with the number of bytes resampled since the last call.
-    tile_bytes : int
-        Approximate bytes of a batch of tiles, before or after resampling, whichever is more, but at least one tile;
-        about three batches are in memory. By default 256 MiB on a GPU and 32 MiB on the CPU.
+    tile_bytes : int, optional
+        Approximate bytes of a batch of tiles, before or after resampling, whichever is more; by default 256 MiB on a
+        GPU and 32 MiB on the CPU. A batch has at least one tile, and about three batches are in memory.
 
     Raises
     ------
@@ -118,16 +119,16 @@ def resample_mosaic_grid(
     (first, second), z = image.lateral_axes, image.depth_axis
     lateral = grid.new_tile[first], grid.new_tile[second]
     attributes = tile_attributes(image, lateral)
-    filled = resampled(
+    corrections = resampled_corrections(
         image.corrections, grid.new_shape[z] / array.shape[z], (grid.tile[first], grid.tile[second]), lateral
     )
-    if filled is None:
+    if corrections is None:
         log.warning(
             "%s: focal correction used another tile shape, so the voxels that it filled cannot be recorded: they count "
             "as measured from here on",
             image.name,
         )
-    attributes["linumpy"] |= record(filled or (), image.lateral_names)
+    attributes["linumpy"] |= corrections_attribute(corrections or (), image.lateral_names)
     carried = carried_from(image).without("labels", "image_label").on_another_grid()
     target = OutputImage(output, levels, codec, overwrite, progress)
     with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
@@ -135,7 +136,7 @@ def resample_mosaic_grid(
         axes=image.leading + image.axes, origin=grid.origin, chunks=(*(1 for _ in image.leading), *grid.new_tile),
         attributes=attributes,
     ) as writer:  # fmt: skip
-        # Where tiles get finer, the result is larger than the source.
+        # If tiles get finer, a batch is larger after resampling than before.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
         work(
@@ -149,9 +150,9 @@ def resample_mosaic_grid(
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Return the tile shape of a mosaic grid, in the order of its axes: the whole depth along z.
+    """Return the voxels of a tile along all axes of a mosaic grid, in their order; along z the whole depth.
 
-    Laterally it is that of :func:`linumpy.mosaic.io.image.tile_or_chunk`, which lists the errors.
+    The lateral voxels, and the errors, are those of :func:`linumpy.mosaic.io.image.tile_or_chunk`.
     """
     tile = list(image.array.shape)
     for axis, size in zip(image.lateral_axes, tile_or_chunk(image, tile_shape), strict=True):

@@ -2,8 +2,10 @@
 
 In: OME-Zarr mosaic grids, tiles side by side. Out: the fields, estimated from the tiles of one mosaic or of several of
 the same microscope; a mosaic with even illumination, as OME-Zarr with the same dtype, axes, chunks, spacing and origin;
-a picture of the fields. A tile is read once to estimate the fields, reduced to at most 128 × 128 pixels, and once more
-to be corrected.
+a picture of the fields. First, some tiles are read to estimate the fields, each reduced to at most 128 × 128 pixels in
+every plane. Then the mosaic is read, corrected and written.
+
+Shapes (Z, A, B) are those of a tile, with depth first: A and B are the lateral axes in the array's order.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of tiles from which the fields are estimated: more tiles average out more of the tissue's structure,
-#: and take more memory.
+#: Maximum number of tiles from which the fields are estimated. More tiles average out more of the tissue's structure,
+#: but take more memory.
 MAX_TILES = 256
 
 
@@ -58,7 +60,7 @@ def estimate_illumination(
     sources : sequence of str or Path
         The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
     tile_shape, options, max_tiles, report, use_gpu, overwrite, distributed
-        As for :func:`fix_illumination`; `max_tiles` is the total of all mosaics.
+        As for :func:`fix_illumination`; `max_tiles` is the maximum for all mosaics together.
 
     Returns
     -------
@@ -117,20 +119,21 @@ def fix_illumination(
     options : ShadingOptions, optional
         How to estimate the fields.
     fields : Illumination, optional
-        Fields of :func:`estimate_illumination` to correct with; by default they are estimated from this mosaic alone.
+        Fields from :func:`estimate_illumination`; by default they are estimated from this mosaic alone.
     max_tiles : int
-        Maximum number of complete tiles, evenly spread over the mosaic, to estimate the fields from.
+        Maximum number of complete tiles, evenly spread over the mosaic, from which the fields are estimated.
     tile_shape, channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     report : str or Path, optional
         A PNG, PDF or SVG to write: the flat field at three depths, and along depth.
     progress : callable, optional
-        Called with the number of bytes read since the last call; :func:`bytes_to_read` has their sum.
+        Called with the number of bytes done since the last call. Without `fields` :func:`bytes_to_read` returns their
+        sum; with `fields` the sum is the bytes of the mosaic.
 
     Returns
     -------
     Illumination
-        On the host; ``flat`` and ``dark`` have the axes (Z, A, B) of a tile, with A and B in the array's order.
+        On the host; ``flat`` and ``dark`` have the axes (Z, A, B).
 
     Raises
     ------
@@ -181,7 +184,7 @@ def _on_host(fields: Illumination) -> Illumination:
 
 
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
-    """Return the bytes that :func:`fix_illumination` reads of a mosaic."""
+    """Return the bytes that :func:`fix_illumination` reads of a mosaic if it estimates the fields."""
     tile = known_tile(image, tile_shape)
     if tile is None:
         return image.nbytes
@@ -189,7 +192,7 @@ def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_ti
 
 
 def _tiles(image: MosaicImage, tile: tuple[int, int], max_tiles: int) -> list[Box]:
-    """Choose complete tiles, evenly spread in the order of the grid."""
+    """Choose at most `max_tiles` complete tiles, evenly spread in the order of the grid."""
     rows, columns = whole_tiles(image.lateral_shape, tile)
     count = min(max_tiles, rows * columns)
     if count == 0:
@@ -221,16 +224,17 @@ def _estimate(
                 f"{image.name} has tiles of {(image.array.shape[image.depth_axis], *tile)} voxels and "
                 f"{images[0].name} of {shape}: illumination is estimated from tiles of one shape"
             )
-    share, more = divmod(max_tiles, len(images))
+    tiles_each, remainder = divmod(max_tiles, len(images))
     chosen = [
         (number, box)
         for number, (image, tile) in enumerate(zip(images, tiles, strict=True))
-        for box in _tiles(image, tile, share + (number < more))
+        for box in _tiles(image, tile, tiles_each + (number < remainder))
     ]
     reduced: dict[tuple[int, ...], tuple[Array, Array | None]] = {}
     use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
 
     def reduce(name: tuple[int, Box], voxels: Array) -> Array:
+        """Return the reduced tile, NaN where it has no valid voxel: one array can be sent from a worker."""
         number, box = name
         xp, image = array_module(voxels), images[number]
         measured = image.measured(box)
@@ -257,6 +261,7 @@ def _estimate(
 
 
 def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:
+    """Write the picture of the fields."""
     from linumpy.mosaic.io.figures import draw_illumination
     from linumpy.pictures import save
 

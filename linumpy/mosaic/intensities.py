@@ -1,8 +1,9 @@
-"""Intensities of a mosaic between two percentiles, from disk to disk.
+"""Normalise the intensities of a volume between two percentiles, from disk to disk.
 
-In: an OME-Zarr volume. Out: the volume as float32 from 0 to 1, as OME-Zarr with the same axes, chunks, spacing and
-origin. Planes, or a slice, that fit into memory are read once, and their percentiles are exact. Larger ones are read
-twice: histograms are counted first.
+In: an OME-Zarr volume. Out: the volume as float32, as OME-Zarr with the same axes, chunks, spacing and origin; by
+default intensities are clipped to 0 and 1. If the planes of a chunk, or with ``per="slice"`` the volume, are small
+enough, the volume is read once, and percentiles are exact. If they are larger, and always on a cluster, the volume is
+read twice: first to count histograms, then to map intensities.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Maximum bytes of planes that are read at once, relative to those of a tile.
+#: Maximum bytes of planes that are read at once, relative to the bytes of a tile.
 _PLANES = 8
-#: Sets of voxels of which percentiles are taken.
+#: The sets of voxels whose percentiles are taken, as `per` names them.
 UNITS = ("plane", "slice")
 
 
@@ -78,18 +79,19 @@ def normalize_intensities(
     per : {"plane", "slice"}
         Whether percentiles are taken of each plane along z, or of the whole slice.
     clip : bool
-        Whether intensities outside become 0 and 1.
+        Whether intensities below the first and above the second percentile become 0 and 1.
     channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     progress : callable, optional
-        Called with the number of bytes written since the last call.
-    tile_bytes : int
-        Approximate bytes of a box; eight times as many bytes of planes are read at once.
+        Called with the number of bytes of the source that were mapped since the last call.
+    tile_bytes : int, optional
+        Approximate bytes of a box; by default 256 MiB on a GPU and 32 MiB on the CPU. Whole planes, or a whole slice,
+        are read at once up to eight times this size.
 
     Returns
     -------
     numpy.ndarray of float32, (2, Z)
-        The two intensities of each plane.
+        The two intensities that become 0 and 1 in each plane; NaN where it has no finite voxel.
 
     Raises
     ------
@@ -118,8 +120,8 @@ def normalize_intensities(
         def correct(box: Box, voxels: Array) -> Array:
             if not read_once:
                 return normalise(voxels, array_module(voxels).asarray(bounds[:, box[z]]), clip=clip)
-            unit = voxels if per == "plane" else voxels.reshape((1, -1))
-            percentiles = plane_percentiles(unit, shares)
+            sets = voxels if per == "plane" else voxels.reshape((1, -1))
+            percentiles = plane_percentiles(sets, shares)
             bounds[:, box[z]] = to_host(percentiles)
             if per == "slice":
                 percentiles = array_module(voxels).repeat(percentiles, len(voxels), 1)
@@ -133,7 +135,7 @@ def normalize_intensities(
 def _by_histograms(
     image: MosaicImage, size: tuple[int, ...], shares: tuple[float, float], per: str, work: TileWork
 ) -> np.ndarray:
-    """Read the volume once, and return for each plane its percentiles, or those of the slice."""
+    """Read the volume, and return the two percentiles of each plane, or for all planes the percentiles of the slice."""
     z, array, use_gpu = image.depth_axis, image.array, work.use_gpu
     counts: Array = work.xp.zeros((array.shape[z] if per == "plane" else 1, BINS), np.int64)
 

@@ -1,8 +1,9 @@
-"""Stack slices of any size, from disk to disk, by the shifts of the motor and their overlaps along Z.
+"""Stack slices of any size, from disk to disk, by the shifts of the motor and by the slices' overlaps along Z.
 
-In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and a table of lateral shifts. Out: one OME-Zarr
-volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that two
-neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is written box by box.
+In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and the motor's table of lateral shifts. Out: one
+OME-Zarr volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that
+two neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is written box by box.
+:mod:`linumpy.mosaic.common_space` stacks slices that were registered.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, replacing
-from linumpy.mosaic.alignment.z_overlaps import ZSearch, search_overlaps, shift_in_voxels
+from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, ZSearch, search_overlaps, shift_in_voxels
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import Shift, chain_shifts, find_slices, open_slices, read_shifts
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
-from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, parts, plan_stack
+from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -53,7 +54,7 @@ class PairDecision:
     correlation : float
         The greatest correlation.
     mended : bool
-        Whether the overlap was replaced by the typical one.
+        Whether the overlap was replaced by the typical overlap or, if that exceeds a thin slice, by its planes.
     overlap : int
         In planes, as used in the stack.
     y_shift_mm, x_shift_mm : float
@@ -119,23 +120,23 @@ def stack_mosaics(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, as for :func:`linumpy.mosaic.io.slice_table.find_slices`. All have the axes z, y, x, and
-        the same dtype and spacing.
+        Folder of the slices, as for :func:`linumpy.mosaic.io.slice_table.find_slices`: at least two, with axes z, y, x,
+        one dtype and one spacing.
     shifts : str or Path
         Table of lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.read_shifts`: a row for each pair of
         neighbouring slices.
     output : str or Path
-        The OME-Zarr image to write. Its origin is that of the first slice. It has the metadata that are equal in all
-        slices.
+        The OME-Zarr image to write. Its origin leaves the first slice at the coordinates of that slice. It has the
+        metadata that are equal in all slices.
     search : ZSearch
         Parameters of the search for overlaps along Z.
     decisions : str or Path, optional
         A table (CSV) to write: one row for each :class:`PairDecision`.
     channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, of each slice; by default the codec of the first slice.
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice; by default the codec of the first slice.
     progress : callable, optional
-        Called with the number of bytes of the slices read since the last call.
-    tile_bytes : int
+        Called with the number of bytes of the slices stacked since the last call.
+    tile_bytes : int, optional
         Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
@@ -167,13 +168,16 @@ def stack_mosaics(
 def _decide(
     images: tuple[MosaicImage, ...],
     moves: Sequence[Shift],
-    candidates: Sequence[tuple[int, float, float]],
+    candidates: Sequence[FoundOverlap],
     search: ZSearch,
 ) -> tuple[StackPlan, tuple[PairDecision, ...]]:
-    """Replace outliers among the overlaps that :func:`search_overlaps` found, and place the slices."""
-    overlaps, correlations, _ = zip(*candidates, strict=True)
+    """Replace outliers among the overlaps that :func:`search_overlaps` found, and plan the stack."""
+    overlaps = [found.overlap for found in candidates]
     mended = enforce_z_consistency(
-        overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
+        overlaps,
+        [found.correlation for found in candidates],
+        min_correlation=search.min_correlation,
+        max_deviation=search.max_deviation,
     )
     # The typical overlap may exceed the planes of a thin slice.
     planes = [image.array.shape[0] for image in images]
@@ -183,10 +187,10 @@ def _decide(
     plan = plan_stack([image.array.shape for image in images], used, steps)  # type: ignore[misc]
     rows = tuple(
         PairDecision(
-            move.fixed_id, move.moving_id, expected, overlap, round(correlation, 6), replaced, last,
-            move.y_mm, move.x_mm, *offset,
+            move.fixed_id, move.moving_id, found.expected, found.overlap, round(found.correlation, 6), is_changed,
+            overlap, move.y_mm, move.x_mm, *offset,
         )
-        for move, (overlap, correlation, expected), replaced, last, offset in zip(
+        for move, found, is_changed, overlap, offset in zip(
             moves, candidates, changed, used, plan.offsets[1:], strict=True
         )
     )  # fmt: skip
@@ -200,6 +204,7 @@ def _decide(
 
 
 def _stack_writer(target: OutputImage, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
+    """Open the writer of the stack, whose origin leaves the first slice where it is."""
     first, array = images[0], images[0].array
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
     return target.writer(
@@ -212,11 +217,11 @@ def _make_stack(
     target: OutputImage, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork,
     size: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Blend and write the stack in boxes of a size."""
+    """Blend and write the stack in boxes of `size` voxels."""
     use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
 
     def read(box: Box) -> dict[int, Array]:
-        return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
+        return {number: read_box(images[number].array, part, use_gpu) for number, part in slices_in_box(plan, box)}
 
     def measured(number: int, part: Box) -> Array | bool:
         voxels = images[number].measured(part)
@@ -229,7 +234,7 @@ def _make_stack(
         return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
 
     def done(box: Box) -> None:
-        target.advance(sum(box_nbytes(images[number].array, part) for number, part in parts(plan, box)))
+        target.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
 
     work(boxes(plan.shape, size), read, blend, writer.write, done=done)
 

@@ -1,9 +1,10 @@
 """Stack slices of tissue: find their overlaps along Z, replace outliers, and blend.
 
-A slice is a volume (Z, Y, X), its first plane next to the cut. The microscope images deeper than it cuts: the last
-planes of one slice and the first planes of the next show the same tissue.
+A slice is a volume (Z, Y, X), its first plane next to the cut. The microscope images deeper than the microtome cuts, so
+the last planes of one slice and the first planes of the next show the same tissue. Of two neighbouring slices the upper
+one is fixed and the lower one is moving.
 
-In: volumes on the host or the device. Out: overlaps in voxels; boxes of the stack, in the memory of the slices.
+In: volumes on the host or the device. Out: overlaps in planes; boxes of the stack, in the memory of the slices.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ def find_z_overlap(
     z_spacing: float,
     use_gpu: bool | None = None,
 ) -> tuple[int, float]:
-    """Find how many planes at the end of a slice show the same tissue as those at the beginning of the next.
+    """Find how many planes at the end of a slice show the same tissue as planes at the beginning of the next slice.
 
-    Without error of the motor, slices of Z planes overlap in ``Z - slicing_interval / resolution`` planes. All whole
-    overlaps within the search range around that number are tried, if they fit both slices. The result is the overlap of
-    the greatest Pearson correlation over the central half of Y and X.
+    The expected overlap of a slice of Z planes is ``Z - slicing_interval_mm * 1000 / z_spacing`` planes. All whole
+    overlaps within the search range around it are tried, or the nearest one if the range has none, as far as they fit
+    both slices. The result is the overlap of the greatest Pearson correlation over the central half of Y and X.
 
     Parameters
     ----------
     fixed_vol, moving_vol : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        A slice and the next deeper one; the same Y and X.
+        A slice and the next deeper slice; the same Y and X.
     slicing_interval_mm : float
-        Thickness that is cut off between them, in mm.
+        Thickness that is cut off between slices, in mm.
     search_range_mm : float
         Largest distance of the overlap from the expected one, to each side, in mm.
     z_spacing : float
@@ -55,21 +56,24 @@ def find_z_overlap(
     Returns
     -------
     overlap : int
-        In voxels along Z; of equal correlations, the overlap nearest to the expected one. If no overlap has variance in
-        both slices, it is the expected one, rounded.
+        In planes. Of overlaps of equal correlation the nearest to the expected one is returned, also if no overlap has
+        variance in both slices.
     correlation : float
         From -1 to 1; 0 if no overlap has variance in both slices.
 
     Raises
     ------
     ValueError
-        Lengths that are not positive numbers, slices that do not fit each other, or a search range without an overlap.
+        An interval or a spacing that is not positive, a negative range, slices that do not fit each other, or a search
+        range without an overlap.
+    TypeError
+        Complex voxels.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
 
     Notes
     -----
-    Two numbers are copied to the host, which waits for the device.
+    The correlations of all overlaps are copied to the host, which waits for the device.
     """
     overlaps, expected = candidate_overlaps(
         fixed_vol.shape[0], moving_vol.shape[0], slicing_interval_mm, search_range_mm, z_spacing
@@ -91,7 +95,7 @@ def best_overlap(
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        The last planes of a slice and the first of the next, both on the host or both on a device.
+        The last planes of a slice and the first planes of the next, both on the host or both on a device.
     overlaps, expected
         As :func:`candidate_overlaps` returns them.
     measured
@@ -105,7 +109,13 @@ def best_overlap(
 def candidate_overlaps(
     fixed_planes: int, moving_planes: int, slicing_interval_mm: float, search_range_mm: float, z_spacing: float
 ) -> tuple[list[int], float]:
-    """Return the overlaps within the search range, and the expected overlap; see :func:`find_z_overlap`."""
+    """Return the overlaps to try, in rising order, and the expected overlap; see :func:`find_z_overlap`.
+
+    Raises
+    ------
+    ValueError
+        An interval or a spacing that is not positive, a negative range, or a range without an overlap.
+    """
     for name, value in (("slicing_interval_mm", slicing_interval_mm), ("z_spacing", z_spacing)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: pass a positive length")
@@ -113,7 +123,7 @@ def candidate_overlaps(
         raise ValueError(f"search_range_mm={search_range_mm}: pass a length from 0 on")
     expected = fixed_planes - slicing_interval_mm * 1e3 / z_spacing
     reach = search_range_mm * 1e3 / z_spacing
-    # Rounded first, against rounding errors: 0.1 mm are 20 voxels of 5 µm.
+    # Rounding errors must not exclude the ends of the range: 0.1 mm are 20 voxels of 5 µm.
     low, high = math.ceil(round(expected - reach, 6)), math.floor(round(expected + reach, 6))
     if low > high:
         low = high = round(expected)
@@ -134,9 +144,9 @@ class ConsistentOverlaps:
     Attributes
     ----------
     overlaps : tuple of int
-        In voxels along Z, one for each pair of neighbouring slices.
+        In planes, one for each pair of neighbouring slices.
     mended : tuple of bool
-        Whether each was replaced.
+        Whether the overlap was replaced.
     typical : int
         The overlap that replaces outliers.
     """
@@ -154,30 +164,30 @@ def enforce_z_consistency(
     max_deviation: float = 3.0,
     tolerance: float = 2.0,
 ) -> ConsistentOverlaps:
-    """Replace outliers among overlaps by the typical one.
+    """Replace outliers among overlaps by the typical overlap.
 
     The microtome cuts at a constant interval, so overlaps of one brain vary little. An overlap with enough correlation
-    is trusted; the typical overlap is the median of the trusted ones. An overlap is replaced if it is not trusted, or
-    farther from the typical one than `max_deviation` robust standard deviations (1.4826 times the median absolute
-    deviation) and than `tolerance`.
+    is trusted; the typical overlap is the median of the trusted overlaps, rounded. An overlap is replaced if it is not
+    trusted, or if its distance from the median exceeds both `tolerance` and `max_deviation` robust standard deviations
+    (1.4826 times the median absolute deviation).
 
     Parameters
     ----------
     overlaps : sequence of int
-        In voxels along Z, one for each pair of neighbouring slices.
+        In planes, one for each pair of neighbouring slices.
     correlations : sequence of float, optional
-        The correlation of each, from :func:`find_z_overlap`; without correlations all overlaps are trusted.
+        The correlation of each overlap, from :func:`find_z_overlap`; without correlations all overlaps are trusted.
     min_correlation : float
-        An overlap whose correlation is less, or NaN, is not trusted. If none reaches it, all are trusted.
+        An overlap whose correlation is less, or NaN, is not trusted. If no overlap reaches it, all are trusted.
     max_deviation : float
         In robust standard deviations.
     tolerance : float
-        A smaller distance, in voxels, is never an outlier.
+        In planes. A trusted overlap within this distance of the median is never replaced.
 
     Raises
     ------
     ValueError
-        No overlaps, or another number of correlations.
+        No overlaps, an overlap that is not finite, or another number of correlations.
     """
     planes = np.asarray(overlaps, np.float64)
     if planes.ndim != 1 or not planes.size or not np.isfinite(planes).all():
@@ -208,17 +218,17 @@ def blend_overlap(
     """Blend planes that two slices share.
 
     Weights follow a Hann ramp: in plane k of n the moving slice has the weight ``w = sin²(π (k + 1/2) / (2 n))`` and
-    the fixed slice ``1 - w``. A voxel that is 0 or not finite is invalid: if one slice is invalid there, the other is
-    taken; if both are, the result is 0.
+    the fixed slice ``1 - w``. A voxel that is 0 or not finite is invalid. Where the voxel of one slice is invalid, the
+    other slice is taken; where both are, the result is 0.
 
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        The last planes of one slice, the first planes of the next; of one shape and dtype.
-    first, planes : int
-        These planes begin at plane `first` of an overlap of `planes` planes; by default they are the whole overlap.
+        Planes at the end of one slice and at the beginning of the next; of one shape and dtype.
+    first, planes : int, optional
+        `fixed` and `moving` begin at plane `first` of an overlap of `planes` planes; by default they are all of it.
     measured : (array of bool, array of bool), optional
-        Measured voxels of each; other voxels are used only where neither slice has a measured one.
+        Measured voxels of each slice. Other voxels are used only where neither slice has a valid measured voxel.
 
     Returns
     -------
@@ -228,7 +238,7 @@ def blend_overlap(
     Raises
     ------
     ValueError
-        Shapes that are not of rank 3, or differ.
+        Shapes that are not of rank 3; shapes or dtypes that differ; planes that are not in the overlap.
     """
     if fixed.ndim != 3 or fixed.shape != moving.shape or fixed.dtype != moving.dtype:
         raise ValueError(
@@ -236,24 +246,25 @@ def blend_overlap(
             "pass (Z, Y, X) of one shape and dtype"
         )
     xp, dtype = array_module(fixed), fixed.dtype
-    kind = np.float64 if dtype.itemsize > 4 or (dtype.kind in "iu" and dtype.itemsize > 2) else np.float32
+    float_dtype = np.float64 if dtype.itemsize > 4 or (dtype.kind in "iu" and dtype.itemsize > 2) else np.float32
     count = fixed.shape[0] if planes is None else planes
     if not 0 <= first <= count - fixed.shape[0]:
         raise ValueError(f"{fixed.shape[0]} planes from plane {first} on are not in an overlap of {count}")
     ramp = np.sin(np.pi * (np.arange(first, first + fixed.shape[0]) + 0.5) / (2 * max(1, count))) ** 2
-    ramp = xp.asarray(ramp.astype(kind))[:, None, None]
-    left, right = xp.isfinite(fixed) & (fixed != 0), xp.isfinite(moving) & (moving != 0)
+    ramp = xp.asarray(ramp.astype(float_dtype))[:, None, None]
+    use_fixed, use_moving = xp.isfinite(fixed) & (fixed != 0), xp.isfinite(moving) & (moving != 0)
     if measured is not None:
-        valid_measured = left & measured[0], right & measured[1]
+        valid_measured = use_fixed & measured[0], use_moving & measured[1]
         any_measured = valid_measured[0] | valid_measured[1]
-        left, right = (
+        use_fixed, use_moving = (
             xp.where(any_measured, when_measured, otherwise)
-            for when_measured, otherwise in zip(valid_measured, (left, right), strict=True)
+            for when_measured, otherwise in zip(valid_measured, (use_fixed, use_moving), strict=True)
         )
-    weight = xp.where(left, xp.where(right, ramp, 0), 1)
-    a, b = xp.where(left, fixed, 0).astype(kind), xp.where(right, moving, 0).astype(kind)
+    weight = xp.where(use_fixed, xp.where(use_moving, ramp, 0), 1)
+    upper = xp.where(use_fixed, fixed, 0).astype(float_dtype)
+    lower = xp.where(use_moving, moving, 0).astype(float_dtype)
     # In this form equal voxels blend exactly to themselves.
-    mixed = a + weight * (b - a)
+    mixed = upper + weight * (lower - upper)
     return (
         saturated(xp.rint(mixed), dtype.newbyteorder("=")).astype(dtype, copy=False)
         if dtype.kind in "iub"
@@ -295,22 +306,23 @@ def plan_stack(
     overlaps: Sequence[int],
     shifts: Sequence[tuple[float, float]] | None = None,
 ) -> StackPlan:
-    """Arrange slices in the smallest stack that holds all of them; pure.
+    """Plan the smallest stack that holds all slices; pure.
 
     Parameters
     ----------
     shapes : sequence of (int, int, int)
         Voxels of each slice (Z, Y, X).
     overlaps : sequence of int
-        Voxels along Z that each slice shares with the next.
+        Planes that each slice shares with the next.
     shifts : sequence of (float, float), optional
-        Shift of each slice to the one above, in voxels along Y and X. Shifts are summed, then rounded to whole voxels.
+        Shift of each slice but the first to the slice above, in voxels along Y and X: voxel p is at p + shift above.
+        Shifts are summed, then rounded to whole voxels; by default all are 0.
 
     Raises
     ------
     ValueError
-        No slices; another number of overlaps or shifts than of pairs; an overlap that is negative or exceeds one of its
-        slices.
+        No slices; another number of overlaps or shifts than of pairs; a shift that is not finite; an overlap that is
+        negative or exceeds one of its slices.
     """
     pairs = len(shapes) - 1
     if pairs < 0:
@@ -342,7 +354,7 @@ def compose(
     dtype: np.dtype,
     measured: Callable[[int, Box], Array | bool] | None = None,
 ) -> Array:
-    """Make a box of a stack. Its voxels do not depend on how the stack is cut into boxes.
+    """Compute a box of a stack. Its voxels do not depend on how the stack is cut into boxes.
 
     Parameters
     ----------
@@ -357,32 +369,32 @@ def compose(
     dtype : dtype
         Data type of all slices and the stack.
     measured : callable, optional
-        Takes the arguments of `read`; returns which of the voxels were measured, as an array of bool or True.
+        Takes the arguments of `read`; returns which of the voxels were measured, as an array of bool, or True for all.
     """
     measured_voxels = None if measured is None else xp.zeros(box_shape(box), bool)
     out = xp.zeros(box_shape(box), dtype)
-    for number, part in parts(plan, box):
+    for number, part in slices_in_box(plan, box):
         voxels, offset = read(number, part), plan.offsets[number]
         inside = tuple(
             slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, offset, box, strict=True)
         )
         target, first, planes = out[inside], part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
-        both = None
+        measured_pair = None
         if measured_voxels is not None and measured is not None:
             measured_part = xp.broadcast_to(xp.asarray(measured(number, part)), voxels.shape)
-            both = measured_voxels[inside][:blended].copy(), measured_part[:blended]
+            measured_pair = measured_voxels[inside][:blended].copy(), measured_part[:blended]
             measured_voxels[inside] |= measured_part
         target[blended:] = voxels[blended:]
         if blended:
             target[:blended] = blend_overlap(
-                target[:blended], voxels[:blended], first=first, planes=planes, measured=both
+                target[:blended], voxels[:blended], first=first, planes=planes, measured=measured_pair
             )
     return out
 
 
-def parts(plan: StackPlan, box: Box) -> Iterator[tuple[int, Box]]:
-    """Yield number and box of each slice that a box of a stack intersects, from the top down."""
+def slices_in_box(plan: StackPlan, box: Box) -> Iterator[tuple[int, Box]]:
+    """Yield the number of each slice that a box of a stack intersects, and the box in the slice, from the top down."""
     for number, offset in enumerate(plan.offsets):
         shared = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
         if all(extent.start < extent.stop for extent in shared):

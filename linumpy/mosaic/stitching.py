@@ -1,8 +1,9 @@
 """Stitch the tiles of a mosaic grid of any size, from disk to disk.
 
 In: an OME-Zarr mosaic grid, and the positions of its tiles. Out: one OME-Zarr volume with its pyramid. Each box of the
-volume is blended in one pass from all tiles that cover it. Boxes are made row by row; a tile is kept in memory from the
-first box that needs it to the last, so that every voxel is read once if two rows of tiles and three boxes fit.
+volume is blended in one pass from all tiles that cover it. Boxes are made row by row. A row of tiles is kept in memory
+from the first box that needs it to the last, so that every voxel is read once if two rows of tiles and three boxes fit
+into memory; workers of a cluster keep none.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ log = logging.getLogger(__name__)
 
 #: Memory for kept tiles: bytes on the host, and share of the free memory on a device.
 HOST_KEPT_BYTES, _KEPT_SHARE = 4 * 2**30, 0.4
-#: Maximum extent of all tiles along an axis, relative to a row and a column of tiles end to end.
+#: Maximum span of the positions along an axis, relative to the length of one row and one column of tiles end to end.
 _MAX_EXTENT = 2
 #: Smaller fractions of a voxel count as 0.
 _MIN_FRACTION = 1e-4
 
+#: Row and column of a tile.
 Tile = tuple[int, int]
 
 
@@ -57,11 +59,12 @@ class StitchPlan:
     size : (int, int)
         Lateral voxels of the volume.
     tile_shape : (int, int)
-        Of a tile.
+        Lateral voxels of a tile.
     origin : (float, float)
-        Position of the volume's first voxel, in voxels from the first tile's.
+        Position of the volume's first voxel, in voxels from the first voxel of the first tile.
     offsets : mapping of (int, int) to numpy.ndarray
-        First voxel in the volume, to fractions of a voxel, of each tile that is not missing, by row and column.
+        Position of each tile's first voxel in the volume, to fractions of a voxel, by row and column; missing tiles are
+        left out.
     """
 
     size: tuple[int, int]
@@ -70,21 +73,21 @@ class StitchPlan:
     offsets: Mapping[Tile, np.ndarray]
 
     def corner(self, tile: Tile, axis: int) -> tuple[int, float]:
-        """Return the coordinate in a tile of the volume's first voxel, along a lateral axis: integer and fraction."""
+        """Return where the volume's first voxel lies in a tile, along a lateral axis: voxel and fraction of a voxel."""
         coordinate = -float(self.offsets[tile][axis])
-        whole = math.floor(coordinate + _MIN_FRACTION)
-        return whole, coordinate - whole if coordinate - whole >= _MIN_FRACTION else 0.0
+        voxel = math.floor(coordinate + _MIN_FRACTION)
+        return voxel, coordinate - voxel if coordinate - voxel >= _MIN_FRACTION else 0.0
 
     def part(self, tile: Tile, lateral: Sequence[slice]) -> tuple[slice, slice] | None:
-        """Return the lateral voxels of a tile that a box of the volume needs, or None."""
+        """Return the lateral voxels of a tile that a box of the volume needs; None if it needs none."""
         needed = []
         for axis, extent in enumerate(lateral):
-            (whole, fraction), length = self.corner(tile, axis), self.tile_shape[axis]
-            rim = fraction > 0
-            start, stop = max(0, extent.start + whole), min(length - rim, extent.stop + whole)
+            (voxel, fraction), length = self.corner(tile, axis), self.tile_shape[axis]
+            is_interpolated = fraction > 0  # between two voxels, so one more voxel is needed at the end
+            start, stop = max(0, extent.start + voxel), min(length - is_interpolated, extent.stop + voxel)
             if start >= stop:
                 return None
-            needed.append(slice(start, stop + rim))
+            needed.append(slice(start, stop + is_interpolated))
         return needed[0], needed[1]
 
     def tiles(self, lateral: Sequence[slice]) -> list[Tile]:
@@ -93,19 +96,19 @@ class StitchPlan:
 
 
 def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchPlan:
-    """Arrange tiles in the smallest volume that holds all of them; pure.
+    """Plan the smallest volume that holds all tiles; pure.
 
     Parameters
     ----------
     found : TilePositions
         The positions; missing tiles are left out.
     interpolate : bool
-        Whether tiles lie at fractions of voxels; else positions are rounded.
+        Whether tiles are placed at fractions of voxels; otherwise positions are rounded to whole voxels.
 
     Raises
     ------
     ValueError
-        All tiles are missing, or they lie further apart than side by side, as with a wrong unit.
+        All tiles are missing, or they lie much further apart than side by side, as with a wrong unit.
     """
     tiles = [(int(i), int(j)) for i, j in np.argwhere(found.present)]
     if not tiles:
@@ -137,9 +140,9 @@ class Stitched:
     plan : StitchPlan
         Offsets of the tiles.
     nbytes : int
-        Bytes of the tiles.
+        Bytes of the tiles that are not missing.
     read_nbytes : int
-        Bytes that were read, decoded; 0 where workers of a cluster read.
+        Bytes that were read, decoded; 0 if workers of a cluster read.
     """
 
     plan: StitchPlan
@@ -176,41 +179,42 @@ def stitch_mosaic(
         The mosaic grid: axes z, y and x in any order, tiles whole along z. Of several times or channels one must be
         selected.
     positions : str, Path or TilePositions
-        The positions of its tiles, or a file of them.
+        The positions of the tiles, or a file that has them.
     output : str or Path
-        The OME-Zarr image to write, of the mosaic's dtype and axes; 0 where no tile lies. Its origin is that of the
-        tile with the smallest coordinates; it has the metadata that still apply.
+        The OME-Zarr image to write, of the mosaic's dtype and axes; 0 where no tile lies. Its origin is the smallest
+        coordinate of a tile along each axis. It has the metadata of the mosaic that still apply.
     blending : {"distance", "diffusion"}
         Weights of tiles where they overlap: :mod:`linumpy.mosaic.blend_weights`. Diffusion takes about a second more
         for each tile.
     interpolate : bool
-        Whether tiles are placed to fractions of voxels, interpolated linearly; else at the nearest whole voxel.
+        Whether tiles are placed to fractions of voxels, interpolated linearly; otherwise at the nearest whole voxel.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`; workers of a cluster do not keep tiles.
     chunks : (int, int, int), optional
-        Of the output; by default chosen by the writer.
+        Chunks of the output; by default chosen by the writer.
     progress : callable, optional
-        Called with the number of the mosaic's bytes done since the last call.
-    tile_bytes : int
+        Called with the number of bytes of the mosaic, in proportion to the voxels of the output that were written since
+        the last call.
+    tile_bytes : int, optional
         Approximate bytes of a box of the output; by default 256 MiB on a GPU and 32 MiB on the CPU.
     kept_bytes : int, optional
         Maximum bytes of the tiles that are kept in memory; by default 4 GiB on the CPU and 40 % of the free memory of a
-        GPU. With less than two rows of tiles, voxels at the borders of boxes are read again.
+        GPU. If the rows of tiles that neighbouring boxes need do not fit, voxels at borders of boxes are read again.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, positions that do not fit it; no CUDA device with
-        `use_gpu`.
+        An existing output, a source that is no mosaic grid, positions that do not fit it, unknown blending; no CUDA
+        device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("the tiles of one volume are stitched")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source] if isinstance(positions, TilePositions) else [source, positions])
     tile = tile_or_chunk(image, tile_shape)
-    plan = plan_stitching(_fitting(image, positions, tile), interpolate=interpolate)
+    plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
     if image.corrections:
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
@@ -225,9 +229,9 @@ def stitch_mosaic(
     with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
         image.name, carried, shape, dtype, image.spacing, axes=image.axes, origin=origin, chunks=chunks
     ) as writer:  # fmt: skip
-        limit = 0 if work.client is not None else kept_bytes if kept_bytes is not None else _kept_bytes(use_gpu)
-        todo, keep = _boxes(image, plan, shape, writer.stored, tile_nbytes(tile_bytes, use_gpu), limit)
-        tiles = _Tiles(image, plan, use_gpu, todo if keep else [])
+        max_kept = 0 if work.client is not None else kept_bytes if kept_bytes is not None else _kept_bytes(use_gpu)
+        todo, keep = _boxes(image, plan, shape, writer.stored, tile_nbytes(tile_bytes, use_gpu), max_kept)
+        tiles = _TileReader(image, plan, use_gpu, todo if keep else [])
         maps = [work.xp.asarray(weight) for weight in weights]
         weight_of = {tile: maps[k % len(maps)] for k, tile in enumerate(plan.offsets)}
 
@@ -235,24 +239,26 @@ def stitch_mosaic(
             xp = array_module(parts[0][1]) if parts else np
             placed = []
             for tile, voxels, begin in parts:
-                (y, fy), (x, fx) = plan.corner(tile, 0), plan.corner(tile, 1)
-                corner = y + box[lateral[0]].start, x + box[lateral[1]].start
-                placed.append(PlacedTile(voxels, begin, corner, (fy, fx), xp.asarray(weight_of[tile])))
+                (y, y_fraction), (x, x_fraction) = plan.corner(tile, 0), plan.corner(tile, 1)
+                corner, fraction = (y + box[lateral[0]].start, x + box[lateral[1]].start), (y_fraction, x_fraction)
+                placed.append(PlacedTile(voxels, begin, corner, fraction, xp.asarray(weight_of[tile])))
             return blend_tiles(placed, box_shape(box), z, dtype, xp)
 
-        voxels_done, whole = 0, math.prod(shape)
+        voxels_done, all_voxels = 0, math.prod(shape)
 
         def done(box: Box) -> None:
             nonlocal voxels_done
             before, voxels_done = voxels_done, voxels_done + math.prod(box_shape(box))
-            target.advance(voxels_done * image.nbytes // whole - before * image.nbytes // whole)
+            target.advance(voxels_done * image.nbytes // all_voxels - before * image.nbytes // all_voxels)
 
         work(todo, tiles.read, blend, writer.write, done=done)
     return Stitched(plan, len(plan.offsets) * math.prod(tile) * image.array.shape[z] * dtype.itemsize, tiles.nbytes)
 
 
-def _fitting(image: MosaicImage, positions: str | Path | TilePositions, tile: tuple[int, int]) -> TilePositions:
-    """Return the positions, if they are of as many tiles of this shape as the mosaic has."""
+def _checked_positions(
+    image: MosaicImage, positions: str | Path | TilePositions, tile: tuple[int, int]
+) -> TilePositions:
+    """Return the positions; refuse positions of another grid or another tile shape than the mosaic's."""
     located = positions if isinstance(positions, TilePositions) else read_positions(positions, tile)
     grid = whole_tiles(image.lateral_shape, tile)
     if located.grid != grid or tuple(located.tile_shape) != tile:
@@ -277,17 +283,23 @@ def _kept_bytes(use_gpu: bool) -> int:
 
 
 def _boxes(
-    image: MosaicImage, plan: StitchPlan, shape: Sequence[int], stored_out: Sequence[int], tile_bytes: int, limit: int
+    image: MosaicImage,
+    plan: StitchPlan,
+    shape: Sequence[int],
+    stored_out: Sequence[int],
+    tile_bytes: int,
+    max_kept: int,
 ) -> tuple[list[Box], bool]:
-    """Cut the volume into boxes, in the order in which they are made; also return whether rows of tiles are kept.
+    """Plan the boxes of the volume, in the order in which they are made, and whether rows of tiles are kept.
 
-    Boxes are as deep as kept rows of tiles allow, in steps that cut no chunk of either image; else a chunk deep.
+    Boxes are as deep as `max_kept` bytes of rows of tiles allow, in steps that cut no chunk of either image. If no
+    depth fits, boxes are a chunk deep and no rows are kept.
     """
     z, depth = image.depth_axis, shape[image.depth_axis]
     step = min(depth, math.lcm(stored_out[z], min(depth, stored(image.array)[z])))
     for planes in [depth, *range(depth // step * step, 0, -step)]:
         cut = _row_by_row(image, shape, stored_out, tile_bytes, planes)
-        if _max_kept_nbytes(image, plan, cut) <= limit:
+        if _max_kept_nbytes(image, plan, cut) <= max_kept:
             return cut, True
     return _row_by_row(image, shape, stored_out, tile_bytes, min(depth, stored_out[z])), False
 
@@ -295,6 +307,7 @@ def _boxes(
 def _row_by_row(
     image: MosaicImage, shape: Sequence[int], stored_out: Sequence[int], tile_bytes: int, planes: int
 ) -> list[Box]:
+    """Cut the volume into boxes of at most `planes` planes: slab by slab along Z, in each slab row by row."""
     z, (first, second) = image.depth_axis, image.lateral_axes
     slab, step = list(shape), list(stored_out)
     slab[z] = step[z] = planes
@@ -303,7 +316,7 @@ def _row_by_row(
 
 
 def _rows_of(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> list[set[tuple[int, int]]]:
-    """Return the rows of tiles that each box needs, each with the first plane of the box."""
+    """Return the rows of tiles that each box needs: for each row its number and the first plane of the box."""
     lateral = image.lateral_axes
     return [
         {(tile[0], box[image.depth_axis].start) for tile in plan.tiles([box[axis] for axis in lateral])} for box in todo
@@ -316,7 +329,7 @@ def _last_uses(rows: list[set[tuple[int, int]]]) -> dict[tuple[int, int], int]:
 
 
 def _max_kept_nbytes(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> int:
-    """Return the maximum bytes of rows of tiles in memory: kept rows, and those of the last two boxes."""
+    """Return the maximum bytes of rows of tiles in memory: rows still needed, and rows of the last two boxes."""
     rows = _rows_of(image, plan, todo)
     last, begun, max_rows = _last_uses(rows), set(), 0
     for number, needed in enumerate(rows):
@@ -327,7 +340,7 @@ def _max_kept_nbytes(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) 
     return max_rows * plan.tile_shape[0] * width * planes * image.array.dtype.itemsize
 
 
-class _Tiles:
+class _TileReader:
     """Reads the tiles that boxes need.
 
     Parameters
@@ -350,7 +363,7 @@ class _Tiles:
         self._rows: dict[tuple[int, int], Array] = {}
 
     def read(self, box: Box) -> list[tuple[Tile, Array, tuple[int, int]]]:
-        """Return for each tile of a box its row and column, voxels, and the lateral offset of these in the tile."""
+        """Return for each tile of a box its row and column, its voxels, and their lateral offset in the tile."""
         depth, lateral = box[self._image.depth_axis], [box[axis] for axis in self._image.lateral_axes]
         parts = []
         for tile in self._plan.tiles(lateral):

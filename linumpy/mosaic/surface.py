@@ -1,11 +1,11 @@
 """The tissue surface of a mosaic of any size, from disk to disk.
 
-In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic is processed in columns of
-whole depth, with a margin as wide as the lateral mean, so that the map has no seams; the next column is read while one
-is processed and the map of the last is written.
+In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic is cut into columns, boxes of
+the whole depth. Each column is read with a margin of half the width of the lateral mean, so that the map has no seams.
+While one column is processed, the next is read and the map of the last is written.
 
 The map has the lateral axes, spacing and origin of the mosaic, so a viewer aligns both. Its values are depths in µm as
-float32, the same at every resolution of the mosaic. Divided by the spacing along depth they are whole voxels, unless
+float32, whatever the resolution of the mosaic. Divided by the spacing along depth they are whole voxels, unless
 ``definition="edge"``.
 """
 
@@ -55,12 +55,12 @@ class SurfaceMethod:
     use_log : bool
         Whether to use the logarithm of intensity.
     detect_cutting_errors : bool
-        Whether the brightest voxel above the surface replaces it.
+        Whether the brightest voxel of an A-line replaces the surface where that voxel lies above it.
     definition : {"linumpy", "edge"}
-        Definition of the surface; with ``"edge"`` the map is NaN where there is no tissue, and infinity where its
-        surface is not found.
+        Definition of the surface. With ``"edge"`` the map is NaN where there is no tissue, and infinity where the
+        surface of tissue is not found.
     min_contrast : float
-        Minimum contrast of an edge.
+        Minimum contrast of an edge, for ``"edge"``.
     """
 
     s_xy: int = 15
@@ -111,8 +111,8 @@ def find_mosaic_surface(
     source : str or Path
         The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel; one for each time and
-        channel.
+        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel, with a map for each
+        time and channel.
     method : SurfaceMethod, optional
         Parameters of the surface detection.
     level : int
@@ -121,16 +121,17 @@ def find_mosaic_surface(
         The entry to select, counted from 0; by default all.
     overlay : str or Path, optional
         A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
-        selected. Not together with `distributed`, since this process draws the voxels that it reads.
+        selected. Not together with `distributed`, because this process can draw only voxels that it reads itself.
     progress : callable, optional
-        Called with the number of bytes done since the last call.
+        Called with the number of bytes of the mosaic done since the last call.
     spacing, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic, an invalid method; no CUDA device with `use_gpu`.
+        An existing output, a source that is no mosaic, an invalid method, `overlay` with `distributed`; no CUDA device
+        with `use_gpu`.
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
@@ -177,29 +178,35 @@ def find_mosaic_surface(
 def read_column(
     image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
 ) -> tuple[Array, tuple[slice, slice]]:
-    """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin `rim` along the lateral axes.
+    """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin of `rim` voxels along the lateral axes.
 
     Returns
     -------
     column : numpy.ndarray or cupy.ndarray
-        The box with its margin.
+        The box with its margin, as far as the mosaic has it.
     inside : (slice, slice)
-        The lateral voxels of the box in it.
+        The lateral voxels of the box in `column`.
     """
-    wide, inside = list(box), []
+    with_margin, inside = list(box), []
     for axis in image.lateral_axes:
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
-        wide[axis] = slice(begin, end)
+        with_margin[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    return image.read_filled(tuple(wide), use_gpu, entries), (inside[0], inside[1])
+    return image.read_filled(tuple(with_margin), use_gpu, entries), (inside[0], inside[1])
 
 
 def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
-    """Choose the value that replaces the logarithm of non-positive voxels, the same for all columns of a volume.
+    """Choose the value that replaces the logarithm of non-positive voxels, for all columns of a volume.
 
-    For an edge it is computed from the intensity of five columns of chunks. The same applies to ``"linumpy"`` if most
-    positive voxels are below 1, with a log line (warning): 0 for the logarithm of 0 would make zero brighter than
-    tissue. None otherwise, and if these columns have no positive voxel.
+    It is computed from the positive voxels of five columns.
+
+    Returns
+    -------
+    float or None
+        None (the surface detection then chooses) without `use_log`, and if the five columns have no positive voxel. For
+        ``"linumpy"`` also None, unless voxels are floats, some are not positive, and the mean logarithm of the positive
+        ones is below 0: detection would take 0 as the logarithm of the others, which is brighter than tissue. A log
+        line (warning) says so.
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
         return None
@@ -225,7 +232,10 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
 
 
 def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: float | None = None) -> Array:
-    """Find the surface of a column in voxels, in the column's memory: int32, or float32 for an edge."""
+    """Find the surface of a column, in voxels from its first plane: int32, or float32 for an edge.
+
+    The map is in the memory (host or device) of the column.
+    """
     return find_tissue_interface(
         column, method.s_xy, method.s_z, method.use_log, detect_cutting_errors=method.detect_cutting_errors,
         depth_axis=depth_axis, definition=method.definition, min_contrast=method.min_contrast,
@@ -234,7 +244,19 @@ def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: 
 
 
 class _Sketch:
-    """The data of the picture, subsampled to its pixels, in the memory of the computation."""
+    """Collects the data of the picture, subsampled to its pixels, on the host or the device.
+
+    Attributes
+    ----------
+    surface : array, (rows, columns)
+        The map.
+    section : array, (Z, columns)
+        Voxels along the lateral row `row`.
+    line, edge : array, (columns,)
+        The surface along that row: by the chosen method, and as an edge.
+    steps : list of int
+        Voxels from one pixel to the next, along the lateral axes.
+    """
 
     def __init__(self, xp: ModuleType, image: MosaicImage, method: SurfaceMethod) -> None:
         self.image, shape = image, image.lateral_shape

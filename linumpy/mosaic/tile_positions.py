@@ -1,8 +1,8 @@
 """Positions of the tiles of a mosaic grid on disk.
 
-In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the overlap. Out:
-:class:`~linumpy.registration.positions.TilePositions`, and a file of them. Tiles are compared by their means along
-depth, for which every voxel is read once.
+In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the nominal overlap. Out:
+:class:`~linumpy.registration.positions.TilePositions`, and a file that holds them. Tiles are compared by their means
+along depth, for which every voxel is read once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def estimate_positions(
         The mosaic grid: axes z, y and x in any order, tiles whole along z. Of several times or channels one must be
         selected. Incomplete tiles at the end of an axis are ignored.
     output : str or Path, optional
-        A file to write: ``*.json`` with all pairs, or ``*.csv`` with the positions.
+        A file to write: ``*.json`` with the positions and all pairs, or ``*.csv`` with the positions only.
     overlap, min_confidence
         As for :func:`linumpy.registration.positions.locate_tiles`.
     tile_shape : (int, int), optional
@@ -68,12 +68,13 @@ def estimate_positions(
     Returns
     -------
     TilePositions
-        In voxels along the lateral axes, in the order of the mosaic's axes.
+        Positions in voxels along the lateral axes, in the order of the mosaic's axes.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic, an overlap out of range; no CUDA device with `use_gpu`.
+        An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no
+        CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("positions are those of the tiles of one volume")
@@ -94,8 +95,8 @@ def estimate_positions(
 
 
 def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
-    """Return a view (rows, columns, Y, X) of the whole tiles of an image that lie side by side."""
+    """Return the complete tiles of an image (Y, X), which lie side by side: (rows, columns, Y, X), a view."""
     (rows, columns), (height, width) = (whole_tiles(image.shape, tile_shape), tile_shape)
-    whole = image[: rows * height, : columns * width]
-    tiles: Array = whole.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
+    complete = image[: rows * height, : columns * width]
+    tiles: Array = complete.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
     return tiles

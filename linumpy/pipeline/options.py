@@ -112,13 +112,13 @@ class Report:
     """``report`` has no options."""
 
 
-#: The record of each stage, in the order in which stages run.
+#: The type of each stage's record, in the order in which stages run.
 OPTIONS: dict[str, type] = {
     "galvo": Galvo,
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
-    # Before illumination is corrected: errors of the fields repeat in every tile, and tiles would be aligned by them.
+    # Before illumination is corrected: errors of the fields repeat in every tile, and would align the tiles.
     "positions": Positions,
     "shading": Shading,
     "illumination": Illumination,

@@ -1,7 +1,8 @@
 """Records of finished tasks, so that a stopped run can be continued.
 
-In: a task, and a digest of everything that its outputs depend on. Out: a file for each task, complete or not at all,
-with the digest and the identities of the outputs: a task is not repeated if none of these has changed.
+In: a task, and its request, a digest of everything that the outputs of the task depend on. Out: a file for each task,
+written completely or not at all, with the request and the identities of the outputs
+(:mod:`linumpy.resample.identity`). A task is not repeated if its request and its outputs are unchanged.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Record:
     Attributes
     ----------
     request : str
-        Digest of the stage, its options, the version and the identities of its inputs.
+        Digest of the stage, its options, the settings of the run, linumpy's version and the identities of the inputs.
     outputs : dict of str to str
         The identity of each output, by its path in the folder of the results.
     seconds : float
-        Duration.
+        Duration of the task.
     """
 
     request: str
@@ -51,7 +52,7 @@ class Records:
         self._output = output
 
     def find(self, task: Task) -> Record | None:
-        """Return the record of a task whose inputs, options and outputs are still the same; else None."""
+        """Return the record of a task; None if there is none, or if inputs, options or outputs have changed."""
         try:
             record = Record(**json.loads(self._path(task).read_text()))
             if record.request != request_of(task) or record.outputs != self._identities(task):
@@ -61,16 +62,17 @@ class Records:
         return record
 
     def add(self, task: Task, request: str, seconds: float) -> Record:
-        """Record that a task is finished: all its outputs are complete.
+        """Record that a task is finished, which means that all its outputs are complete.
 
         Parameters
         ----------
         task : Task
             The task.
         request : str
-            :func:`request_of` from before the task began, which shows whether inputs changed while it ran.
+            Result of :func:`request_of` from before the task began. If an input changes while the task runs, the record
+            does not match, and the next run repeats the task.
         seconds : float
-            Duration.
+            Duration of the task.
         """
         record = Record(request, self._identities(task), round(seconds, 3))
         with replacing(self._path(task), overwrite=True) as path:
@@ -103,12 +105,14 @@ def request_of(task: Task) -> str:
 
 @contextmanager
 def open_records(output: Path, *, overwrite: bool = False) -> Iterator[Records]:
-    """Yield the records of a folder of results, which is made if its parent exists, and locked.
+    """Yield the records of a folder of results; the folder is made if it does not exist, and locked.
 
     Raises
     ------
+    FileNotFoundError
+        The parent of the folder does not exist.
     FileExistsError
-        The folder has files but no records; with `overwrite`, results may replace the files.
+        The folder has files but no records, and `overwrite` is False. With `overwrite` results may replace files.
     ResumeError
         Another run fills the folder.
     """

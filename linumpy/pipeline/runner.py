@@ -1,8 +1,9 @@
 """Run the pipeline stage by stage, all slices of a stage at a time, here or on a dask cluster.
 
-In: a :class:`~linumpy.pipeline.settings.Run`. Out: its results, one folder for each stage, and a :class:`Summary`. A
-task is skipped if its record shows that nothing has changed: a stopped run continues, and after a change of an option
-only the tasks that depend on it are repeated. Slices without a recorded tile are left out, with a log line (warning).
+In: a :class:`~linumpy.pipeline.settings.Run`. Out: the results, one folder for each stage, and a :class:`Summary`. A
+task is one stage of a slice, or of the brain. It is skipped if its record shows that nothing has changed: a stopped run
+continues, and after a change of an option only the tasks that depend on it are repeated. Slices without a recorded tile
+are left out, with a log line (warning).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The files of a slice, or of the brain, that the next stage may take as inputs, by role.
+#: By role, the files of a slice, or of the brain, that the next stage may take as inputs.
 _Files = dict[str, tuple[Path, ...]]
 
 
@@ -43,9 +44,9 @@ class StageSummary:
     name : str
         The stage.
     done, kept : int
-        Number of tasks that this run carried out, and of tasks of an earlier run.
+        Number of tasks that this run carried out, and number of tasks that an earlier run had carried out.
     seconds : float
-        Time of all its tasks, including those of earlier runs.
+        Sum of the durations of all tasks, including those of earlier runs.
     wall_seconds : float
         Duration of the stage in this run.
     """
@@ -64,13 +65,13 @@ class Summary:
     Attributes
     ----------
     slices : tuple of str
-        Names of the slices.
+        Names of all slices, also of those that were left out.
     empty : tuple of str
-        Slices that were left out.
+        Slices that were left out, because nothing was recorded in them.
     stages : tuple of StageSummary
-        In order.
+        In the order in which they ran.
     results : dict of str to tuple of Path
-        Final files of the brain by role: ``stack``, and ``image``, ``projection`` and others of the slices.
+        Last files of each role: one of the brain, such as ``stack``, or one of each slice, such as ``image``.
     """
 
     slices: tuple[str, ...]
@@ -105,17 +106,18 @@ def run_pipeline(
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to repeat everything, and use a folder that has other files.
+        Whether to repeat everything, and to use a folder that has other files.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see all files, carry out the
-        slices' tasks; with `use_gpu` each needs a GPU.
+        tasks of slices, and the blocks of tasks of the brain; with `use_gpu` each needs a GPU.
     progress : callable, optional
         Called with a line for each finished task.
 
     Raises
     ------
     FileNotFoundError, FileExistsError, ResumeError
-        No mosaics; a folder of results that has other files, or that another run fills.
+        No mosaics, or no parent of the folder of results; a folder of results that has other files, or that another run
+        fills.
     SourceError, MetadataError, ValueError, OSError, GpuUnavailableError, WorkerError
         As the functions of the stages. Complete results are kept for the next run.
     """
@@ -167,7 +169,7 @@ def _name(path: Path) -> str:
 
 
 def _gathered(slices: Mapping[str, _Files], shared: _Files) -> _Files:
-    """Return the files of the brain: those of all slices by role, and its own."""
+    """Return the files of the brain by role: those of all slices, and those that belong to the brain."""
     roles = {role for files in slices.values() for role in files}
     return {role: tuple(path for files in slices.values() for path in files.get(role, ())) for role in roles} | shared
 
@@ -192,8 +194,8 @@ def _carry_out_all(
 ) -> StageSummary:
     """Carry out the unfinished tasks of a stage, and record each of them."""
     begin, seconds = time.perf_counter(), 0.0
-    kept = {task.name: record for task in tasks if (record := records.find(task)) is not None}
-    waiting = [task for task in tasks if task.name not in kept]
+    kept_records = {task.name: record for task in tasks if (record := records.find(task)) is not None}
+    unfinished = [task for task in tasks if task.name not in kept_records]
 
     def add(task: Task, request: str, task_seconds: float) -> None:
         nonlocal seconds
@@ -204,20 +206,23 @@ def _carry_out_all(
             progress(f"{name} of {task.name}: {task_seconds:.2f} s")
 
     if STAGES[name].of_brain:
-        for task in waiting:
+        for task in unfinished:
             add(task, *_timed(task, Where(work.use_gpu, work.client)))
     else:
         where = Where(work.use_gpu)
-        # The steps to read and to write are empty: a task reads, computes and writes.
+        # A task reads, computes and writes by itself, so the step to read returns the task, and the step to write
+        # records it.
         TileWork(False, work.client)(
-            waiting, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
+            unfinished, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
         )
-    seconds += sum(record.seconds for record in kept.values())
-    return StageSummary(name, len(waiting), len(kept), round(seconds, 3), round(time.perf_counter() - begin, 3))
+    seconds += sum(record.seconds for record in kept_records.values())
+    return StageSummary(
+        name, len(unfinished), len(kept_records), round(seconds, 3), round(time.perf_counter() - begin, 3)
+    )
 
 
 def _timed(task: Task, where: Where) -> tuple[str, float]:
-    """Carry out a task; return the digest of its inputs from before it began, and the seconds."""
+    """Carry out a task; return its request (:func:`request_of`) from before it began, and the duration in seconds."""
     request, begin = request_of(task), time.perf_counter()
     try:
         carry_out(task, where)

@@ -1,7 +1,7 @@
 """Settings of a run of the pipeline, from a TOML, YAML or JSON file.
 
 In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage. Errors name the
-key and its valid values.
+key and the valid keys or values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ class Run:
     skip : tuple of str
         Stages that are left out.
     options : mapping of str to object
-        The options of each stage; by default those of its record in :mod:`linumpy.pipeline.options`.
+        Records of options by the name of the stage; a stage that is left out has the defaults of its record in
+        :mod:`linumpy.pipeline.options`.
+
+    Raises
+    ------
+    ValueError
+        An interval that is not positive, or an unknown stage in `skip` or `options`.
     """
 
     mosaics: Path
@@ -61,7 +67,7 @@ class Run:
                     raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
 
     def options_of(self, stage: str) -> Any:
-        """Return the options of a stage."""
+        """Return the options of a stage; by default those of its record."""
         return self.options.get(stage) or OPTIONS[stage]()
 
 
@@ -71,15 +77,17 @@ def read_run(path: str | Path) -> Run:
     Parameters
     ----------
     path : str or Path
-        ``.toml``; ``.json``; or ``.yaml`` and ``.yml``, if PyYAML is installed. Its keys are the attributes of
-        :class:`Run`, and the names of stages, each with a table of options. Relative paths begin at its folder.
+        A ``.toml`` or ``.json`` file or, if PyYAML is installed, a ``.yaml`` or ``.yml`` file. Its keys are the
+        attributes of :class:`Run` except for `options`, and the names of stages, each with a table of options. Relative
+        paths begin at the folder of the file.
 
     Raises
     ------
     FileNotFoundError
         The file does not exist.
     ValueError
-        It cannot be parsed; an unknown or missing key, an unknown option of a stage.
+        A file that cannot be parsed, an unknown or missing key, an unknown option of a stage, a value that :class:`Run`
+        refuses.
     ImportError
         A YAML file without PyYAML.
     """
@@ -93,7 +101,7 @@ def read_run(path: str | Path) -> Run:
         if key in OPTIONS:
             settings["options"][key] = _record(OPTIONS[key], value, f"{path}: {key}")
         elif key in known:
-            settings[key] = path.parent / str(value) if key in ("mosaics", "output", "shifts") else _fixed(value)
+            settings[key] = path.parent / str(value) if key in ("mosaics", "output", "shifts") else _without_list(value)
         else:
             raise ValueError(f"{path}: {key!r} is no key: there are {', '.join([*known, *OPTIONS])}")
     missing = [key for key in ("mosaics", "output", "slicing_interval_mm") if key not in settings]
@@ -103,6 +111,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def _parsed(path: Path) -> object:
+    """Return the content of the file."""
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".toml":
@@ -125,16 +134,17 @@ def _parsed(path: Path) -> object:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _record(kind: type, value: object, where: str) -> object:
-    """Make the record of a stage's options from a table; `where` begins the error."""
-    names = [member.name for member in dataclasses.fields(kind)]
+def _record(record_type: type, value: object, where: str) -> object:
+    """Make the record of a stage's options from a table; error messages begin with `where`."""
+    names = [member.name for member in dataclasses.fields(record_type)]
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: a table of {', '.join(names)} is needed, not {value!r}")
     for name in value:
         if name not in names:
             raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
-    return kind(**{name: _fixed(entry) for name, entry in value.items()})
+    return record_type(**{name: _without_list(entry) for name, entry in value.items()})
 
 
-def _fixed(value: object) -> object:
+def _without_list(value: object) -> object:
+    """Return a value of a frozen record: a list becomes a tuple."""
     return tuple(value) if isinstance(value, list) else value

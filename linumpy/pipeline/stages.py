@@ -1,8 +1,8 @@
 """The stages of the pipeline, each a call of the library, from files to files.
 
-In: a :class:`Task`: a stage, its options, the paths of its inputs and outputs by role. Out: the outputs, each complete
-or not at all. A role names the content of a path: ``image`` is the volume of a slice, of which a stage makes the next
-``image``; ``projection``, ``surface``, ``shifts`` and others are further inputs and outputs.
+In: a :class:`Task`: a stage, its options, and the paths of its inputs and outputs by role. Out: the outputs, each
+written completely or not at all. A role names the content of a path. The role ``image`` is the volume of a slice: many
+stages read one ``image`` and make the next. Further roles are ``projection``, ``surface``, ``shifts`` and others.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Task:
     common : Common
         Settings that all tasks share.
     inputs : mapping of str to tuple of Path
-        By role: one path in a task of a slice. In a task of the brain, one path for each slice, or one path of the
-        brain.
+        By role. In a task of a slice a role has one path; in a task of the brain it has one path for each slice, or one
+        path that belongs to the brain.
     outputs : mapping of str to Path
         By role.
     """
@@ -81,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Where:
-    """The device and the cluster of a task.
+    """Where a task is carried out: the device and the cluster.
 
     Attributes
     ----------
@@ -108,9 +108,9 @@ class Stage:
     makes : mapping of str to str
         Role of each output, and the suffix of its name.
     of_brain : bool
-        Whether it takes all slices together.
+        Whether a task of the stage takes all slices together.
     optional : tuple of str
-        Roles of inputs that may be missing.
+        Roles of further inputs, which may be missing.
     """
 
     call: Callable[[Task, Where], object]
@@ -139,14 +139,18 @@ def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
 
 
 def _galvo(task: Task, where: Where) -> None:
-    """Rotate the columns of a mosaic's tiles back; a mosaic without a clear seam is linked to, not copied."""
+    """Rotate the columns of a mosaic's tiles back.
+
+    A mosaic whose shift is 0, or cannot be detected because there is no clear seam or no tile shape, is not copied: the
+    output is a link to it.
+    """
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
 
     settings: options.Galvo = task.options
     source, output = task.one("image"), task.outputs["image"]
     if output.is_symlink():
-        output.unlink()  # of an earlier run: the writer would follow it to the source
+        output.unlink()  # a link of an earlier run, which the writer would follow to the source
     try:
         shift = find_galvo_shift(source, tile_shape=settings.tile_shape, use_gpu=where.use_gpu)
     except MetadataError as error:
@@ -179,7 +183,7 @@ def _resample(task: Task, where: Where) -> None:
 
 
 def _survey(task: Task, where: Where) -> None:
-    """Write which tiles of a mosaic grid have more than one value: the others were not recorded."""
+    """Write which tiles of a mosaic grid were recorded: those with more than one value."""
     from linumpy.device import to_host
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.grid import tile_of
@@ -318,7 +322,7 @@ def _report(task: Task, where: Where) -> None:
 
 
 _IMAGE = ".ome.zarr"
-#: By name, in the order in which they run, as in :data:`linumpy.pipeline.options.OPTIONS`.
+#: The stages by name, in the order in which they run, which is also that of :data:`linumpy.pipeline.options.OPTIONS`.
 STAGES: dict[str, Stage] = {
     "galvo": Stage(_galvo, ("image",), {"image": _IMAGE, "galvo": ".json"}),
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
@@ -334,5 +338,6 @@ STAGES: dict[str, Stage] = {
     "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",)),
     "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True),
 }
-_ALL = tuple(sorted({role for stage in STAGES.values() for role in stage.makes} - {"image"}))
-STAGES["report"] = Stage(_report, ("image",), {"report": ".html"}, of_brain=True, optional=_ALL)
+#: Roles of all outputs besides ``image``: the report depends on them.
+_REPORTED_ROLES = tuple(sorted({role for stage in STAGES.values() for role in stage.makes} - {"image"}))
+STAGES["report"] = Stage(_report, ("image",), {"report": ".html"}, of_brain=True, optional=_REPORTED_ROLES)

@@ -1,6 +1,6 @@
-"""Figures of merit and pictures of images on disk, from a resolution that fits into memory.
+"""Figures of merit and pictures of images on disk, computed from a resolution that fits into memory.
 
-In: paths of OME-Zarr images. Out: an :class:`ImageSummary` for each, with host arrays for pictures.
+In: paths of OME-Zarr images. Out: an :class:`ImageSummary` of each image, with host arrays for pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from linumpy.quality.measures import sharpness, structural_similarity
 from linumpy.quality.tissue import tissue_mask
 from linumpy.voxel.backends.choose import why_no_warp
 
-#: Maximum voxels that are read of an image: the finest resolution within it, or middle planes of the coarsest.
+#: Maximum voxels that are read of an image: the finest resolution with at most so many voxels or, if the coarsest has
+#: more, planes in the middle of the coarsest.
 VOXELS = 2**26
 
 
@@ -38,23 +39,24 @@ class ImageSummary:
     axes : str
         Names of the axes of space.
     dtype : str
-        Of a voxel.
+        Data type of the voxels.
     level : int
         The resolution that was read.
     projection : numpy.ndarray, (Y, X)
-        Mean along depth; an image of two axes itself.
+        Mean along depth, with 0 for voxels that are not finite; for an image of two axes the image itself.
     section : numpy.ndarray or None
         The middle section, depth first; None for an image of two axes.
     pixel : tuple of float
-        Spacing of the resolution that was read, in µm; depth first, if there is one.
+        Spacing of the resolution that was read, in µm; depth first, if the image has depth.
     tissue, sharpness : float
-        Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes.
+        Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes or with equal
+        voxels.
     similarity : float
-        SSIM to the next image of the same folder, by projections; NaN without one.
+        SSIM of the projections of this and of the next image of the same folder; NaN without a next image.
     not_finite : float
-        Share of voxels that are NaN or infinite.
+        Share of the read voxels that are NaN or infinite.
     constant : bool
-        Whether all voxels are equal.
+        Whether all read voxels are equal; voxels that are not finite count as 0.
     """
 
     path: Path
@@ -89,7 +91,7 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
         An image that cannot be read, or has no spacing.
     """
     finest = open_volumes(path)
-    chosen, level = _level(path, finest)
+    chosen, level = _resolution_to_read(path, finest)
     array = chosen.first
     z = chosen.axes.index("z") if len(chosen.axes) == 3 and "z" in chosen.axes else None
     box = [slice(0, n) for n in array.shape]
@@ -103,8 +105,7 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
     spacing = chosen.spacing if order is None else tuple(chosen.spacing[k] for k in order)
     finite = xp.isfinite(voxels)
     filled = xp.where(finite, voxels, 0).astype(np.float32)
-    first = filled.ravel()[0]
-    constant = bool((filled == first).all())
+    constant = bool((filled == filled.ravel()[0]).all())
     projection = filled if order is None else filled.mean(axis=0)
     tissue = sharp = math.nan
     if order is not None and not constant:
@@ -119,20 +120,20 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
     )  # fmt: skip
 
 
-def _level(path: Path, finest: Volumes) -> tuple[Volumes, int]:
-    """Return the finest resolution of at most :data:`VOXELS`, else the coarsest, and its number."""
+def _resolution_to_read(path: Path, finest: Volumes) -> tuple[Volumes, int]:
+    """Return the finest resolution of at most :data:`VOXELS` voxels, or else the coarsest, and its number."""
     chosen, level = finest, 0
     while math.prod(chosen.first.shape) > VOXELS:
         try:
             chosen = open_volumes(path, level + 1)
-        except ValueError:  # there is no coarser one
+        except ValueError:  # there is no coarser resolution
             break
         level += 1
     return chosen, level
 
 
 def _mask(projection: Array) -> Array:
-    """Return the mask of tissue of a projection; computed on the host if the device lacks Warp for the morphology."""
+    """Return the mask of tissue of a projection, computed on the host if Warp, which the device needs, is missing."""
     if not is_device_array(projection) or why_no_warp() is None:
         return tissue_mask(projection[None])[0]
     mask: Array = array_module(projection).asarray(tissue_mask(to_host(projection)[None])[0])
@@ -140,7 +141,11 @@ def _mask(projection: Array) -> Array:
 
 
 def with_similarities(summaries: Sequence[ImageSummary]) -> list[ImageSummary]:
-    """Add to each image its similarity to the next one of the same folder, by the shared part of their projections."""
+    """Return the summaries with the similarity of each image to the next one of the same folder.
+
+    Projections are compared over the part that both have. The similarity stays NaN for images of two axes, for equal
+    pixels, and if the shared part is smaller than the window of SSIM.
+    """
     result = list(summaries)
     for number, (image, following) in enumerate(itertools.pairwise(summaries)):
         shape = [min(sizes) for sizes in zip(image.projection.shape, following.projection.shape, strict=True)]

@@ -1,6 +1,7 @@
-"""Figures of merit of images, a batch in one call, on the host or the device: SSIM and sharpness; outliers among them.
+"""Figures of merit of images: structural similarity (SSIM), sharpness, and outliers among such numbers.
 
-In: batches of images (n, Y, X). Out: a number for each, in the memory of the images.
+In: batches of images (n, Y, X), on the host or the device. Out: a number for each image or pair, in the memory of the
+images.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from linumpy.device import array_module
 from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.robust import robust_deviation
 
-#: Constants of SSIM, relative to the range of values (Wang et al., 2004).
+#: Constants of SSIM that stabilise its two factors, relative to the range of values (Wang et al., 2004).
 _K1, _K2 = 0.01, 0.03
 
 
@@ -33,7 +34,7 @@ def structural_similarity(a: Array, b: Array, data_range: float, window: int = 7
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (n,)
-        From -1 to 1, as scikit-image computes it by default. NaN for images with pixels that are not finite.
+        From -1 to 1, as scikit-image computes SSIM by default. NaN for a pair with a pixel that is not finite.
 
     Raises
     ------
@@ -71,11 +72,11 @@ def sharpness(images: Array, mask: Array | None = None) -> Array:
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (n,)
-        It does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
+        The energy does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
     """
     xp, filters = array_module(images), ndimage_module(images)
     pixels = images.astype(np.float64)
-    # Sobel's filter along two axes: along three it would smooth from image to image.
+    # Sobel's filter along the two axes of an image: along all three axes it would smooth from image to image.
     slope, smooth = xp.asarray([-0.5, 0.0, 0.5]), xp.asarray([0.25, 0.5, 0.25])
     slopes = [
         filters.correlate1d(filters.correlate1d(pixels, slope, axis, mode="nearest"), smooth, other, mode="nearest")
@@ -88,6 +89,7 @@ def sharpness(images: Array, mask: Array | None = None) -> Array:
 
 
 def _mean(xp: ModuleType, values: Array, mask: Array | None) -> Array:
+    """Return the mean of each image over the pixels that count; NaN where none counts."""
     if mask is None:
         return xp.mean(values, axis=(1, 2))
     count = mask.sum(axis=(1, 2))
@@ -95,11 +97,14 @@ def _mean(xp: ModuleType, values: Array, mask: Array | None) -> Array:
 
 
 def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
-    """Return which values are far from the median, by robust standard deviations; none of fewer than five, no NaN."""
-    known = np.isfinite(values)
-    if known.sum() < 5:
+    """Return which values are further from the median than `deviations` robust standard deviations.
+
+    Values that are not finite are no outliers; of fewer than five finite values none is an outlier.
+    """
+    finite = np.isfinite(values)
+    if finite.sum() < 5:
         return np.zeros(values.shape, bool)
-    middle = float(np.median(values[known]))
-    spread = robust_deviation(values[known] - middle)
+    median = float(np.median(values[finite]))
+    spread = robust_deviation(values[finite] - median)
     with np.errstate(invalid="ignore"):
-        return known & (np.abs(values - middle) > deviations * max(spread, 1e-3 * abs(middle)))
+        return finite & (np.abs(values - median) > deviations * max(spread, 1e-3 * abs(median)))

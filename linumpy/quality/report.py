@@ -1,6 +1,6 @@
 """A report of a run: one self-contained HTML page with pictures, figures of merit, positions, times and warnings.
 
-In: a folder of results, of ``linum-pipeline`` or of single commands. Out: the page.
+In: a folder of results, made by ``linum-pipeline`` or by single commands. Out: the page.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of picture files in the page.
 _PICTURES = 60
-#: Maximum pixels along an axis of an image's picture, and of a picture file, which may have text; quality of JPEG.
+#: Maximum pixels along an axis of an image's picture, and of a picture file, which may have text; quality of the JPEGs.
 _PIXELS, _FILE_PIXELS, _QUALITY = 320, 800, 80
-#: Degrees from the median angle of the camera against the stage, above which positions get a warning.
+#: Difference from the median angle between camera and stage, in degrees, above which positions get a warning.
 _MAX_TURN = 0.2
 #: Share of rejected pairs, and RMS in voxels, above which positions get a warning.
 _MAX_REJECTED, _MAX_RMS = 0.25, 0.5
@@ -65,7 +65,7 @@ class Report:
     Attributes
     ----------
     images : tuple of ImageSummary
-        In order.
+        In the order of their paths.
     warnings : tuple of str
         Results that a user should check.
     """
@@ -88,7 +88,7 @@ def write_report(
     ----------
     folder : str or Path
         Folder of results: OME-Zarr images, positions of tiles (JSON), tables (CSV), pictures (PNG), and the summary of
-        ``linum-pipeline``, also in folders below it.
+        ``linum-pipeline``; also in folders up to four levels below it.
     output : str or Path
         The page to write.
     use_gpu : bool
@@ -102,12 +102,12 @@ def write_report(
     Returns
     -------
     Report
-        The content of the page. An image that cannot be read gives a warning.
+        The content of the page. An image, positions or a table that cannot be read give a warning.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError
-        An existing page, a folder that does not exist or holds nothing to report.
+    FileExistsError, FileNotFoundError, SourceError, ValueError
+        An existing page, a folder that does not exist or holds nothing to report; a page inside an image.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -131,6 +131,7 @@ def write_report(
 
 
 def _name(run: RunFolder, path: Path) -> str:
+    """Return the path of a file in the folder, as text."""
     return str(path.relative_to(run.folder))
 
 
@@ -142,14 +143,14 @@ def _warnings_of_images(run: RunFolder, images: Sequence[ImageSummary]) -> Itera
             yield f"{_name(run, image.path)}: {100 * image.not_finite:.2g} % of the voxels are NaN or infinite"
     for parent in sorted({image.path.parent for image in images}):
         group = [image for image in images if image.path.parent == parent and image.section is not None]
-        for label, values in (
+        for quantity, values in (
             ("share of tissue", [image.tissue for image in group]),
             ("sharpness", [image.sharpness for image in group]),
             ("similarity to the next slice", [image.similarity for image in group]),
         ):
-            for image, odd in zip(group, robust_outliers(np.array(values, float)), strict=True):
-                if odd:
-                    yield f"{_name(run, image.path)}: its {label} is far from that of the others"
+            for image, is_outlier in zip(group, robust_outliers(np.array(values, float)), strict=True):
+                if is_outlier:
+                    yield f"{_name(run, image.path)}: its {quantity} is far from that of the others"
 
 
 def _warnings_of_positions(run: RunFolder) -> Iterable[str]:
@@ -165,12 +166,12 @@ def _warnings_of_positions(run: RunFolder) -> Iterable[str]:
 
 
 def _warnings_of_cameras(run: RunFolder) -> Iterable[str]:
-    """Warn of slices in which the camera is turned differently: it moved, or their positions are wrong."""
+    """Warn of slices with another angle between camera and stage: the camera moved, or the positions are wrong."""
     located = [(path, positions.model.degrees) for path, positions in run.positions if positions.pairs]
     for axis, name in enumerate(("rows", "columns")):
         degrees = np.array([both[axis] for _, both in located])
-        for (path, _), angle, odd in zip(located, degrees, robust_outliers(degrees), strict=True):
-            if odd and abs(angle - np.median(degrees)) > _MAX_TURN:
+        for (path, _), angle, is_outlier in zip(located, degrees, robust_outliers(degrees), strict=True):
+            if is_outlier and abs(angle - np.median(degrees)) > _MAX_TURN:
                 yield (
                     f"{_name(run, path)}: the camera is turned by {angle:.2f}° against the stage along {name}, "
                     f"{np.median(degrees):.2f}° is the median of all slices"
@@ -188,8 +189,14 @@ def _page(run: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str
     ]
     if run.stages:
         rows = [
-            (str(s["name"]), str(s["done"]), str(s["kept"]), _number(s["seconds"]), _number(s["wall_seconds"]))
-            for s in run.stages
+            (
+                str(stage["name"]),
+                str(stage["done"]),
+                str(stage["kept"]),
+                _number(stage["seconds"]),
+                _number(stage["wall_seconds"]),
+            )
+            for stage in run.stages
         ]
         parts += ["<h2>Times</h2>", _html_table(("stage", "done", "kept", "task s", "last run s"), rows)]
     if images:
@@ -244,15 +251,15 @@ def _pictures_of_image(run: RunFolder, image: ImageSummary) -> str:
 
 
 def _small(values: np.ndarray, pixel: tuple[float, float], names: tuple[str, str], text: str) -> str:
-    """Return a picture with a scale bar below, without Matplotlib's figures, which take a hundred times as long."""
+    """Return a picture with a scale bar below. A figure of Matplotlib would take a hundred times as long."""
     height, width = extent_um(values.shape, pixel)
     low, high = percentiles(values, (0.5, 99.5))
     bar = scale_bar_um(width)
     scale = f"<div class='bar' style='width: {100 * bar / width:.2f}%'></div>{bar:g} µm"
     caption = html.escape(f"{text}; {names[1]} to the right, {names[0]} down; black at {low:.4g}, white at {high:.4g}")
-    shape = f" style='aspect-ratio: {width:.6g} / {height:.6g}'"
+    style = f" style='aspect-ratio: {width:.6g} / {height:.6g}'"
     return _embedded(
-        _jpeg(_reduced(values, _PIXELS), low, high), f"{scale}<br>{caption}", caption, shape, " class='small'"
+        _jpeg(_reduced(values, _PIXELS), low, high), f"{scale}<br>{caption}", caption, style, " class='small'"
     )
 
 
@@ -260,8 +267,8 @@ def _reduced(values: np.ndarray, max_pixels: int) -> np.ndarray:
     """Return means over blocks, at most `max_pixels` along each of the first two axes."""
     step = [-(-count // max_pixels) for count in values.shape[:2]]
     rows, columns = (count // size for count, size in zip(values.shape, step, strict=False))
-    whole = values[: rows * step[0], : columns * step[1]]
-    blocks: np.ndarray = whole.reshape(rows, step[0], columns, step[1], *values.shape[2:]).mean(axis=(1, 3))
+    complete = values[: rows * step[0], : columns * step[1]]
+    blocks: np.ndarray = complete.reshape(rows, step[0], columns, step[1], *values.shape[2:]).mean(axis=(1, 3))
     return blocks
 
 
@@ -290,10 +297,11 @@ def _figure(figure: Figure, text: str) -> str:
     return _embedded(file.getvalue(), html.escape(text), html.escape(text))
 
 
-def _embedded(jpeg: bytes, caption: str, alt: str, shape: str = "", kind: str = "") -> str:
+def _embedded(jpeg: bytes, caption: str, alt: str, style: str = "", css_class: str = "") -> str:
+    """Return the HTML of a picture; `style` and `css_class` are attributes of HTML that begin with a space."""
     data = base64.b64encode(jpeg).decode()
-    picture = f"<img alt='{alt}'{shape} src='data:image/jpeg;base64,{data}'>"
-    return f"<figure{kind}>{picture}<figcaption>{caption}</figcaption></figure>"
+    picture = f"<img alt='{alt}'{style} src='data:image/jpeg;base64,{data}'>"
+    return f"<figure{css_class}>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _number(value: float) -> str:

@@ -16,15 +16,17 @@ from linumpy.errors import SourceError
 from linumpy.registration.position_files import JSON, read_positions
 from linumpy.registration.positions import TilePositions
 
-#: Levels of folders that are searched, and rows of a table that are shown.
+#: Levels of folders below the folder that are searched, and rows of a table that are read.
 _DEPTH, _ROWS = 4, 200
-_STAGE = {"name", "done", "kept", "seconds", "wall_seconds"}
-_ZARR = ("zarr.json", ".zgroup", ".zattrs")
+#: Keys of a stage in the summary of ``linum-pipeline``.
+_STAGE_KEYS = {"name", "done", "kept", "seconds", "wall_seconds"}
+#: Files by which a Zarr folder is recognised.
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The contents of a folder; all paths in order of their names.
+    """The contents of a folder; all paths are in the order of their names.
 
     Attributes
     ----------
@@ -35,15 +37,15 @@ class RunFolder:
     positions : tuple of (Path, TilePositions)
         Positions of tiles, from JSON.
     tables : tuple of (Path, tuple of tuple of str)
-        CSV tables, the head first.
+        CSV tables, the head first: at most 200 rows.
     pictures : tuple of Path
         PNG files.
     stages : tuple of mapping
-        Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds.
+        Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds and wall_seconds.
     empty : tuple of str
-        Slices that the pipeline left out.
+        Slices that the pipeline left out, because nothing was recorded in them.
     unread : tuple of str
-        Errors of positions and tables that cannot be read.
+        Errors of positions, tables and summaries that cannot be read.
     """
 
     folder: Path
@@ -57,14 +59,14 @@ class RunFolder:
 
 
 def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
-    """List the contents of a folder, with `follow_links` also those behind symbolic links.
+    """List the contents of a folder and of folders below it; `follow_links` includes those behind symbolic links.
 
     Raises
     ------
     FileNotFoundError
         The folder does not exist.
     SourceError
-        It has no contents that a report shows.
+        The folder has no contents that a report shows.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -77,7 +79,7 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     positions, tables, unread = [], [], []
     for path in files:
         if path.suffix == ".json":
-            content = _json(path)
+            content = _json_object(path)
             if path.name == "pipeline.json" and "stages" in content:
                 if _is_summary(content):
                     summary = content
@@ -104,21 +106,21 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
-    """Yield Zarr folders, which are not searched, and files; hidden ones are left out."""
+    """Yield files and Zarr folders; Zarr folders are not searched, and hidden files and folders are left out."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith(".") or (entry.is_symlink() and not follow_links):
             continue
         path = Path(entry.path)
         if not entry.is_dir() and not entry.is_file():  # reading a pipe would block
             continue
-        if not entry.is_dir() or any((path / name).is_file() for name in _ZARR):
+        if not entry.is_dir() or any((path / name).is_file() for name in _ZARR_FILES):
             yield path
         elif depth:
             yield from _walk(path, depth - 1, follow_links)
 
 
-def _json(path: Path) -> dict[str, JSON]:
-    """Return the object in a JSON file; empty if it cannot be read or is another value."""
+def _json_object(path: Path) -> dict[str, JSON]:
+    """Return the object in a JSON file; empty if the file cannot be read or holds another value."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,12 +129,13 @@ def _json(path: Path) -> dict[str, JSON]:
 
 
 def _is_summary(content: dict[str, JSON]) -> bool:
+    """Return whether each stage has the keys of a summary of ``linum-pipeline``."""
     stages = content["stages"]
-    return isinstance(stages, list) and all(isinstance(stage, dict) and stage.keys() >= _STAGE for stage in stages)
+    return isinstance(stages, list) and all(isinstance(stage, dict) and stage.keys() >= _STAGE_KEYS for stage in stages)
 
 
 def _tile_shape(value: JSON) -> tuple[int, int]:
-    """Return the tile shape of positions; (0, 0) if it is no pair, with which reading them raises an error."""
+    """Return the tile shape of positions, or (0, 0) if it is no pair: then :func:`read_positions` raises an error."""
     return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (0, 0)
 
 

@@ -1,6 +1,7 @@
-"""Thresholds between two classes of intensities: Otsu's and Li's. On the host or the device.
+"""Thresholds between two classes of intensities, by the methods of Otsu and of Li.
 
-In: an array. Out: a number; voxels above it are foreground. Results are those of scikit-image.
+In: an array, on the host or the device. Out: a number; voxels above it are foreground. Results are those of
+scikit-image. The threshold of equal values is their value.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 
-#: Maximum range of integers for a histogram with a bin for each value.
+#: Maximum range of integers up to which a histogram has a bin for each value.
 _MAX_BINS = 2**20
+#: Maximum number of iterations of Li's method.
 _MAX_ROUNDS = 1000
 
 
@@ -25,12 +27,18 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
     values : numpy.ndarray or cupy.ndarray
         Integers or floats of any shape; values that are not finite are left out.
     bins : int
-        Bins of the histogram of floats; each integer has a bin.
+        Bins of the histogram of floats, and of integers whose range is 2**20 or more; otherwise each integer has a bin.
 
     Raises
     ------
     ValueError
         No finite value.
+    TypeError
+        Values that are neither integers nor floats.
+
+    Notes
+    -----
+    The call waits for the device.
     """
     xp, finite = array_module(values), _finite(values)
     low, high = float(finite.min()), float(finite.max())
@@ -64,6 +72,8 @@ def li_threshold(values: Array, tolerance: float | None = None) -> float:
     ------
     ValueError
         No finite value.
+    TypeError
+        Values that are neither integers nor floats.
 
     Notes
     -----
@@ -81,21 +91,21 @@ def li_threshold(values: Array, tolerance: float | None = None) -> float:
     for _ in range(_MAX_ROUNDS):
         above = shifted > threshold
         inside, number = float(xp.where(above, shifted, 0).sum()), int(above.sum())
-        fore, back = inside / max(number, 1), (total - inside) / max(count - number, 1)
-        if back == 0:
+        mean_above, mean_below = inside / max(number, 1), (total - inside) / max(count - number, 1)
+        if mean_below == 0:
             break
-        last, threshold = threshold, (back - fore) / (np.log(back) - np.log(fore))
+        last, threshold = threshold, (mean_below - mean_above) / (np.log(mean_below) - np.log(mean_above))
         if abs(threshold - last) <= tolerance:
             break
     return float(threshold + low)
 
 
-#: By name.
+#: Functions of the thresholds, by the names that :func:`linumpy.quality.tissue.tissue_mask` takes.
 METHODS: dict[str, Callable[[Array], float]] = {"otsu": otsu_threshold, "li": li_threshold}
 
 
 def _finite(values: Array) -> Array:
-    """Return the finite values, of one axis."""
+    """Return the finite values as an array of one axis."""
     finite: Array
     if values.dtype.kind in "iu":
         finite = values.ravel()

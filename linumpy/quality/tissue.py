@@ -1,6 +1,6 @@
-"""Masks of tissue, on the host or the device.
+"""Masks of tissue, by a threshold and the morphology of :mod:`linumpy.voxel`.
 
-In: a volume (Z, Y, X). Out: a mask in the same memory, by a threshold and the morphology of :mod:`linumpy.voxel`.
+In: a volume (Z, Y, X), on the host or the device. Out: a mask, in the memory of the volume.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tissue_mask(
     Parameters
     ----------
     volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Intensity; voxels that are not finite are not tissue. A projection is a volume of one plane.
+        Intensity. Voxels that are not finite are not tissue. Pass a projection as a volume of one plane.
     method : {"otsu", "li"}
         :func:`~linumpy.quality.thresholds.otsu_threshold` or :func:`~linumpy.quality.thresholds.li_threshold`.
     sigma : float
@@ -35,19 +35,19 @@ def tissue_mask(
     radius : float
         Radius in voxels of the ball by which the mask is opened; 0 for no opening.
     use_log : bool
-        Whether the threshold is found in logarithms, for the wide range of OCT intensities.
+        Whether to smooth and threshold logarithms, because intensities of OCT have a wide range.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray of bool, (Z, Y, X)
-        All False where all voxels are equal.
+        All False if all smoothed voxels are equal.
 
     Raises
     ------
     ValueError
         Another method, or a volume of another rank.
     GpuUnavailableError
-        A device array without Warp, which the morphology needs there.
+        A device array, and Warp, which the morphology needs on a device, is missing.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: choose one of {', '.join(METHODS)}")

@@ -1,9 +1,9 @@
 """Search the translation and rotation between images by masked normalised cross-correlation.
 
 In: pairs of images with masks, and angles. Out: for each pair the angle and the whole-voxel shift of the greatest
-correlation, from which :mod:`linumpy.registration.refine` starts. The correlation at all shifts is computed by FFT as
-in Padfield, Masked object registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012; at
-each shift it is Pearson's, over the voxels that are valid in both images. All pairs, and as many angles as
+correlation, from which :mod:`linumpy.registration.refine` starts. At each shift the correlation is Pearson's, over the
+voxels that are valid in both images. The correlations at all shifts are computed by FFT, as in Padfield, Masked object
+registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012. All pairs, and as many angles as
 :data:`SCRATCH_BYTES` allows, are transformed together.
 """
 
@@ -29,7 +29,7 @@ _NO_VARIANCE = 1e-9
 
 @dataclass(frozen=True)
 class CoarseMatches:
-    """The best shift and angle of each pair: voxel p of the fixed image is at ``map @ p`` in the moving image.
+    """The best shift and angle of each pair: voxel p of the fixed image is at ``matrix @ (p, 1)`` in the moving image.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class CoarseMatches:
     angles : numpy.ndarray, (N,)
         In degrees, from Y to X.
     correlations : numpy.ndarray, (N,)
-        From -1 to 1; 0 for pairs without contrast or overlap, whose matrix is the identity.
+        From 0 to 1; 0 for pairs without contrast, overlap or a positive correlation, whose matrix is the identity.
     overlaps : numpy.ndarray, (N,)
         Fraction of the smaller mask that both images share.
     """
@@ -68,18 +68,23 @@ def match_pairs(
     masks : (array of bool or None, array of bool or None)
         Valid voxels of the fixed and the moving images, in their shape; None for all.
     angles : sequence of float
-        Angles to try, in degrees, about the centre, in the plane of the last two axes.
+        Angles to try, in degrees: rotations about the centre, in the plane of the last two axes.
     max_shift : float or sequence of float
-        Maximum shift along each axis, as a fraction of its size.
+        Maximum shift along each axis, as a fraction of the image.
     min_overlap : float
         Fraction of the smaller mask that must overlap.
     spacing : sequence of float, optional
         Voxel spacing in any unit, for the rotation; by default the same along all axes.
 
+    Returns
+    -------
+    CoarseMatches
+        On the host.
+
     Raises
     ------
     ValueError
-        Images of other axes or of different shapes; no angles; fractions outside of 0 to 1.
+        As :func:`check_pairs`; no angles, or angles that are not finite; fractions outside of 0 to 1.
     """
     check_pairs(fixed, moving, masks)
     shape = fixed.shape[1:]
@@ -90,13 +95,13 @@ def match_pairs(
         raise ValueError(f"max_shift={max_shift}, min_overlap={min_overlap}: pass fractions from 0 to 1")
     limits = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)
-    turns = [rotation_about_centre(angle, shape, steps) for angle in angles]
+    rotations = [rotation_about_centre(angle, shape, steps) for angle in angles]
     search = _Search(fixed, moving, masks, limits, min_overlap)
-    best = np.zeros((len(fixed), 3))  # correlation, overlap, index of angle and shift
+    best = np.zeros((len(fixed), 3))  # correlation, overlap, combined index of angle and shift
     best[:, 2] = -1
-    group = max(1, int(SCRATCH_BYTES // search.nbytes))
-    for first in range(0, len(turns), group):
-        matches = to_host(search.correlate(np.array(turns[first : first + group])))
+    batch = max(1, int(SCRATCH_BYTES // search.nbytes))
+    for first in range(0, len(rotations), batch):
+        matches = to_host(search.correlate(np.array(rotations[first : first + batch])))
         better = matches[:, 0] > best[:, 0]
         matches[:, 2] += first * search.shifts
         best[better] = matches[better]
@@ -105,14 +110,21 @@ def match_pairs(
     for pair in np.flatnonzero(best[:, 2] >= 0):
         number, shift_index = divmod(int(best[pair, 2]), search.shifts)
         shift = np.array(np.unravel_index(shift_index, search.window)) - limits
-        matrices[pair, :-1] = turns[number]
-        matrices[pair, :-1, -1] += turns[number][:, :-1] @ shift
+        matrices[pair, :-1] = rotations[number]
+        matrices[pair, :-1, -1] += rotations[number][:, :-1] @ shift
         chosen[pair] = angles[number]
     return CoarseMatches(matrices, chosen, best[:, 0], best[:, 1])
 
 
 def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | None]) -> None:
-    """Check that images and masks form pairs."""
+    """Check that images and masks form pairs.
+
+    Raises
+    ------
+    ValueError
+        Images of other axes, of different shapes or of fewer than four voxels along an axis; masks of another shape;
+        arrays of which some are on the device and others on the host.
+    """
     if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
         raise ValueError(
             f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "
@@ -127,18 +139,18 @@ def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | 
 
 
 def rotation_about_centre(angle: float, shape: Sequence[int], spacing: np.ndarray) -> np.ndarray:
-    """Return the map of voxels (rank, rank + 1) that rotates the last two axes by an angle in degrees."""
+    """Return the map of voxels (rank, rank + 1) that rotates the last two axes about the centre, by degrees."""
     rank = len(shape)
-    turn = np.eye(rank)
-    c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    turn[-2:, -2:] = [[c, -s], [s, c]]
-    linear = turn * spacing / spacing[:, None]
+    rotation = np.eye(rank)
+    cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    rotation[-2:, -2:] = [[cosine, -sine], [sine, cosine]]
+    linear = rotation * spacing / spacing[:, None]
     centre = (np.array(shape) - 1) / 2
     return np.concatenate([linear, (centre - linear @ centre)[:, None]], axis=1)
 
 
 class _Search:
-    """Images and spectra that all angles share."""
+    """Correlates pairs at all shifts; the images and spectra that all angles share are prepared once."""
 
     def __init__(
         self, fixed: Array, moving: Array, masks: tuple[Array | None, Array | None],
@@ -150,12 +162,12 @@ class _Search:
         self.shifts = math.prod(self.window)
         self.axes = tuple(range(-len(limits), 0))
         self.size = tuple(_fast_length(n + limit) for n, limit in zip(fixed.shape[1:], limits, strict=True))
-        whole, mask = standardized(fixed, masks[0])
-        self.fixed = [self._spectrum(part).conj() for part in (mask, whole, whole * whole)]
+        image, mask = standardized(fixed, masks[0])
+        self.fixed = [self._spectrum(part).conj() for part in (mask, image, image * image)]
         self.voxels = mask.sum(axis=self.axes)
-        whole, mask = standardized(moving, masks[1])
+        image, mask = standardized(moving, masks[1])
         # The mask is sampled like the image: a sample is valid if all voxels around it are.
-        self.moving, self.moving_mask = StackedImages(whole, 1, "zero"), StackedImages(mask, 1, "zero")
+        self.moving, self.moving_mask = StackedImages(image, 1, "zero"), StackedImages(mask, 1, "zero")
         self.voxels = self.xp.minimum(self.voxels, mask.sum(axis=self.axes))
         # Three spectra and six correlations of double precision, and their temporaries, for each pair and angle.
         self.nbytes = len(fixed) * math.prod(self.size) * 8 * 14
@@ -164,7 +176,7 @@ class _Search:
         return _fft(self.xp).rfftn(images.astype(np.float64), self.size, axes=self.axes)
 
     def _correlations(self, fixed: Array, moving: Array) -> Array:
-        """Sum the products of the fixed images at p and the moving ones at p + shift, at all shifts in the window."""
+        """Sum over p the products of the fixed image at p and the moving image at p + shift, for all shifts tried."""
         xp = self.xp
         sums = _fft(xp).irfftn(fixed[:, None] * moving, self.size, axes=self.axes)
         for axis, limit in zip(self.axes, self.limits, strict=True):
@@ -172,7 +184,10 @@ class _Search:
         return sums
 
     def correlate(self, maps: np.ndarray) -> Array:
-        """Return for each pair the greatest correlation, its overlap, and the index of its map and shift."""
+        """Return for each pair the greatest correlation, the overlap there, and the combined index of map and shift.
+
+        A correlation of -2 means that no shift is valid.
+        """
         xp, pairs = self.xp, len(self.voxels)
         rows = slice(0, self.moving.shape[0])
         all_maps = np.tile(maps, (pairs, 1, 1)), np.repeat(np.arange(pairs), len(maps))

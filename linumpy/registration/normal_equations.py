@@ -1,7 +1,8 @@
 """Normal equations of pairs of images, for :mod:`linumpy.registration.refine`.
 
 In: a level of the pyramid, and the state of each pair. Out: the equations and further sums, on the host. All pairs are
-sampled in the same launches, in strips that fit the memory.
+sampled in the same launches, strip by strip. A strip is some rows of all images, along the first axis of space, that
+fit into memory.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from linumpy.registration.pyramid import Level
 
 #: Maximum bytes of coordinates, samples and columns in memory, on a device and on the host.
 SCRATCH_BYTES, HOST_SCRATCH_BYTES = 2**30, 2**25
-#: Cauchy's constant for 95 % efficiency.
+#: Constant of Cauchy's robust norm, in standard deviations, for 95 % efficiency.
 _CAUCHY = 2.385
-#: Approximate number of residuals of a pair from which their spread is estimated.
+#: Approximate number of residuals of a pair from which the spread of the residuals is estimated.
 _SAMPLES = 4096
 
 
 class PairState:
-    """The transform and the model of each pair, on the host.
+    """The transform of each pair, and the model of the fixed image, on the host.
+
+    The model of a fixed image is ``weights[0] * moving + weights[1]``, plus ``weights[2] * shadows`` if there are any.
 
     Attributes
     ----------
     matrices : numpy.ndarray, (N, rank + 1, rank + 1)
         Transforms in µm.
     weights : numpy.ndarray, (N, 2 or 3)
-        Weights of the moving image, of 1 and of the shadows, if any, whose sum is the fixed image.
+        Weights of the model.
     scales : numpy.ndarray, (N,)
         Robust standard deviation of the residuals; infinite if unknown.
     converged : numpy.ndarray of bool, (N,)
@@ -49,7 +52,7 @@ class PairState:
         self.converged = np.zeros(len(matrices), bool)
 
     def stepped(self) -> PairState:
-        """Return a copy whose transforms and weights may be changed."""
+        """Return a copy whose transforms and weights may be changed; scales and convergence are shared."""
         other = copy(self)
         other.matrices, other.weights = self.matrices.copy(), self.weights.copy()
         return other
@@ -62,11 +65,16 @@ class NormalEquations:
     Attributes
     ----------
     hessian, slope : numpy.ndarray, (N, P, P) and (N, P)
-        Of the P directions of an update and the weights.
-    cost, weight, variance : numpy.ndarray, (N,)
-        Mean loss, voxels that both images share, and weighted mean square of the residuals.
+        Matrix and right side of the equations. The P parameters are the directions of an update, then the weights of
+        the model (:class:`PairState`).
+    cost : numpy.ndarray, (N,)
+        Mean loss of the shared voxels.
+    shared_voxels : numpy.ndarray, (N,)
+        Number of voxels that are valid in both images.
+    variance : numpy.ndarray, (N,)
+        Mean square of the residuals, with their robust weights.
     moments : numpy.ndarray, (N, 3, 3)
-        Products of the fixed image, the moving image and 1.
+        Sums over the shared voxels of the products of the fixed image without shadows, the moving image and 1.
     residuals : numpy.ndarray, (N, samples)
         Every n-th residual; NaN outside of the masks.
     """
@@ -74,16 +82,16 @@ class NormalEquations:
     hessian: np.ndarray
     slope: np.ndarray
     cost: np.ndarray
-    weight: np.ndarray
+    shared_voxels: np.ndarray
     variance: np.ndarray
     moments: np.ndarray
     residuals: np.ndarray
 
 
 def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
-    """Return the directions of an update, (P, rank + 1, rank + 1).
+    """Return the directions of an update of a model: (directions, rank + 1, rank + 1).
 
-    Each direction moves the points of a box of half-lengths `radius`, in µm, by about 1 µm.
+    Each direction moves the points of a box, whose half-lengths are `radius` in µm, by about 1 µm.
     """
     out = []
     for axis in range(rank):
@@ -91,19 +99,19 @@ def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
         matrix[axis, rank] = 1
         out.append(matrix)
     planes = itertools.combinations(range(rank), 2) if model == "rigid" else ()
-    for a, b in planes:
+    for first, second in planes:
         matrix = np.zeros((rank + 1, rank + 1))
-        matrix[b, a], matrix[a, b] = np.array([1, -1]) / math.hypot(radius[a], radius[b])
+        matrix[second, first], matrix[first, second] = np.array([1, -1]) / math.hypot(radius[first], radius[second])
         out.append(matrix)
-    for a, b in itertools.product(range(rank), repeat=2) if model == "affine" else ():
+    for row, column in itertools.product(range(rank), repeat=2) if model == "affine" else ():
         matrix = np.zeros((rank + 1, rank + 1))
-        matrix[a, b] = 1 / radius[b]
+        matrix[row, column] = 1 / radius[column]
         out.append(matrix)
     return np.array(out)
 
 
 class System:
-    """Builds the normal equations of a level."""
+    """Computes the normal equations of a level, for updates along some directions."""
 
     def __init__(self, level: Level, directions: np.ndarray) -> None:
         self.level, self.directions = level, directions
@@ -112,7 +120,7 @@ class System:
         self.voxels = to_host(level.fixed_mask.sum(axis=axes, dtype=np.float64))
 
     def normal(self, pairs: PairState, chosen: np.ndarray) -> NormalEquations:
-        """Compare the images of the chosen pairs at the transforms, weights and scales of `pairs`."""
+        """Compute the normal equations of the chosen pairs, at their transforms, weights and scales."""
         xp, level, count = self.xp, self.level, len(self.directions)
         maps = level.voxel_maps(pairs.matrices[chosen])
         columns = count + (2 if level.shadows is None else 3)
@@ -135,25 +143,25 @@ class System:
             robust = 1 / (1 + scaled * scaled)
             weight = mask * robust
             sums += _products([*self._columns(picked, rows), *(-part for part in parts), residual], weight)
-            shown = fixed - weights[2] * parts[2] if len(parts) > 2 else fixed
-            moments += _products([shown, moving, xp.ones_like(fixed)], mask)
+            without_shadows = fixed - weights[2] * parts[2] if len(parts) > 2 else fixed
+            moments += _products([without_shadows, moving, xp.ones_like(fixed)], mask)
             axes = tuple(range(1, mask.ndim))
-            # Cauchy's loss, which is half the square for small residuals; the square itself for an infinite scale.
+            # Cauchy's loss, which is about the square of a small scaled residual; with an infinite scale the square.
             infinite = sharpness == 0
             loss = xp.where(infinite, residual * residual, xp.log1p(scaled * scaled))
             costs[0] += (loss * mask).sum(axis=axes, dtype=np.float64)
             costs[1] += mask.sum(axis=axes, dtype=np.float64)
             costs[2] += weight.sum(axis=axes, dtype=np.float64)
             residuals.append(xp.where(mask > 0, residual, np.float32(np.nan)).reshape(len(chosen), -1)[:, ::every])
-        sums, (cost, weight, robust) = to_host(sums), to_host(costs)
+        sums, (cost, shared_voxels, weight_sum) = to_host(sums), to_host(costs)
         return NormalEquations(
-            sums[:, :columns, :columns], -sums[:, :columns, columns], cost / np.maximum(weight, 1), weight,
-            sums[:, columns, columns] / np.maximum(robust, 1), to_host(moments),
+            sums[:, :columns, :columns], -sums[:, :columns, columns], cost / np.maximum(shared_voxels, 1),
+            shared_voxels, sums[:, columns, columns] / np.maximum(weight_sum, 1), to_host(moments),
             to_host(xp.concatenate(residuals, axis=1)),
         )  # fmt: skip
 
     def _strips(self, pairs: int, columns: int) -> Iterator[slice]:
-        """Cut the first axis into strips that fit the memory."""
+        """Cut the first axis of space into strips that fit into memory."""
         first, *others = self.level.shape
         nbytes = pairs * math.prod(others) * (8 * len(self.level.shape) + 8 * columns + 40)
         limit = HOST_SCRATCH_BYTES if self.xp is np else SCRATCH_BYTES
@@ -161,7 +169,7 @@ class System:
         return (slice(begin, min(begin + step, first)) for begin in range(0, first, step))
 
     def _columns(self, picked: Array, rows: slice) -> Iterator[Any]:
-        """Yield the change of the fixed images by each direction: their gradients times the displacement."""
+        """Yield how each direction changes the fixed images: the gradients times the displacement."""
         xp, level = self.xp, self.level
         gradients = [gradient[picked, rows] for gradient in level.gradients]
         lines = []
@@ -184,9 +192,9 @@ class System:
 
 
 def _products(columns: Sequence[Array], weight: Array) -> Array:
-    """Sum the weighted products of each two columns, (N, rows, ...): (N, columns, columns).
+    """Sum the weighted products of each two of the columns, which are (N, rows, ...): (N, columns, columns).
 
-    Rows are a batch: only sums within a row are float32, so that rounding errors do not grow with the image.
+    Only sums within a row are float32, so that rounding errors do not grow with the image.
     """
     xp = array_module(weight)
     flat = xp.stack([column.reshape((*column.shape[:2], -1)) for column in columns], axis=2)

@@ -1,8 +1,8 @@
 """Register pairs of images: search translation and rotation on a coarse grid, then refine.
 
 In: pairs of images (N, [Z,] Y, X) with masks. Out: :class:`~linumpy.registration.refine.PairTransforms`. All pairs are
-registered in one batch. Slow changes over an image are removed first, such as attenuation that remains where a cut is
-tilted: they differ between slices, and outweigh the tissue's structure.
+registered in one batch. Slow changes over an image, such as attenuation that remains where a cut is tilted, are removed
+first, because they differ between slices and outweigh the tissue's structure.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
 
-#: Standard deviation of the Gaussian of slow changes as a fraction of the image, its minimum in voxels, and the maximum
-#: number of blocks along an axis whose means are smoothed by it.
+#: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, the minimum of that in
+#: voxels, and the maximum number of blocks along an axis whose means it smooths.
 _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
 
 
@@ -56,7 +56,7 @@ class PairSearch:
 
     @property
     def angles(self) -> list[float]:
-        """The angles, symmetric about 0."""
+        """The angles to try in degrees, symmetric about 0."""
         count = math.floor(self.max_angle / self.angle_step + 1e-9)
         return [k * self.angle_step for k in range(-count, count + 1)]
 
@@ -90,10 +90,16 @@ def register_pairs(
     method : Refinement, optional
         How to refine.
 
+    Returns
+    -------
+    PairTransforms
+        On the host.
+
     Raises
     ------
     ValueError
-        Images, masks or a spacing that do not fit.
+        As :func:`~linumpy.registration.masked_correlation.match_pairs` and
+        :func:`~linumpy.registration.refine.refine_pairs`.
 
     Notes
     -----
@@ -105,7 +111,7 @@ def register_pairs(
     steps = np.ones(rank) if spacing is None else np.array(spacing, np.float64)
     if steps.shape != (rank,) or not (steps > 0).all():
         raise ValueError(f"spacing={spacing}: pass a positive number for each of {rank} axes")
-    # Voxels of the coarse grid are about cubes, at least four along each axis.
+    # The coarse grid has voxels that are about cubes, and at least four along each axis.
     pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
     fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
@@ -123,7 +129,7 @@ def register_pairs(
 
 
 def flattened(images: Array, mask: Array | None = None) -> Array:
-    """Return images without slow changes along their last two axes: without the local mean, with even contrast.
+    """Remove slow changes along the last two axes of images: subtract the local mean, and even out local contrast.
 
     Parameters
     ----------
@@ -135,14 +141,14 @@ def flattened(images: Array, mask: Array | None = None) -> Array:
     Returns
     -------
     array of float32, in the shape of the images
-        NaN where a voxel is not valid. Local contrast below half of the image's contrast is not amplified to it, since
-        it is mostly noise.
+        NaN where a voxel is not valid. Where the local contrast is below half of the image's contrast it is mostly
+        noise, and is not fully evened out.
     """
     xp = array_module(images)
     image, valid = standardized(images, mask)
     (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
     down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
-    bounded = xp.clip(image, -2, 2)  # so that a bright hair does not affect the local mean
+    bounded = xp.clip(image, -2, 2)  # so that a bright hair hardly affects the local mean
     sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, bounded, bounded * bounded)]
     count = xp.maximum(sums[0], np.float32(1e-6))
     mean = sums[1] / count
@@ -151,7 +157,7 @@ def flattened(images: Array, mask: Array | None = None) -> Array:
 
 
 def _slow_along(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two matrices for an axis: sums of its blocks, and Gaussian weights of the blocks at each voxel."""
+    """Return two matrices for an axis: sums over blocks of voxels, and the Gaussian weights of blocks at each voxel."""
     voxels, blocks = np.arange(size), min(size, _BLOCKS)
     down = (voxels * blocks // size == np.arange(blocks)[:, None]).astype(np.float32)
     centres = down @ voxels / down.sum(axis=1)
@@ -159,12 +165,16 @@ def _slow_along(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tuple[Any, Any]:
-    """Average the valid voxels of blocks; a block is valid if half of its voxels are. Ragged ends are left out.
+    """Average the valid voxels of blocks; a block is valid if half of its voxels are.
+
+    Incomplete blocks at the end of an axis are left out.
 
     Returns
     -------
-    means, masks : array of float32, array of bool
-        Of one voxel for each block.
+    means : array of float32
+        One voxel for each block.
+    masks : array of bool
+        Whether the block is valid.
     """
     xp = array_module(images)
     valid = xp.isfinite(images) if mask is None else xp.isfinite(images) & mask.astype(bool)

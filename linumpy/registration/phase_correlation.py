@@ -4,12 +4,13 @@ In: two batches of images (n, Y, X). Out: the shift of each pair to fractions of
 
 1. Images are band-pass filtered (difference of Gaussians), which removes illumination and some of the noise.
 2. The phase correlation of the windowed images (Kuglin and Hines, 1975) has its highest peaks at candidate shifts. A
-   discrete Fourier transform is periodic, so each peak has up to four possible shifts. The result is the shift whose
-   overlap has the greatest normalised cross-correlation, the confidence.
-3. Fractions of a pixel are found by Gauss-Newton steps on the weighted squared difference of the two images over their
-   overlap, with the mean of both gradients (Benhimane and Malis, 2004) and cubic convolution (Keys, 1981). In strips as
-   narrow as overlaps of tiles, a peak fitted to a windowed correlation would be biased to whole pixels, because windows
-   select different tissue in the two images. Here the same tissue has the same weight in both.
+   discrete Fourier transform is periodic, so each peak has up to four possible shifts. Of all these the whole-pixel
+   shift is taken whose overlap has the greatest normalised cross-correlation.
+3. Fractions of a pixel are found by Gauss-Newton steps on the weighted squared difference of the two smoothed images
+   over their overlap, with the mean of both gradients (Benhimane and Malis, 2004) and cubic convolution (Keys, 1981).
+   In strips as narrow as overlaps of tiles, a peak fitted to a windowed correlation would be biased to whole pixels,
+   because windows select different tissue in the two images. Here the same tissue has the same weight in both images.
+   The weighted correlation of the overlap at the final shift is the confidence.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from linumpy.gpu.oct.surface_filters import ndimage_module
 
 #: Standard deviations in pixels of the Gaussians whose difference is correlated.
 BAND = (1.0, 8.0)
-#: Number of peaks of a phase correlation that are tried, and pixels to each side that belong to a peak.
+#: Number of peaks of a phase correlation that are tried, and pixels to each side of a maximum that belong to its peak.
 _PEAKS, _RADIUS = 4, 2
-#: Share of each side of the window in which it decreases to 0.
+#: Share of the window, at each end, over which the window decreases to 0.
 _TAPER = 0.25
-#: Number of Gauss-Newton steps, and their maximum distance from the whole pixel.
+#: Number of Gauss-Newton steps, and maximum distance in pixels from the whole-pixel shift along each axis.
 _STEPS, _REACH = 10, 3.0
 
 
@@ -42,7 +43,8 @@ class FoundShifts:
     Attributes
     ----------
     shifts : numpy.ndarray or cupy.ndarray of float64, (n, 2)
-        Along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed image.
+        Along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed image. 0 for a confidence of
+        0.
     confidence : numpy.ndarray or cupy.ndarray of float64, (n,)
         Normalised cross-correlation of the overlap at the shift, from -1 to 1; 0 without contrast.
     """
@@ -66,11 +68,13 @@ def find_shifts(
     fixed, moving : numpy.ndarray or cupy.ndarray, (n, Y, X)
         Real numbers, both on the host or both on the device. Pixels that are not finite count as the image's mean.
     max_shift : (float, float), optional
-        Maximum shift along Y and X in pixels, to each side. By default the maximum that `min_overlap` allows.
+        Maximum whole-pixel shift along Y and X in pixels, to each side; fractions are searched up to 3 pixels further.
+        By default, and at most, the shift that `min_overlap` allows.
     min_overlap : float
         Minimum share of the pixels along each axis in which shifted images overlap.
     band : (float, float)
-        Standard deviations in pixels of the Gaussians whose difference is correlated; 0 for the first does not smooth.
+        Standard deviations in pixels of the Gaussians whose difference is correlated. If the first is 0, images are not
+        smoothed.
 
     Returns
     -------
@@ -94,17 +98,15 @@ def find_shifts(
         allowed = [min(int(np.ceil(shift)), limit) for shift, limit in zip(max_shift, allowed, strict=True)]
     if not fixed.shape[0]:
         return FoundShifts(xp.zeros((0, 2)), xp.zeros(0))
-    (smooth_fixed, passed_fixed), (smooth_moving, passed_moving) = (
-        _filtered(xp, side, band) for side in (fixed, moving)
-    )
-    candidates = _candidates(xp, passed_fixed, passed_moving, allowed)
-    whole = _best(xp, passed_fixed, passed_moving, candidates, allowed)
+    (smooth_fixed, band_fixed), (smooth_moving, band_moving) = (_filtered(xp, side, band) for side in (fixed, moving))
+    candidates = _candidates(xp, band_fixed, band_moving, allowed)
+    whole = _best(xp, band_fixed, band_moving, candidates, allowed)
     shifts, confidence = _refined(xp, smooth_fixed, smooth_moving, whole)
     return FoundShifts(xp.where((confidence != 0)[:, None], shifts, 0.0), confidence)
 
 
 def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple[Array, Array]:
-    """Return smoothed images and the difference of Gaussians, float32; an image without contrast becomes exactly 0."""
+    """Return smoothed images and band-passed images, float32; both are exactly 0 for an image without contrast."""
     ndimage = ndimage_module(images)
     pixels = images.astype(np.float32)
     finite = xp.isfinite(pixels)
@@ -125,7 +127,7 @@ def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple
 
 
 def _taper(xp: ModuleType, position: Array) -> Array:
-    """Return a Tukey window at positions from 0 to 1; 0 outside."""
+    """Return the Tukey window at positions in an interval from 0 to 1; 0 outside of the interval."""
     edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
     return xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0)
 
@@ -154,7 +156,7 @@ def _candidates(xp: ModuleType, fixed: Array, moving: Array, allowed: Sequence[i
 
 
 def _best(xp: ModuleType, fixed: Array, moving: Array, candidates: Array, allowed: Sequence[int]) -> Array:
-    """Return the whole shift of each pair with the greatest correlation of the overlap, (n, 2)."""
+    """Return for each pair the whole-pixel shift with the greatest correlation of the overlap, (n, 2)."""
     n, height, width = fixed.shape
     best, shift = xp.full(n, -np.inf), xp.zeros((n, 2), np.int64)
     limit = xp.asarray(np.asarray(allowed))
@@ -168,7 +170,7 @@ def _best(xp: ModuleType, fixed: Array, moving: Array, candidates: Array, allowe
 
 
 def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array, Array, Array]:
-    """Return the coordinates in the moving images of the pixels of the fixed ones, and the weight of each pixel.
+    """Return for each pixel of the fixed images its coordinates in the moving images, and its weight.
 
     Rows (n, Y) and columns (n, X) are fractions of pixels if shifts are; weights are (n, Y, X), decrease towards the
     borders of the overlap, and are 0 outside.
@@ -203,7 +205,7 @@ def _correlation(xp: ModuleType, a: Array, b: Array, weight: Any) -> Array:
 
 
 def _refined(xp: ModuleType, fixed: Array, moving: Array, whole: Array) -> tuple[Array, Array]:
-    """Return shifts to fractions of a pixel, by Gauss-Newton steps from whole ones, and the correlation there."""
+    """Refine whole-pixel shifts by Gauss-Newton steps; return the shifts, and the correlations there."""
     shift = whole.astype(np.float64)
     slope = _gradient(xp, fixed)
     for _ in range(_STEPS):
@@ -253,7 +255,7 @@ def _gradient(xp: ModuleType, images: Array) -> tuple[Array, Array]:
 
 
 def _shifted(xp: ModuleType, moving: Array, shift: Array) -> tuple[Any, Any]:
-    """Return the moving images at the pixels of the fixed ones by cubic convolution, and the weight of each pixel."""
+    """Sample the moving images at the pixels of the fixed images by cubic convolution; also return pixels' weights."""
     n, height, width = moving.shape
     rows, columns, weight = _pixels(xp, moving.shape, shift)
     pairs = xp.arange(n)[:, None, None]

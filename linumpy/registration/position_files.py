@@ -1,8 +1,8 @@
 """Positions of tiles as a file: JSON with positions and pairs, or a CSV table of positions.
 
 In: :class:`~linumpy.registration.positions.TilePositions`, or a file. Out: a file, or
-:class:`~linumpy.registration.positions.TilePositions`. Errors: :class:`~linumpy.errors.SourceError`, naming the file
-and the fault.
+:class:`~linumpy.registration.positions.TilePositions`. Errors: :class:`~linumpy.errors.SourceError` for a file without
+positions, naming the file and the fault.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ JSON = Any
 
 
 def check_positions_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path that exists, or whose name ends neither in .json nor in .csv."""
+    """Refuse a path that exists, unless it may be replaced, or whose name ends neither in .json nor in .csv.
+
+    Raises
+    ------
+    FileExistsError, ValueError
+        Naming the path.
+    """
     if Path(path).suffix.lower() not in (".json", ".csv"):
         raise ValueError(f"{path}: positions are written as JSON and CSV: give it a name that ends in .json or .csv")
     check_file(path, overwrite=overwrite)
@@ -52,6 +58,11 @@ def write_positions(
         Lateral voxel spacing in µm.
     overwrite : bool
         Whether to replace an existing file.
+
+    Raises
+    ------
+    FileExistsError, ValueError
+        As :func:`check_positions_file`.
     """
     check_positions_file(path, overwrite=overwrite)
     rows = [
@@ -90,6 +101,11 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     tile_shape : (int, int)
         Voxels of a tile of the mosaic that the positions are for.
 
+    Returns
+    -------
+    TilePositions
+        A CSV table has no pairs and no model; its model is the regular grid with the mean steps between neighbours.
+
     Raises
     ------
     FileNotFoundError
@@ -101,7 +117,7 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     try:
         text = stored.decode("utf-8-sig")
         if Path(path).suffix.lower() == ".csv":
-            return _placed(list(csv.DictReader(text.splitlines(), skipinitialspace=True)), tile_shape)
+            return _arranged(list(csv.DictReader(text.splitlines(), skipinitialspace=True)), tile_shape)
         return _from_json(json.loads(text), tile_shape)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, csv.Error) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -120,16 +136,16 @@ def _from_json(content: Mapping[str, JSON], tile_shape: tuple[int, int]) -> Tile
         for p in content["pairs"]
     ]
     model = AcquisitionModel(tuple(content["model"]["row"]), tuple(content["model"]["column"]))
-    return _placed(content["tiles"], tile_shape, model, tuple(pairs))
+    return _arranged(content["tiles"], tile_shape, model, tuple(pairs))
 
 
-def _placed(
+def _arranged(
     rows: Sequence[Mapping[str, JSON]],
     tile_shape: tuple[int, int],
     model: AcquisitionModel | None = None,
     pairs: tuple[TilePair, ...] = (),
 ) -> TilePositions:
-    """Arrange the rows of a file in the grid of tiles."""
+    """Arrange the rows of a file in the grid of tiles, and check that each tile has one row."""
     if not rows:
         raise ValueError("it has no tiles")
     tiles = [(int(row["row"]), int(row["column"])) for row in rows]
@@ -153,12 +169,12 @@ def _mean_steps(positions: np.ndarray) -> AcquisitionModel:
 
 
 def table_of(found: TilePositions) -> str:
-    """Return lines to print: the regular grid, the residuals, and each rejected pair."""
+    """Return lines to print: the tiles, the regular grid, the residuals, and each rejected pair."""
     rejected = [pair for pair in found.pairs if pair.rejected]
-    (a, b), (c, d) = found.model.row, found.model.column
+    (row_y, row_x), (column_y, column_x) = found.model.row, found.model.column
     lines = [
         f"{found.grid[0]} × {found.grid[1]} tiles, {int((~found.present).sum())} of them missing",
-        f"regular grid: next row {a:+.2f} {b:+.2f}, next column {c:+.2f} {d:+.2f} voxels",
+        f"regular grid: next row {row_y:+.2f} {row_x:+.2f}, next column {column_y:+.2f} {column_x:+.2f} voxels",
         "camera against the stage: {:+.3f}° along rows, {:+.3f}° along columns; positions account for it".format(
             *found.model.degrees
         ),

@@ -3,10 +3,12 @@
 In: the tiles' projections in their grid, and the nominal overlap of the stage. Out: :class:`TilePositions`.
 
 Shifts come from :func:`~linumpy.registration.phase_correlation.find_shifts`: all pairs along an axis are one batch.
-The acquisition model is a regular affine grid; its two steps (Y, X) are weighted medians of the shifts of all pairs. A
-shift of low confidence, or far from the model, is rejected. The positions are a weighted least-squares solution over
-all other pairs, reweighted by Cauchy's function of their residuals until shifts that contradict the others have no
-influence. Every pair also has the model's shift with a very small weight, which places tiles without a trusted pair.
+The acquisition model is a regular affine grid; each of its two steps (Y, X) is the weighted median of the shifts of all
+pairs along an axis of the grid. A shift of low confidence, or far from the model, is rejected. The positions are a
+weighted least-squares solution over all other pairs. It is solved several times, with weights that decrease with the
+residuals by Cauchy's function, so that shifts that contradict the others have little influence; these are rejected,
+too. All neighbours are also linked by the model's shift with a very small weight, which places tiles without a trusted
+pair.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ _SPREADS = 4.0
 _MODEL_WEIGHT = 1e-4
 #: Minimum scale of Cauchy's function in pixels: the error of a good shift.
 _MIN_SCALE = 0.1
+#: Number of reweighted solutions.
 _ROUNDS = 10
 
 
@@ -43,11 +46,11 @@ class TilePair:
     Attributes
     ----------
     fixed, moving : (int, int)
-        Row and column of each.
+        Row and column of each tile.
     shift : (float, float)
         Measured position of the moving tile relative to the fixed one, in pixels along Y and X.
     confidence : float
-        Correlation of their overlap, from -1 to 1.
+        Correlation of the overlap, from -1 to 1.
     residual : float
         Distance of the shift from the solved positions, in pixels.
     rejected : str
@@ -69,7 +72,7 @@ class AcquisitionModel:
     Attributes
     ----------
     row, column : (float, float)
-        Step from a tile to the next along each axis of the grid, in pixels along Y and X.
+        Step from a tile to the tile in the next row, and to the tile in the next column, in pixels along Y and X.
     """
 
     row: tuple[float, float]
@@ -77,18 +80,18 @@ class AcquisitionModel:
 
     @property
     def steps(self) -> np.ndarray:
-        """Both steps, (2, 2)."""
+        """The steps to the next row and to the next column: (2, 2)."""
         return np.array([self.row, self.column])
 
     @property
     def degrees(self) -> tuple[float, float]:
-        """Angles of the grid's rows and columns to the pixels' axes Y and X: between stage and camera.
+        """Angles between the stage and the camera: of `row` to the pixels' axis Y, and of `column` to their axis X.
 
-        A positive angle turns Y to X for `row` and X to -Y for `column`, so that both are equal if the camera is
-        rotated, and differ if the axes of the stage are not perpendicular. 0 for a step of 0.
+        A positive angle turns Y to X for `row` and X to -Y for `column`. Both angles are equal if the camera is
+        rotated, and differ if the axes of the stage are not perpendicular. The angle of a step of 0 is 0.
         """
-        (a, b), (c, d) = self.row, self.column
-        return float(np.degrees(np.arctan2(b, a))), float(np.degrees(np.arctan2(-c, d)))
+        (row_y, row_x), (column_y, column_x) = self.row, self.column
+        return float(np.degrees(np.arctan2(row_x, row_y))), float(np.degrees(np.arctan2(-column_y, column_x)))
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class TilePositions:
     Attributes
     ----------
     positions : numpy.ndarray of float64, (rows, columns, 2)
-        First pixel of each tile, along Y and X, relative to that of the first tile.
+        First pixel of each tile along Y and X, relative to the first pixel of tile (0, 0).
     present : numpy.ndarray of bool, (rows, columns)
         False for missing tiles, which have no contrast.
     tile_shape : (int, int)
@@ -122,7 +125,7 @@ class TilePositions:
 
     @property
     def rms_residual(self) -> float:
-        """Root mean square of the residuals of the used pairs, in pixels; NaN without any."""
+        """Root mean square of the residuals of the pairs that were used, in pixels; NaN if no pair was used."""
         used = [pair.residual**2 for pair in self.pairs if not pair.rejected]
         return float(np.sqrt(np.mean(used))) if used else float("nan")
 
@@ -136,14 +139,15 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
         Projections of the tiles. A tile without contrast, or without a finite pixel, is missing.
     overlap : float
         Nominal overlap of neighbours along each axis, as a share of a tile: above 0 and at most 0.5. The true overlap
-        may differ by three quarters of it, and tiles may be displaced by the same distance in the other direction.
+        may differ by three quarters of the nominal one, and tiles may be displaced by the same distance along the other
+        axis.
     min_confidence : float
-        Minimum confidence of a shift that is not rejected.
+        A shift of less confidence is rejected.
 
     Raises
     ------
     ValueError
-        An overlap out of range, or of fewer than 4 pixels.
+        An array of other axes, an overlap out of range or of fewer than 4 pixels, a confidence outside of -1 to 1.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
@@ -155,16 +159,16 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
         raise ValueError(f"overlap={overlap}: tiles of {height} × {width} pixels share too few pixels (4 at least)")
-    present = _present(tiles)
+    present = _have_contrast(tiles)
     nominal = AcquisitionModel((float(height - widths[0]), 0.0), (0.0, float(width - widths[1])))
-    along = [_along(tiles, present, axis, widths[axis]) for axis in (0, 1)]
+    along = [_shifts_along(tiles, present, axis, widths[axis]) for axis in (0, 1)]
     fixed, moving, shifts, confidence = (np.concatenate(parts) for parts in zip(*along, strict=True))
     return solve_positions(
         present, (height, width), nominal, fixed, moving, shifts, confidence, min_confidence=min_confidence
     )
 
 
-def _present(tiles: Array) -> np.ndarray:
+def _have_contrast(tiles: Array) -> np.ndarray:
     """Return which tiles have contrast."""
     xp = array_module(tiles)
     finite = xp.isfinite(tiles)
@@ -173,7 +177,7 @@ def _present(tiles: Array) -> np.ndarray:
     return to_host(high > low)
 
 
-def _along(tiles: Array, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
+def _shifts_along(tiles: Array, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
     """Find the shifts of all neighbours along an axis of the grid: tiles, shifts and confidence of each pair."""
     fixed = np.array([tile for tile in np.argwhere(present) if tile[axis] + 1 < present.shape[axis]], np.int64)
     fixed = fixed.reshape(-1, 2)
@@ -215,15 +219,15 @@ def solve_positions(
     tile_shape : (int, int)
         Pixels of a tile.
     nominal : AcquisitionModel
-        Steps along an axis of the grid without a trusted pair.
+        Its step is used along an axis of the grid that has no trusted pair.
     fixed, moving : numpy.ndarray of int, (n, 2)
         Row and column of the tiles of each pair, neighbours along one axis.
     shifts : numpy.ndarray, (n, 2)
         Measured position of each moving tile relative to the fixed one.
     confidence : numpy.ndarray, (n,)
-        Of each shift.
+        Confidence of each shift.
     min_confidence : float
-        Minimum confidence of a shift that is not rejected.
+        A shift of less confidence is rejected.
     """
     axis = np.argmax(moving - fixed, axis=1) if len(fixed) else np.zeros(0, np.int64)
     rejected = np.where(confidence < min_confidence, "low correlation", "").astype(object)
@@ -236,7 +240,7 @@ def solve_positions(
             distance = np.linalg.norm(shifts - steps[k], axis=1)
             far = trusted & (distance > max(_NEAR_MODEL, _SPREADS * robust_deviation(distance[trusted])))
             rejected[far] = "far from the regular grid"
-    model = AcquisitionModel(_pair(steps[0]), _pair(steps[1]))
+    model = AcquisitionModel(_two_floats(steps[0]), _two_floats(steps[1]))
     used = rejected == ""
     solve = _Solver(present.shape, model, fixed, moving)
     positions = solve(shifts, np.where(used, weights, 0))
@@ -253,13 +257,22 @@ def solve_positions(
         positions = solve(shifts, np.where(rejected == "", weights, 0))
     distance = solve.residuals(positions, shifts)
     pairs = tuple(
-        TilePair((int(a[0]), int(a[1])), (int(b[0]), int(b[1])), _pair(shift), float(c), float(residual), str(why))
-        for a, b, shift, c, residual, why in zip(fixed, moving, shifts, confidence, distance, rejected, strict=True)
+        TilePair(
+            (int(tile[0]), int(tile[1])),
+            (int(other[0]), int(other[1])),
+            _two_floats(shift),
+            float(correlation),
+            float(residual),
+            str(reason),
+        )
+        for tile, other, shift, correlation, residual, reason in zip(
+            fixed, moving, shifts, confidence, distance, rejected, strict=True
+        )
     )
     return TilePositions(positions, present, tile_shape, model, pairs)
 
 
-def _pair(values: Sequence[float]) -> tuple[float, float]:
+def _two_floats(values: Sequence[float]) -> tuple[float, float]:
     return float(values[0]), float(values[1])
 
 

@@ -1,7 +1,7 @@
 """Pairs of images at several resolutions, for :mod:`linumpy.registration.refine`.
 
-In: images (N, [Z,] Y, X) with masks. Out: levels, the finest first: smoothed images, gradients of the cubic spline
-through the fixed images, and moving images to sample.
+In: images (N, [Z,] Y, X) with masks. Out: levels, the finest first. A level has smoothed images, gradients of the cubic
+spline through the fixed images, and moving images to sample.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ from linumpy.gpu.ndimage.transform import spline_filter1d
 from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.stacked import StackedImages
 
-#: Minimum size of the coarsest level.
+#: Minimum voxels of the coarsest level along an axis that was halved.
 _COARSEST = 24
 
 
 @dataclass(frozen=True)
 class PyramidSettings:
-    """How levels are made: their maximum number, the smoothing in voxels, and the spline order of the finest level."""
+    """How levels are made.
+
+    Attributes
+    ----------
+    levels : int or None
+        Maximum number of levels; None for as many as the size of the images allows.
+    smoothing : float
+        Standard deviation of the Gaussian, in voxels of each level.
+    order : int
+        Order of the spline that samples the moving images on the finest level; on coarser levels it is 1.
+    """
 
     levels: int | None
     smoothing: float
@@ -41,16 +51,16 @@ class Level:
     fixed, fixed_mask : array of float32, (N, [Z,] Y, X)
         The fixed images, and 1 where they are valid.
     shadows : array of float32, optional
-        Images that the fixed images also contain, in their shape; only on the finest level, since far from the match
-        they would compensate a wrong shift.
+        Images that the fixed images also contain, in the shape of the fixed images. Only the finest level has them: far
+        from the match they would compensate a wrong shift.
     gradients : tuple of array
-        Of the fixed images, along each axis, per µm.
+        Gradients of the fixed images along each axis, per µm.
     moving, moving_mask : StackedImages
         The moving images, and 1 where they are valid.
     spacing : numpy.ndarray
-        In µm.
+        Voxel spacing along each axis of space, in µm.
     smoothing : float
-        Standard deviation of the Gaussian, in voxels.
+        Standard deviation of the Gaussian, in voxels of this level.
     """
 
     fixed: Array
@@ -69,7 +79,7 @@ class Level:
 
     @property
     def centre(self) -> np.ndarray:
-        """Centre in µm, about which rotations are independent of translations."""
+        """Centre of the images in µm; rotations about it are independent of translations."""
         return (np.array(self.shape) - 1) / 2 * self.spacing
 
     def voxel_maps(self, matrices: np.ndarray) -> np.ndarray:
@@ -93,9 +103,9 @@ def pyramid(
     fixed, moving : (array, array)
         Images and their masks, as float32.
     shadows : array, optional
-        Images that the fixed images also contain, valid where these are.
+        Images that the fixed images also contain, valid where the fixed images are.
     spacing : numpy.ndarray
-        Of the images, in µm.
+        Voxel spacing of the images along each axis of space, in µm.
     settings : PyramidSettings
         How levels are made.
     """
@@ -115,9 +125,9 @@ def pyramid(
             settings.smoothing,
         )  # fmt: skip
         size = sides[0][0].shape[1:]
-        finest = (spacing * steps).min()
-        # Axes of coarser voxels wait for the others.
-        halved = [n >= 2 * _COARSEST and s < 1.5 * finest for n, s in zip(size, spacing * steps, strict=True)]
+        smallest_spacing = (spacing * steps).min()
+        # Axes with coarser voxels are not halved before the other axes are as coarse.
+        halved = [n >= 2 * _COARSEST and s < 1.5 * smallest_spacing for n, s in zip(size, spacing * steps, strict=True)]
         if not any(halved) or number + 1 == settings.levels:
             return
         cut = (slice(None), *(slice(None, None, 2 if half else 1) for half in halved))
@@ -127,7 +137,7 @@ def pyramid(
 
 
 def _normalized(weighted: Array, mask: Array, sigma: float) -> tuple[Array, Array]:
-    """Smooth an image by the voxels in its mask, outside of which it is 0; the new mask is without the fringe."""
+    """Smooth images that are 0 outside of their masks, by valid voxels only; the new masks leave out the border."""
     xp = array_module(weighted)
     sigmas = [sigma] * (weighted.ndim - 1)
     image, weight = _gaussian(weighted, sigmas), _gaussian(mask, sigmas)
@@ -135,15 +145,15 @@ def _normalized(weighted: Array, mask: Array, sigma: float) -> tuple[Array, Arra
 
 
 def _gaussian(images: Array, sigmas: Sequence[float]) -> Array:
-    """Smooth images along their axes of space, with the nearest voxel outside."""
+    """Smooth images along their axes of space; beyond a border the nearest voxel is repeated."""
     smoothed: Array = ndimage_module(images).gaussian_filter(images, [0.0, *sigmas], mode="nearest")
     return smoothed
 
 
 def _derivative(images: Array, axis: int) -> Array:
-    """Return the derivative along an axis, per voxel, of the cubic spline through images, at their voxels.
+    """Return the derivative, per voxel along an axis, of the cubic spline through images, at the voxels of the images.
 
-    It is half the difference of the neighbouring coefficients along the axis.
+    The derivative is half the difference of the neighbouring coefficients along the axis.
     """
     xp = array_module(images)
     coefficients = spline_filter1d(images, 3, axis + 1, images.dtype, "mirror")

@@ -1,11 +1,12 @@
 """Refine rigid or affine transforms between pairs of images, all pairs in one batch.
 
-In: pairs of images (N, [Z,] Y, X) with masks and first transforms. Out: a transform for each pair with its error, in
-µm. The squared difference of the images, up to a gain, an offset and shadows in the fixed ones, is minimised by the
-inverse compositional Gauss-Newton method (Baker and Matthews, Lucas-Kanade 20 years on, International Journal of
-Computer Vision 56, 2004) with Levenberg-Marquardt damping, from coarse to fine
-(:mod:`linumpy.registration.pyramid`). Voxels with large residuals get small weights (Cauchy). Each iteration samples
-all pairs in the same launches; only the normal equations, about 10 × 10 numbers a pair, are solved on the host.
+In: pairs of images (N, [Z,] Y, X) with masks and first transforms. Out: a transform in µm for each pair, with its
+standard error. The fixed image is modelled as the transformed moving image times a gain, plus an offset, plus shadows
+times a factor. The squared residual is minimised by the inverse compositional Gauss-Newton method (Baker and Matthews,
+Lucas-Kanade 20 years on, International Journal of Computer Vision 56, 2004) with Levenberg-Marquardt damping, from
+coarse to fine (:mod:`linumpy.registration.pyramid`). Voxels with large residuals get small weights (Cauchy). Each
+iteration samples all pairs in the same launches; only the normal equations, about 10 × 10 numbers for each pair, are
+solved on the host.
 """
 
 from __future__ import annotations
@@ -34,21 +35,26 @@ class Refinement:
     Attributes
     ----------
     model : {"rigid", "affine", "translation"}
-        Transforms of updates. The first transforms may be of any kind.
+        Kind of the transforms by which first transforms, which may be of any kind, are updated.
     levels : int, optional
-        Number of resolutions, each half of the one before; by default down to about 24 voxels.
+        Maximum number of resolutions, each half of the one before; by default down to at least 24 voxels.
     iterations : int
         Maximum number of steps on each level.
     smoothing : float
         Standard deviation, in voxels of each level, of the Gaussian that smooths both images.
     tolerance : float
-        A pair is finished on a level when a step moves no corner by more than this, in voxels.
+        A pair is finished on a level when a step moves no corner by more than about this many voxels.
     order : {1, 3}
         Order of the spline that samples the moving image on the finest level; coarser levels are sampled linearly.
     robust : bool
         Whether voxels with large residuals get small weights.
     min_overlap : float
-        Fraction of the fixed mask that must stay inside the moving one.
+        Fraction of the fixed mask that must stay inside the moving mask.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range, or an unknown model.
     """
 
     model: str = "rigid"
@@ -81,13 +87,16 @@ class PairTransforms:
     Attributes
     ----------
     matrices : numpy.ndarray, (N, rank + 1, rank + 1)
-        Homogeneous, in µm, axes in the order of the images; the centre of the first voxel is at 0.
+        Homogeneous, in µm, axes in the order of the images; the centre of the first voxel is at 0. The first transform
+        of a pair that could not be compared.
     errors_um : numpy.ndarray, (N,)
-        Standard error of the position of a corner, from the residuals; infinite if the images could not be compared.
+        Standard error of the position of a corner, from the residuals; infinite if the images could not be compared:
+        too little overlap, or no contrast.
     correlations : numpy.ndarray, (N,)
-        Pearson's, of the voxels that both images share, smoothed as on the finest level.
+        Pearson's correlation of the voxels that both images share, smoothed and without shadows as on the finest level;
+        0 if the images could not be compared.
     overlaps : numpy.ndarray, (N,)
-        Fraction of the fixed mask inside the moving one.
+        Fraction of the fixed mask inside the moving mask.
     converged : numpy.ndarray of bool, (N,)
         Whether the last step on the finest level was below the tolerance.
     """
@@ -119,22 +128,29 @@ def refine_pairs(
     fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
         The images, all of one shape. Voxels that are not finite are not valid.
     initial : numpy.ndarray, (N, rank + 1, rank + 1), optional
-        First transforms, in µm, as in :class:`PairTransforms`; by default the identity. Their error should be at most
-        about a voxel of the coarsest level.
+        First transforms, in µm, as in :class:`PairTransforms`; by default the identity. The error of a first transform
+        should be at most about a voxel of the coarsest level.
     masks : (array of bool or None, array of bool or None)
-        Valid voxels of the fixed and the moving images, in their shape; None for all.
+        Valid voxels of the fixed and the moving images, in their shape; None for all that are finite.
     shadows : array, optional
-        Images that the fixed images also contain, such as shadows of the tissue above, in their shape; 0 for no shadow.
-        Valid where they are finite. Their factor is fitted with the transform.
+        Images that the fixed images also contain, such as shadows of the tissue above, in the shape of the fixed
+        images; 0 for no shadow. Voxels of the fixed images are valid only where shadows are finite. The factor of the
+        shadows is fitted with the transform.
     spacing : sequence of float, optional
         Voxel spacing in µm along the axes of space; by default 1.
     method : Refinement, optional
         How to refine.
 
+    Returns
+    -------
+    PairTransforms
+        On the host.
+
     Raises
     ------
     ValueError
-        Images of other axes or of different shapes; transforms or a spacing that do not fit.
+        As :func:`~linumpy.registration.masked_correlation.check_pairs`; transforms, shadows or a spacing that do not
+        fit.
     """
     check_pairs(fixed, moving, masks)
     method, rank = method or Refinement(), fixed.ndim - 1
@@ -145,71 +161,75 @@ def refine_pairs(
     if start.shape != (len(fixed), rank + 1, rank + 1) or not np.isfinite(start).all():
         raise ValueError(f"initial of shape {start.shape}: {len(fixed)} matrices of {rank + 1} × {rank + 1} are needed")
     settings = PyramidSettings(method.levels, method.smoothing, method.order)
-    mask, shades = masks[0], None
+    mask, standard_shadows = masks[0], None
     if shadows is not None:
         if shadows.shape != fixed.shape:
             raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
-        shown = array_module(shadows).isfinite(shadows)
-        mask = shown if mask is None else shown & mask.astype(bool)
-        shades = standardized(shadows, mask)[0]
+        finite = array_module(shadows).isfinite(shadows)
+        mask = finite if mask is None else finite & mask.astype(bool)
+        standard_shadows = standardized(shadows, mask)[0]
     sides = standardized(fixed, mask), standardized(moving, masks[1])
-    levels = list(pyramid(*sides, shades, steps, settings))
+    levels = list(pyramid(*sides, standard_shadows, steps, settings))
     pairs = PairState(start.copy(), shadows=shadows is not None)
     for level in reversed(levels):
         _refine_on(level, pairs, method)
     result = _result(levels[0], pairs, method)
-    # Pairs that could not be compared keep their first transform: their steps follow rounding errors.
+    # Pairs that could not be compared keep their first transform, because their steps followed rounding errors.
     result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
     return result
 
 
 def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
-    """Refine all pairs on one level."""
+    """Refine the transforms of all pairs on one level; `pairs` is changed in place."""
     rank = len(level.shape)
     centre = np.eye(rank + 1)
     centre[:-1, -1] = level.centre
-    back = np.linalg.inv(centre)
+    to_centre = np.linalg.inv(centre)
     radius = np.maximum(level.centre, level.spacing)
-    unit = float(level.spacing.min())
-    basis = generators(method.model, rank, radius) * unit
-    system = System(level, centre @ basis @ back)
+    smallest_step = float(level.spacing.min())
+    basis = generators(method.model, rank, radius) * smallest_step
+    system = System(level, centre @ basis @ to_centre)
     all_pairs = np.arange(len(pairs.matrices))
     valid = np.maximum(system.voxels, 1)
     if method.robust:
         pairs.scales[:] = np.inf
         pairs.scales[:] = _spread(system.normal(pairs, all_pairs).residuals)
-    state = system.normal(pairs, all_pairs)
+    equations = system.normal(pairs, all_pairs)
     damping = np.full(len(all_pairs), 1e-3)
     # Pairs with too little overlap or without contrast keep their transform.
-    active = (state.weight > method.min_overlap * valid) & (np.abs(state.hessian).max(axis=(1, 2)) > 0)
+    active = (equations.shared_voxels > method.min_overlap * valid) & (np.abs(equations.hessian).max(axis=(1, 2)) > 0)
     pairs.converged[:] = False
     for _ in range(method.iterations):
-        now = all_pairs[active]
-        if not now.size:
+        active_pairs = all_pairs[active]
+        if not active_pairs.size:
             break
-        steps = _solve(state.hessian[now], state.slope[now], damping[now])
+        steps = _solve(equations.hessian[active_pairs], equations.slope[active_pairs], damping[active_pairs])
         trial = pairs.stepped()
         count = len(basis)
-        # Cayley's transform gives the inverse of the step, which is a rotation if the basis has only rotations.
+        # The inverse of the step, by Cayley's transform: a rotation matrix stays one.
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
         moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
-        trial.matrices[now] = pairs.matrices[now] @ centre @ moved @ back
-        trial.weights[now, : steps.shape[1] - count] += steps[:, count:]
-        trial_state = system.normal(trial, now)
-        better = (trial_state.cost <= state.cost[now]) & (trial_state.weight > method.min_overlap * valid[now])
-        accepted = now[better]
+        trial.matrices[active_pairs] = pairs.matrices[active_pairs] @ centre @ moved @ to_centre
+        trial.weights[active_pairs, : steps.shape[1] - count] += steps[:, count:]
+        trial_equations = system.normal(trial, active_pairs)
+        better = (trial_equations.cost <= equations.cost[active_pairs]) & (
+            trial_equations.shared_voxels > method.min_overlap * valid[active_pairs]
+        )
+        accepted = active_pairs[better]
         for name in ("matrices", "weights"):
             getattr(pairs, name)[accepted] = getattr(trial, name)[accepted]
-        for name in ("hessian", "slope", "cost", "weight"):
-            getattr(state, name)[accepted] = getattr(trial_state, name)[better]
+        for name in ("hessian", "slope", "cost", "shared_voxels"):
+            getattr(equations, name)[accepted] = getattr(trial_equations, name)[better]
         small = np.abs(steps[:, :count]).sum(axis=1) < method.tolerance
-        damping[now] = np.clip(np.where(better, damping[now] / 5, damping[now] * 8), 1e-9, None)
-        pairs.converged[now[small]] = True
-        active[now[small | (damping[now] > 1e6)]] = False
+        damping[active_pairs] = np.clip(
+            np.where(better, damping[active_pairs] / 5, damping[active_pairs] * 8), 1e-9, None
+        )
+        pairs.converged[active_pairs[small]] = True
+        active[active_pairs[small | (damping[active_pairs] > 1e6)]] = False
 
 
 def _solve(hessian: np.ndarray, slope: np.ndarray, damping: np.ndarray) -> np.ndarray:
-    """Solve damped normal equations; a parameter without effect does not change."""
+    """Solve damped normal equations; the step of a parameter without effect is 0."""
     diagonal = np.einsum("nkk->nk", hessian)
     floor = 1e-9 * diagonal.max(axis=1, keepdims=True)
     damped = hessian.copy()
@@ -220,11 +240,11 @@ def _solve(hessian: np.ndarray, slope: np.ndarray, damping: np.ndarray) -> np.nd
 
 def _spread(residuals: np.ndarray) -> np.ndarray:
     """Return the robust standard deviation of each pair's residuals; infinite for a pair without residuals."""
-    known = np.isfinite(residuals).any(axis=1)
+    has_residuals = np.isfinite(residuals).any(axis=1)
     spread = np.full(len(residuals), np.inf)
-    middle = np.nanmedian(np.abs(residuals[known]), axis=1)
-    # A lower limit, so that small residuals of noise-free images are no outliers.
-    spread[known] = np.maximum(SIGMA_PER_MAD * middle, 1e-3)
+    medians = np.nanmedian(np.abs(residuals[has_residuals]), axis=1)
+    # With a lower limit small residuals of noise-free images are no outliers.
+    spread[has_residuals] = np.maximum(SIGMA_PER_MAD * medians, 1e-3)
     return spread
 
 
@@ -236,17 +256,17 @@ def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransform
     )
     centre = np.eye(rank + 1)
     centre[:-1, -1] = level.centre
-    unit = float(level.spacing.min())
-    basis = centre @ (generators(method.model, rank, np.maximum(level.centre, level.spacing)) * unit)
+    smallest_step = float(level.spacing.min())
+    basis = centre @ (generators(method.model, rank, np.maximum(level.centre, level.spacing)) * smallest_step)
     basis = basis @ np.linalg.inv(centre)
     system = System(level, basis)
     normal = system.normal(pairs, np.arange(len(pairs.matrices)))
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)
-    # Smoothing correlates the noise of neighbours, so this number of voxels is one independent sample.
+    # Smoothing correlates the noise of neighbouring voxels: this number of voxels is one independent sample.
     per_sample = max(1.0, (4 * math.pi * level.smoothing**2) ** (rank / 2))
     errors, correlations = np.full(len(pairs.matrices), np.inf), np.zeros(len(pairs.matrices))
-    overlaps = normal.weight / np.maximum(system.voxels, 1)
+    overlaps = normal.shared_voxels / np.maximum(system.voxels, 1)
     for n, (hessian, variance, moments) in enumerate(zip(normal.hessian, normal.variance, normal.moments, strict=True)):
         count = max(moments[2, 2], 1.0)
         spreads = [moments[k, k] - moments[k, 2] ** 2 / count for k in range(2)]

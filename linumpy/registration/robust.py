@@ -1,4 +1,4 @@
-"""Standard deviations that outliers barely change. In: numbers on the host. Out: a number."""
+"""Standard deviations that outliers barely change. In: deviations on the host. Out: their standard deviation."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ SIGMA_PER_MAD = 1.4826
 
 
 def robust_deviation(deviations: np.ndarray) -> float:
-    """Return the robust standard deviation from deviations from a centre, or their magnitudes."""
+    """Return 1.4826 times the median magnitude of deviations from a centre. The signs of deviations do not matter."""
     return SIGMA_PER_MAD * float(np.median(np.abs(deviations)))

@@ -27,8 +27,8 @@ class StackedImages:
     order : {1, 3}
         Order of the spline.
     outside : {"mirror", "zero"}
-        Voxels outside of images: mirrored for up to a voxel, beyond which samples have no meaning; or 0, which needs
-        order 1.
+        Voxels outside of images. ``"mirror"`` holds for up to a voxel; further outside samples have no meaning.
+        ``"zero"`` needs order 1.
     """
 
     def __init__(self, images: Array, order: int, outside: str = "mirror") -> None:
@@ -54,7 +54,7 @@ class StackedImages:
         images : numpy.ndarray of int, (M,)
             The image that each map samples.
         rows : slice
-            Voxels of the grid along the first axis of space; along the others the grid has the size of the images.
+            Rows of the grid, along the first axis of space; along the other axes the grid has the size of the images.
 
         Returns
         -------

@@ -1,16 +1,17 @@
 """A synthetic brain: slices of tiles cut from one known volume, with the faults of a microscope.
 
 In: a :class:`BrainSpec`. Out: the known volume, tiles as a microscope records them, and the true value of each fault. A
-tile depends only on the spec and its numbers; without faults it is a box of the volume.
+tile depends only on the spec and the numbers of slice, row and column; without faults it is a box of the volume.
 
-Frames, all in voxels (Z, Y, X) of the spec's spacing: a *tile*, from its first voxel; a *slice*, from the nominal first
-voxel of tile (0, 0); the *brain*, whose frame is that of slice 0. :func:`truth_positions` takes a tile to its slice,
-and :func:`truth_transform` a slice to the brain. Plane z of slice k, counted from its surface, is plane
-``k * interval_planes + z`` of the brain.
+There are three frames, all in voxels (Z, Y, X) of the spec's spacing. A *tile* is counted from its first voxel, a
+*slice* from the nominal first voxel of tile (0, 0), and the *brain* has the frame of slice 0. :func:`truth_positions`
+takes a tile to its slice, and :func:`truth_transform` a slice to the brain. Plane z of slice k, counted from the
+surface of the slice, is plane ``k * interval_planes + z`` of the brain.
 
 An intensity is ``flat(z, y, x) * axial(z) * exp(-2 ∫ µ dz) * R * speckle + dark(y, x)``, with the reflectivity R of the
-volume, µ = ``attenuation_per_mm * R / peak``, and the integral from the tile's first plane to the voxel: a voxel has
-the mean over its depth, as Vermeer et al. (2014) discretise it. Galvo shifts move columns last.
+volume, µ = ``attenuation_per_mm * R / peak``, and the integral from the tile's first plane to the voxel. The
+exponential is averaged over the depth of a voxel, as Vermeer et al. (2014) discretise it. Galvo shifts move the columns
+of the result.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
     number, row, column : int
         Slice, and row and column of the tile in its grid.
     use_gpu : bool
-        Whether to make it on the device, whose random generator makes another speckle.
+        Whether to make the tile on the device, whose random generator makes other speckle than the host's.
 
     Returns
     -------
@@ -105,7 +106,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
 
 
 def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
-    """Make a slice as a mosaic grid: its tiles side by side, with their overlaps.
+    """Make a slice as a mosaic grid: its tiles side by side, so that tissue of overlaps appears twice.
 
     Returns
     -------
@@ -124,7 +125,7 @@ def truth_flat_field(spec: BrainSpec, *, use_gpu: bool = False) -> Any:
     xp, (depth, height, width) = require_cuda() if use_gpu else np, spec.tile_shape
     middle = np.linspace(0.1, 0.25, depth, dtype=np.float32)[:, None, None]
     v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
-    # The exponent is a sum of squares, so the field is a product of a column and a row of each plane.
+    # The exponent is a sum of squares, so the field of each plane is the product of a column and a row.
     column, row = (
         np.exp(np.float32(-spec.faults.vignette / 2) * square) for square in ((v - middle) ** 2, (u + middle) ** 2)
     )
@@ -147,7 +148,7 @@ def truth_axial(spec: BrainSpec) -> np.ndarray:
 
 
 def truth_positions(spec: BrainSpec, number: int) -> np.ndarray:
-    """Return the positions of tiles in their slice: float64, (rows, columns, 2), first voxel along Y and X."""
+    """Return the first voxel (Y, X) of each tile in its slice: float64, (rows, columns, 2)."""
     rows, columns = spec.tiles
     regular = np.stack(
         np.meshgrid(np.arange(rows) * spec.step[0], np.arange(columns) * spec.step[1], indexing="ij"), -1
@@ -220,7 +221,7 @@ def _speckle(spec: BrainSpec, tile_index: tuple[int, int, int], xp: ModuleType) 
 
 
 def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType = np) -> Array:
-    """Return the reflectivity at each voxel of a tile: float32."""
+    """Return the reflectivity at each voxel of a tile before the galvo shift, with water above the surface: float32."""
     position = np.stack([*np.broadcast_arrays(*_slice_coordinates(spec, number, row, column))])
     matrix = truth_transform(spec, number)
     y, x = xp.asarray(np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None])
@@ -239,7 +240,7 @@ def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> t
 
 
 def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Array:
-    """Return the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
+    """Sample the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
 
     Parameters
     ----------
@@ -248,7 +249,7 @@ def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array)
     z : array of float64, (Z,)
         Planes.
     above, y, x : array of float64, (Y, X)
-        Depth at which each A-line begins, and its coordinates.
+        Depth of the surface in each A-line, which is subtracted from `z`, and the lateral coordinates of the A-line.
 
     Returns
     -------
@@ -267,10 +268,10 @@ def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array)
     )
     longest = spec.texture_um[1]
     border = _sum_of_waves(spec, 7, _BORDER_WAVES, (longest, 3 * longest), z, above, y, x)
-    structure *= 1 + np.float32(spec.white - 1) * _edge(border - 1, _BORDER_SLOPE)
+    structure *= 1 + np.float32(spec.white - 1) * _smooth_step(border - 1, _BORDER_SLOPE)
     half = [n / 2 for n in spec.slice_shape[1:]]
     outline = ((y / half[0] - 1) ** 4 + (x / half[1] - 1) ** 4) ** 0.25
-    inside = _edge((spec.radius - outline).astype(np.float32), _OUTLINE_SLOPE) if np.isfinite(spec.radius) else 1
+    inside = _smooth_step((spec.radius - outline).astype(np.float32), _OUTLINE_SLOPE) if np.isfinite(spec.radius) else 1
     return np.float32(spec.peak) * (structure * inside + np.float32(spec.water) * (1 - inside))
 
 
@@ -296,7 +297,7 @@ def _sum_of_waves(
     return total
 
 
-def _edge(field: Array, slope: float) -> Array:
+def _smooth_step(field: Array, slope: float) -> Array:
     """Return 1 where a field is well above 0, and 0 where it is well below, with a smooth step between."""
     return 1 / (1 + array_module(field).exp(-np.float32(slope) * field))
 

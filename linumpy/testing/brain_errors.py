@@ -1,7 +1,8 @@
 """Errors of the results of a pipeline against the truth of a synthetic brain, stage by stage.
 
 In: the brain's spec, and the folder of the results, in which each stage of :mod:`linumpy.pipeline` has a folder. Out:
-one or two :class:`StageError` for each stage that has results and a known truth. Lengths are in µm at any spacing.
+one or two :class:`StageError` for each stage that has results and a known truth. Lengths are in µm, whatever the voxel
+spacing of a result.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class StageError:
     Attributes
     ----------
     stage : str
-        Its name.
+        Name of the stage.
     what : str
         The compared quantity, and the measure of the error.
     value : float
-        The error.
+        The error, or a correlation.
     unit : str
-        Its unit; empty for a ratio.
+        Unit of the value; empty for a ratio.
     """
 
     stage: str
@@ -48,7 +49,7 @@ class StageError:
 
 
 def errors_of(spec: BrainSpec, results: str | Path) -> tuple[StageError, ...]:
-    """Compare the results in a folder with the truth."""
+    """Compare the results in a folder with the truth; stages without a folder are left out."""
     errors: list[StageError] = []
     for stage, compare in _COMPARED.items():
         if (Path(results) / stage).is_dir():
@@ -74,7 +75,7 @@ def _voxels(path: Path) -> np.ndarray:
 
 
 def _sampled(path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a volume, of a large one every n-th A-line, and the coordinates of its voxels in µm along each axis."""
+    """Return a volume and the coordinates of its voxels in µm along each axis; of a large volume every n-th A-line."""
     image = open_image(path)
     array, spacing, origin = image.levels[0], image.spacing[0], image.origin[0]
     step = max(1, math.ceil(math.sqrt(math.prod(array.shape) / _VOXELS)))
@@ -92,7 +93,7 @@ def _tiles(spec: BrainSpec, grid: np.ndarray) -> np.ndarray:
 
 
 def _zoomed(field: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Sample a smooth field (Y, X) of a tile on the grid of the same tile at another spacing."""
+    """Sample a smooth field (Y, X) of a tile on the grid that the tile has at another spacing."""
     from scipy.ndimage import zoom
 
     factors = [n / m for n, m in zip(shape, field.shape, strict=True)]
@@ -169,7 +170,7 @@ def _positions(spec: BrainSpec, folder: Path) -> _Errors:
     ]
 
 
-def _first_tile(spec: BrainSpec, number: int) -> np.ndarray:
+def _first_tile_to_brain(spec: BrainSpec, number: int) -> np.ndarray:
     """Return the matrix from a stitched slice, whose origin is its first tile, to the brain: (y, x, 1) in µm."""
     scale = np.diag([*spec.spacing_um[1:], 1.0])
     to_slice = np.eye(3)
@@ -188,7 +189,7 @@ def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.n
     voxels, (z, y, x) = _sampled(path)
     number = _number(path)
     points = _lateral_points(y, x)
-    in_brain = np.tensordot(_first_tile(spec, number), points, 1)
+    in_brain = np.tensordot(_first_tile_to_brain(spec, number), points, 1)
     middle = [(n - 1) / 2 * s for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
     begin = brain.truth_positions(spec, number)[0, 0] * spec.spacing_um[1:]
     above = spec.faults.water_um + sum(
@@ -237,12 +238,12 @@ def _attenuation(spec: BrainSpec, folder: Path) -> _Errors:
 def _register(spec: BrainSpec, folder: Path) -> _Errors:
     """Errors of the transforms of slices relative to the first slice, at the corners of the slices."""
     slices = read_transforms(folder / "transforms.json").slices
-    from_brain = np.array(slices[0].matrix)[1:, 1:] @ np.linalg.inv(_first_tile(spec, slices[0].number))
+    from_brain = np.array(slices[0].matrix)[1:, 1:] @ np.linalg.inv(_first_tile_to_brain(spec, slices[0].number))
     ends = [(0.0, (n - 1) * s) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
     corners = np.array([[y, x, 1.0] for y in ends[0] for x in ends[1]]).T
     distances, angles = [], []
     for part in slices[1:]:
-        matrix, truth = np.array(part.matrix)[1:, 1:], from_brain @ _first_tile(spec, part.number)
+        matrix, truth = np.array(part.matrix)[1:, 1:], from_brain @ _first_tile_to_brain(spec, part.number)
         distances.append(np.linalg.norm(((matrix - truth) @ corners)[:2], axis=0))
         turn = matrix[:2, :2] @ np.linalg.inv(truth[:2, :2])
         angles.append(abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))))
@@ -256,7 +257,7 @@ def _stack(spec: BrainSpec, folder: Path) -> _Errors:
     """Correlation with the known volume, placed by the first slice alone."""
     first = read_transforms(folder.with_name("register") / "transforms.json").slices[0]
     voxels, (z, y, x) = _sampled(folder / "stack.ome.zarr")
-    to_brain = _first_tile(spec, first.number) @ np.linalg.inv(np.array(first.matrix)[1:, 1:])
+    to_brain = _first_tile_to_brain(spec, first.number) @ np.linalg.inv(np.array(first.matrix)[1:, 1:])
     in_brain = np.tensordot(to_brain, _lateral_points(y, x), 1)
     depth = z - first.top_um + first.number * spec.interval_um
     truth = _truth_at(spec, depth, np.zeros_like(in_brain[0]), in_brain[0], in_brain[1])

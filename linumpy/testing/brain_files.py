@@ -32,9 +32,9 @@ def write_brain(
     spec : BrainSpec
         The brain.
     folder : str or Path
-        The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on,
-        tiles side by side, a chunk each, for ``linum-resample-mosaic-grid``; ``shifts.csv`` is the table for
-        ``linum-stack-slices-motor``.
+        The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on:
+        mosaic grids, such as ``linum-resample-mosaic-grid`` takes, each chunk a tile. ``shifts.csv`` is a table such as
+        ``linum-stack-slices-motor`` takes.
     use_gpu : bool
         Whether to make tiles on the device.
     overwrite : bool
@@ -46,6 +46,13 @@ def write_brain(
     -------
     Path
         `folder`.
+
+    Raises
+    ------
+    FileNotFoundError, FileExistsError, ValueError
+        No parent of the folder; an existing slice or table; a path that no output may have.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
     """
     from linumpy.io.output.checks import check_parent
     from linumpy.io.output.files import replacing

@@ -18,23 +18,25 @@ class Faults:
     Attributes
     ----------
     vignette : float
-        Decrease of illumination at the corners of a tile, as a fraction of its mean. The centre of illumination differs
-        from the tile's centre, and moves with depth.
+        Approximate decrease of illumination at the corners of a tile, as a fraction of the maximum. The centre of
+        illumination differs from the tile's centre, and moves with depth.
     dark : float
-        Mean of the dark field, in fractions of `peak`; it varies by half of it over a tile.
+        Mean of the dark field, as a fraction of `peak`; over a tile the dark field varies by half of its mean to each
+        side.
     water_um : float
-        Depth of the cut surface at the middle of a slice, below water.
+        Depth of the cut surface at the middle of a slice and of a tile; above the surface is water.
     tilt : (float, float)
         Slope of the surface along Y and X (µm of depth per µm).
     focal_um : float
         Depth that focal curvature adds at the corner of a tile, relative to its centre.
     attenuation_per_mm : float
-        Attenuation coefficient of tissue of the reflectivity `peak`; other tissue attenuates in proportion.
+        Attenuation coefficient of tissue whose reflectivity is `peak`; other tissue attenuates in proportion to its
+        reflectivity.
     focus_um, rayleigh_um : float
-        Depth of the focus in a tile, and Rayleigh length: ``1 / (1 + ((z - focus) / rayleigh)²)``; a Rayleigh length of
-        0 for no loss.
+        Depth of the focus in a tile, and Rayleigh length: intensities are multiplied by
+        ``1 / (1 + ((z - focus) / rayleigh)²)``. A Rayleigh length of 0 makes no loss.
     falloff_per_mm : float
-        Fall-off of sensitivity: ``exp(-(falloff_per_mm * z)²)``.
+        Fall-off of sensitivity: intensities are multiplied by ``exp(-(falloff_per_mm * z)²)``, z in mm.
     jitter : float
         Maximum error of a tile's position along Y and X, in voxels; uniform.
     stage_degrees : float
@@ -47,11 +49,11 @@ class Faults:
     galvo : int
         Maximum number of columns by which the tiles of a slice are rotated cyclically along X.
     looks : int
-        Number of averaged intensities of speckle: fewer make stronger speckle; 0 for no speckle.
+        Number of intensities whose mean is a voxel's speckle: fewer make stronger speckle, 0 makes no speckle.
     missing : tuple of (int, int, int)
-        Slice, row and column of tiles that were not recorded: zeros.
+        Slice, row and column of tiles that were not recorded: their voxels are 0.
     empty : tuple of int
-        Slices that were not recorded: zeros.
+        Slices that were not recorded: their voxels are 0.
     """
 
     vignette: float = 0.0
@@ -103,14 +105,19 @@ class BrainSpec:
     water : float
         Reflectivity of water and of the surroundings of the brain, relative to grey matter.
     radius : float
-        Size of the brain, relative to that of the mosaic: above 1 only the corners are water, infinite for no outline.
+        Size of the brain, relative to the size of a slice. Above 1 only the corners are water; infinite for no outline.
     texture_um : (float, float)
         Shortest and longest period of the structure along an axis.
     volume : numpy.ndarray, (Z, Y, X), optional
-        Reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the synthetic one. It is
-        interpolated linearly, and 0 outside.
+        Reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the synthetic one. The
+        volume is interpolated linearly, and 0 outside.
     faults : Faults
         Strengths of the faults.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range.
     """
 
     slices: int = 4

@@ -1,9 +1,10 @@
 """Synthetic OCT mosaics with a known surface.
 
 A mosaic is a volume (Z, Y, X) of several tiles, depth first: water above, then tissue whose surface is tilted and
-curved. Intensity falls with depth by Beer and Lambert, there and back, and speckle multiplies it: the mean of `looks`
-exponentially distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). Focal curvature of the
-objective is added to each tile. A voxel depends only on the seed and its coordinates, so any box can be made by itself.
+curved. The focal curvature of the objective is added to the surface in each tile. Intensity falls with depth by the law
+of Beer and Lambert, for light that goes down and back. It is multiplied by speckle, the mean of `looks` exponentially
+distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). A voxel depends only on the parameters and
+its coordinates, so any box can be made by itself.
 
 In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr image written chunk by chunk.
 """
@@ -47,25 +48,30 @@ class MosaicSpec:
     dtype : str
         ``"float32"`` or ``"uint16"``.
     water_um : float
-        Depth of the surface in the middle of the mosaic; negative for tissue from the first voxel on.
+        Depth of the surface in the middle of the mosaic; negative for tissue that begins above the first voxel.
     tilt : (float, float)
         Slope of the surface along Y and X (µm of depth per µm).
     curvature_um : float
-        Depth of the surface at the middle of the edges, relative to the middle of the mosaic.
+        Depth that curvature adds to the surface at the middle of an edge, relative to the middle of the mosaic.
     focal_um : float
         Depth that focal curvature adds at the corner of a tile, relative to its centre.
     attenuation_per_mm : float
         Attenuation coefficient of the tissue, 1/mm.
     looks : int
-        Number of averaged intensities; fewer make stronger speckle.
+        Number of intensities whose mean is a voxel's speckle; fewer make stronger speckle.
     peak : float
         Mean intensity at the surface.
     noise : float
         Mean intensity of the water.
     slice_number : int
-        Number of the slice of the tissue: speckle differs from slice to slice, structure does not.
+        Number of the slice: speckle differs from slice to slice, structure does not.
     first_plane : int
-        Plane of the tissue at the first plane of the volume.
+        Plane of the tissue's structure at the first plane of the volume.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range.
     """
 
     tiles: tuple[int, int] = (2, 2)
@@ -131,7 +137,7 @@ def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds
     Returns
     -------
     numpy.ndarray of float64, (Y, X)
-        In voxels along Z: a voxel whose index is at least this is tissue.
+        In voxels along Z. A voxel whose index is at least this depth is tissue.
     """
     y, x = (_centred(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
     half = [n * s / 2 for n, s in zip(spec.shape[1:], spec.spacing_um[1:], strict=True)]
@@ -200,7 +206,7 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
 
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return the reflectivity of the tissue, log-normal with mean 1: a few plane waves, equal in all slices."""
+    """Return the reflectivity of the tissue, of mean 1 and about log-normal: a few plane waves, equal in all slices."""
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
     for wave in plane_waves((spec.seed, 1), _WAVES, 40, 300):
@@ -216,7 +222,7 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
 
 
 def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return speckle of mean 1: each slice has its own."""
+    """Return speckle of mean 1, which differs from slice to slice."""
     return speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
 
 

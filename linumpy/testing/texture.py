@@ -1,7 +1,7 @@
 """Random fields of synthetic tissue: plane waves for its structure, and speckle.
 
-In: seeds, and coordinates or boxes. Out: plane waves, and speckle that is drawn cell by cell. Values depend only on the
-seed and the position, so that a box made by itself has the voxels of the whole.
+In: seeds, and boxes. Out: plane waves, and the speckle of a box. Values depend only on the seed and the position: a box
+that is made by itself has the same voxels as that box of a larger volume.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Speckle is drawn in cells of this shape, each from its own random generator.
+#: Speckle is drawn in cells (Z, Y, X) of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
 
 
@@ -56,6 +56,7 @@ def speckle(seed: Sequence[int], looks: int, start: Sequence[int], stop: Sequenc
 
 
 def _cell(seed: Sequence[int], looks: int) -> np.ndarray:
+    """Draw the speckle of one cell."""
     rng = np.random.Generator(np.random.SFC64(list(seed)))
     total = rng.standard_exponential(_CELL, dtype=np.float32)
     for _ in range(looks - 1):

@@ -1,7 +1,8 @@
-"""Cut surfaces of slices, and projections of the planes that two slices share.
+"""Cut surfaces of slices, and faces: projections of the planes that two slices share.
 
-In: opened slices. Out: a plane through the cut surface of each; images of planes counted from it, averaged along Z and
-over blocks of A-lines. Voxels that are 0, not finite or filled by focal correction are not valid.
+In: opened slices. Out: a plane through the cut surface of each slice; faces, which are images of some planes of a
+slice, averaged along Z and over blocks of A-lines. Planes of a face are counted from the cut surface. Voxels that are
+0, not finite or filled by focal correction are not valid.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from linumpy.registration.pairs import block_means
 from linumpy.registration.robust import robust_deviation
 from linumpy.resample.tile_work import TileWork
 
-#: Number of columns along Y and X in which the surface is searched, and their width in voxels.
+#: Maximum number of columns along Y and X in which the surface is searched, and their width in voxels.
 _COLUMNS, _WIDTH = 5, 48
-#: Bytes of the voxels of a tile of a face.
+#: Approximate bytes of the voxels of a face that are read at once.
 _TILE_BYTES = 2**26
 
 #: Coordinates: numbers, or arrays of NumPy or CuPy.
@@ -39,7 +40,7 @@ class CutSurface:
     Attributes
     ----------
     first : float
-        In voxels along Z.
+        Depth at the first A-line, in voxels along Z.
     slopes : (float, float)
         Voxels along Z for each voxel along Y and X.
     """
@@ -48,7 +49,7 @@ class CutSurface:
     slopes: tuple[float, float] = (0.0, 0.0)
 
     def at(self, y: _Coordinate, x: _Coordinate) -> _Coordinate:
-        """Return its depth in voxels at voxels `y` and `x`."""
+        """Return the depth of the surface at voxels `y` and `x`, in voxels."""
         return self.first + self.slopes[0] * y + self.slopes[1] * x
 
 
@@ -59,9 +60,9 @@ class Face:
     Attributes
     ----------
     number : int
-        Position of the slice among the slices.
+        Index of the slice among all slices.
     start, stop : int
-        The planes.
+        First plane, and the plane after the last one.
     """
 
     number: int
@@ -69,12 +70,10 @@ class Face:
     stop: int
 
 
-def find_surfaces(
-    images: Sequence[MosaicImage], method: SurfaceMethod, work: TileWork, *, tilted: bool = True
-) -> list[CutSurface]:
-    """Fit a plane through the cut surface of each slice, from columns spread over the slice.
+def find_surfaces(images: Sequence[MosaicImage], method: SurfaceMethod, work: TileWork) -> list[CutSurface]:
+    """Fit a plane through the cut surface of each slice, from columns (boxes of the whole depth) spread over the slice.
 
-    A slice without a surface, such as one that begins inside the tissue, begins at its first plane.
+    If no surface is found, the slice begins at its first plane.
     """
     use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
     points: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {number: [] for number in range(len(images))}
@@ -88,15 +87,15 @@ def find_surfaces(
         number, box = name
         depths = to_host(surface_of(column, method, 0, zero_logs[number])).astype(np.float64)
         y, x = np.meshgrid(*(np.arange(e.start, e.stop, dtype=np.float64) for e in box[1:]), indexing="ij")
-        known = np.isfinite(depths)
-        return np.array([y[known], x[known]]), depths[known]
+        is_found = np.isfinite(depths)
+        return np.array([y[is_found], x[is_found]]), depths[is_found]
 
     def keep(name: tuple[int, Box], samples: tuple[np.ndarray, np.ndarray]) -> None:
         points[name[0]].append(samples)
 
     work([(n, box) for n, image in enumerate(images) for box in _columns(image)], read, find, keep)
     return [
-        _plane(np.concatenate([p for p, _ in samples], axis=1), np.concatenate([d for _, d in samples]), tilted)
+        _plane(np.concatenate([p for p, _ in samples], axis=1), np.concatenate([d for _, d in samples]))
         for samples in points.values()
     ]
 
@@ -115,11 +114,11 @@ def _columns(image: MosaicImage) -> list[Box]:
     return out
 
 
-def _plane(points: np.ndarray, depths: np.ndarray, tilted: bool) -> CutSurface:
-    """Fit a plane; A-lines whose surface is far from it, such as agarose or bubbles, get little weight."""
+def _plane(points: np.ndarray, depths: np.ndarray) -> CutSurface:
+    """Fit a plane; A-lines whose surface is far from it, as in agarose or bubbles, get little weight."""
     if not len(depths):
         return CutSurface()
-    terms = np.stack([np.ones(len(depths)), *(points if tilted else points[:0])], axis=1)
+    terms = np.stack([np.ones(len(depths)), *points], axis=1)
     weights, fit = np.ones(len(depths)), np.zeros(terms.shape[1])
     for _ in range(20):
         roots = np.sqrt(weights)
@@ -127,15 +126,15 @@ def _plane(points: np.ndarray, depths: np.ndarray, tilted: bool) -> CutSurface:
         distances = np.abs(depths - terms @ fit)
         spread = max(robust_deviation(distances), 0.25)
         weights = 1 / (1 + (distances / (2 * spread)) ** 2) ** 2
-    if not tilted:
-        return CutSurface(max(0.0, float(fit[0])))
     return CutSurface(float(fit[0]), (float(fit[1]), float(fit[2])))
 
 
 def read_faces(
     images: Sequence[MosaicImage], surfaces: Sequence[CutSurface], faces: Sequence[Face], factor: int, work: TileWork
 ) -> dict[Face, np.ndarray]:
-    """Average planes of slices: each block of `factor` × `factor` A-lines is a pixel, NaN if it is not valid.
+    """Read faces: the mean of the valid voxels of each block of `factor` × `factor` A-lines is a pixel.
+
+    A pixel is NaN unless half of its A-lines are valid; an A-line is valid if half of its voxels in the planes are.
 
     Returns
     -------
@@ -154,16 +153,16 @@ def read_faces(
         face, box = name
         xp = array_module(voxels)
         z, y, x = (_line(xp, extent, axis) for axis, extent in enumerate(box))
-        below = z - surfaces[face.number].at(y, x)
-        # The share of each voxel between the planes, which begin at another depth in each A-line.
+        depth = z - surfaces[face.number].at(y, x)
+        # The share of each voxel that lies in the planes of the face, which begin at another depth in each A-line.
         half = np.float32(0.5)
-        share = xp.minimum(below + half, face.stop - half) - xp.maximum(below - half, face.start - half)
+        share = xp.minimum(depth + half, face.stop - half) - xp.maximum(depth - half, face.start - half)
         valid = images[face.number].valid_voxels(box, voxels)
         share = xp.where(valid, xp.clip(share, 0, 1), 0).astype(np.float32)
         total = share.sum(axis=0)
-        kept = total * 2 >= face.stop - face.start
+        is_valid_line = total * 2 >= face.stop - face.start
         line = (xp.where(valid, voxels, 0) * share).sum(axis=0) / xp.maximum(total, half)
-        means, valid = block_means(line[None], kept[None], (factor, factor))
+        means, valid = block_means(line[None], is_valid_line[None], (factor, factor))
         return to_host(xp.where(valid, means, np.float32(np.nan))[0])
 
     def keep(name: tuple[Face, Box], means: np.ndarray) -> None:
@@ -204,7 +203,7 @@ def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> 
 def stacked(
     faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape: Sequence[int], xp: ModuleType
 ) -> Array:
-    """Put faces into images of one shape, at their offsets; NaN around them."""
+    """Return images of one shape, each with a face at its offset and NaN around it, in the memory of `xp`."""
     out = np.full((len(faces), *shape), np.nan, np.float32)
     for image, face, (y, x) in zip(out, faces, offsets, strict=True):
         image[y : y + face.shape[0], x : x + face.shape[1]] = face
@@ -215,21 +214,26 @@ def planes_of(
     pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, rim: int,
     min_planes: int, max_planes: int,
 ) -> list[tuple[Face, Face]]:  # fmt: skip
-    """Choose the planes of each pair: those that show the same tissue, or else those that are nearest to each other.
+    """Plan the faces of each pair: planes that show the same tissue or, if too few do, the nearest planes.
 
     Parameters
     ----------
     pairs : sequence of (int, int)
-        Positions of the slices among all slices.
+        Indices of the two slices among all slices.
     numbers, depths : sequence of int
-        Number of each slice, and its planes below the cut surface.
+        Number of each slice, and how many of its planes below the cut surface are used.
     interval : float
-        Planes that are cut off between slices of consecutive numbers.
+        Number of planes that are cut off between slices of consecutive numbers.
     rim : int
-        Planes that are left out below a cut surface.
+        Number of planes that are left out below a cut surface.
     min_planes, max_planes : int
-        Minimum and maximum of planes of a face. Of shared planes the uppermost are taken: deeper planes show more
-        shadows of the tissue above, which move the match.
+        Minimum and maximum number of planes of a face. Of the shared planes the uppermost are taken: deeper planes show
+        more shadows of the tissue above, which displace the match.
+
+    Returns
+    -------
+    list of (Face, Face)
+        Planes of the fixed and of the moving slice of each pair.
     """
     out = []
     for fixed, moving in pairs:
@@ -245,5 +249,5 @@ def planes_of(
 
 
 def shading_of(face: Face, rim: int) -> Face | None:
-    """Return the planes between the rim below the cut surface and a face: this tissue casts shadows on the face."""
+    """Return the planes between the rim below the cut surface and a face, which cast shadows on it; None if none do."""
     return Face(face.number, rim, face.start) if face.start > rim else None

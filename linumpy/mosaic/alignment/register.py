@@ -1,8 +1,9 @@
 """Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :class:`SliceTransforms`. Each slice is
-compared with the next ones by projections of the planes that show the same tissue, less the shadows of the tissue above
-them. All pairs are registered in one batch, and a least-squares solution over all pairs places the slices
+compared with the next ones by faces (:mod:`linumpy.mosaic.alignment.faces`): projections of the planes of both slices
+that show the same tissue. Shadows of the tissue above these planes are fitted and subtracted. All pairs are registered
+in one batch, and a least-squares solution over all pairs places the slices laterally
 (:mod:`linumpy.registration.chain`). Along Z the slicing interval places them, counted from their cut surfaces, which
 may be tilted.
 """
@@ -42,9 +43,9 @@ log = logging.getLogger(__name__)
 FACE_BYTES = 2**28
 #: Maximum depth of the planes that are averaged, in µm: more planes average out more speckle, but show more shadows.
 _FACE_UM = 50.0
-#: Planes below a cut surface that are not used: the first is half water.
+#: Number of planes below a cut surface that are not used: the first plane is half water.
 _RIM = 1
-#: Lateral displacement of oblique structures, for each µm between the planes of two slices.
+#: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
 _DRIFT = 0.1
 #: Minimum correlation of a pair that shares no planes, relative to the median of the pairs that do.
 _MIN_RELATIVE_CORRELATION = 0.7
@@ -61,7 +62,7 @@ class Alignment:
     model : {"rigid", "affine", "translation"}
         Transforms in the plane of the slices.
     reach : int
-        Number of next slices with which each slice is compared.
+        Number of the following slices with which each slice is compared.
     max_angle, max_shift : float
         Maximum rotation in degrees, and maximum shift as a fraction of the slice, that are searched.
     min_correlation : float
@@ -71,7 +72,12 @@ class Alignment:
     crop : bool
         Whether to find the cut surface of each slice; otherwise slices begin at their first plane.
     depth_mm : float, optional
-        Depth below its surface to which a slice is used; by default all of it.
+        Depth below its cut surface to which a slice is used; by default all of it.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range, or an unknown model.
     """
 
     interval_mm: float
@@ -121,7 +127,7 @@ def register_slices(
     folder : str or Path
         Folder of the slices, as for :func:`linumpy.mosaic.slices.stack_mosaics`.
     output : str or Path, optional
-        The file (JSON) to write.
+        The JSON file to write.
     alignment : Alignment
         How to align.
     shifts : str or Path, optional
@@ -130,7 +136,7 @@ def register_slices(
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
     channel, time, spacing, use_gpu, overwrite
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, of each slice.
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read them;
         pairs are registered here.
@@ -138,8 +144,8 @@ def register_slices(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or table, or slices that do not fit each other or the table; no CUDA device
-        with `use_gpu`.
+        An existing output; missing slices or table, or slices that do not fit each other or the table; an interval far
+        deeper than the slices; a slice without a plane below its cut surface; no CUDA device with `use_gpu`.
     """
     paths = find_slices(folder)
     if output is not None:
@@ -148,7 +154,7 @@ def register_slices(
     slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
-    moves = _motor(numbers, images[0], shifts)
+    moves = _motor_shifts(numbers, images[0], shifts)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         method = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
@@ -156,7 +162,7 @@ def register_slices(
         if len(images) == 1:
             unmoved = ChainSolution(np.eye(3)[np.newaxis], np.zeros(0), np.zeros(0, bool), np.zeros(1, bool))
             levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment)
-            return _finish(levelled, output, overwrite)
+            return _log_and_write(levelled, output, overwrite)
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
@@ -168,7 +174,7 @@ def register_slices(
         needed = [face for face in itertools.chain(*planes, shading) if face is not None]
         faces = read_faces(images, surfaces, list(dict.fromkeys(needed)), factor, work)
         xp = work.xp
-    # Distance between the planes of a pair in µm; fractions of a plane count as 0.
+    # Distance between the planes of a pair along Z: first in planes, then in µm, with less than half a plane as 0.
     distances = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
     gaps = [abs(distance) * images[0].spacing[0] if abs(distance) > 0.5 else 0.0 for distance in distances]
     pixel = tuple(s * factor for s in images[0].spacing[1:])
@@ -185,20 +191,20 @@ def register_slices(
     links = _links(pairs, registered, offsets, pixel, factor, gaps, alignment)
     solution = _solve(numbers, images, links, moves, pixel, alignment)
     result = _transforms(paths, slices, surfaces, depths, solution, alignment)
-    return _finish(
+    return _log_and_write(
         replace(result, pairs=_results(tuple(slices), pairs, links, registered, solution)), output, overwrite
     )
 
 
-def _finish(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
-    """Log and write the result, and return it."""
-    _log(result)
+def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
+    """Log the result, write it if there is an output, and return it."""
+    _log_result(result)
     if output is not None:
         result.write(output, overwrite=overwrite)
     return result
 
 
-def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
+def _motor_shifts(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
     """Return the motor's shift of each slice to the first one in µm along Y and X."""
     if shifts is None or len(numbers) == 1:
         return np.zeros((len(numbers), 2))
@@ -207,7 +213,7 @@ def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None
 
 
 def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int:
-    """Return the number of planes of a slice below its cut surface that are used."""
+    """Return the number of planes of a slice that are used, counted from its cut surface."""
     planes, height, width = image.array.shape
     lowest = max(surface.at(y, x) for y in (0, height - 1) for x in (0, width - 1))
     depth = math.floor(planes - max(0.0, lowest))
@@ -221,7 +227,7 @@ def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int
 def _canvas(
     images: Sequence[MosaicImage], moves: np.ndarray, pairs: int
 ) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
-    """Choose images that hold all faces.
+    """Plan images that hold all faces, at a resolution at which the faces fit :data:`FACE_BYTES`.
 
     Returns
     -------
@@ -230,7 +236,7 @@ def _canvas(
     shape : (int, int)
         Pixels of the images.
     factor : int
-        Voxels along a pixel.
+        Voxels of a slice along each side of a pixel.
     """
     spacing = np.array(images[0].spacing[1:])
     shapes = np.array([image.array.shape[1:] for image in images])
@@ -247,13 +253,16 @@ def _links(
     pairs: Sequence[tuple[int, int]], registered: PairTransforms, offsets: Sequence[tuple[int, int]],
     pixel: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
 ) -> list[PairLink]:  # fmt: skip
-    """Return the pairs as links between slices, in µm from their first voxels; rejected pairs with infinite error."""
+    """Return the pairs as links between slices, in µm from their first voxels.
+
+    A pair whose correlation is too low has an infinite error, so that it is not used.
+    """
     out = []
     shared = [c for c, gap in zip(registered.correlations, gaps, strict=True) if gap == 0]
     # Planes of different tissue may match at a wrong shift, unless they correlate almost as planes of the same tissue.
     gap_correlation = max(alignment.min_correlation, _MIN_RELATIVE_CORRELATION * float(np.median(shared or [1.0])))
     for n, (fixed, moving) in enumerate(pairs):
-        # From the centre of the first voxel of a slice to that of the first pixel of the images.
+        # From µm after the centre of a slice's first voxel to µm after the centre of the images' first pixel.
         to_image = []
         for number in (fixed, moving):
             matrix = np.eye(3)
@@ -270,7 +279,7 @@ def _solve(
     numbers: Sequence[int], images: Sequence[MosaicImage], links: Sequence[PairLink], moves: np.ndarray,
     pixel: Sequence[float], alignment: Alignment,
 ) -> ChainSolution:  # fmt: skip
-    """Place all slices, and the missing slices between them."""
+    """Solve for the transforms of the slices, with unknown slices in place of missing numbers."""
     position = [number - numbers[0] for number in numbers]
     prior = np.tile(np.eye(3), (position[-1], 1, 1))
     for n, (above, below) in enumerate(itertools.pairwise(position)):
@@ -291,7 +300,7 @@ def _transforms(
     paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
     solution: ChainSolution, alignment: Alignment,
 ) -> SliceTransforms:  # fmt: skip
-    """Return the transforms of the slices, without pairs."""
+    """Return the transforms of the slices, levelled and placed along Z, without the results of pairs."""
     first, interval = next(iter(slices)), alignment.interval_mm * 1e3
     transforms = []
     for n, (number, image) in enumerate(slices.items()):
@@ -309,6 +318,7 @@ def _results(
     numbers: Sequence[int], pairs: Sequence[tuple[int, int]], links: Sequence[PairLink], registered: PairTransforms,
     solution: ChainSolution,
 ) -> tuple[PairResult, ...]:  # fmt: skip
+    """Return the results of all pairs, in the order of the slices."""
     results = [
         PairResult(
             numbers[fixed], numbers[moving], _rows(links[n].matrix), float(registered.correlations[n]),
@@ -321,7 +331,7 @@ def _results(
 
 
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:
-    """Return the transform of a slice from its coordinates to the stack, with its cut surface levelled."""
+    """Return the transform from the coordinates of a slice to the stack, which levels the cut surface of the slice."""
     spacing = np.array(image.spacing)
     matrix = np.eye(4)
     # z is counted from the cut surface; its slopes are in voxels.
@@ -337,7 +347,7 @@ def _rows(matrix: np.ndarray) -> Matrix:
     return tuple(map(tuple, matrix.tolist()))
 
 
-def _log(result: SliceTransforms) -> None:
+def _log_result(result: SliceTransforms) -> None:
     """Log all pairs, and warn of slices without a pair."""
     for pair in result.pairs:
         log.info(

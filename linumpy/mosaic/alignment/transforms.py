@@ -1,7 +1,7 @@
 """Transforms of slices to the common space of their stack, as JSON and as a scene of NGFF 0.6.
 
 In: matrices. Out: a file that ``linum-stack-slices`` reads; metadata that make the folder of the slices a scene
-(RFC-5), so that any reader of NGFF 0.6 finds the transforms: ``resample_zarr(slice, out, 10.0,
+(RFC-5), in which any reader of NGFF 0.6 finds the transforms, such as ``resample_zarr(slice, out, 10.0,
 coordinate_system="stack")``. Lengths are in µm, axes z, y and x. Errors: :class:`~linumpy.errors.SourceError` for a
 file without transforms.
 """
@@ -25,6 +25,7 @@ from linumpy.registration.position_files import JSON
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
+#: Value of the key "linumpy", by which a file of transforms is recognised.
 _KIND = "transforms of slices"
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -42,10 +43,12 @@ class SliceTransform:
         Name of its folder.
     matrix : tuple of tuple of float, (4, 4)
         Homogeneous, from the coordinates in the slice's metadata to the stack: (z, y, x, 1) in µm.
-    top_um, depth_um : float
-        First coordinate of the slice in the stack along z, below its cut surface, and its depth from there.
+    top_um : float
+        Coordinate in the stack along z at which the used part of the slice begins, below its cut surface.
+    depth_um : float
+        Depth of the used part of the slice.
     interpolated : bool
-        Whether it is placed between its neighbours, since no pair places it.
+        Whether the slice is placed between its neighbours, because no pair places it.
     """
 
     number: int
@@ -67,13 +70,13 @@ class PairResult:
     matrix : tuple of tuple of float, (3, 3)
         Homogeneous, from the fixed to the moving slice: (y, x, 1) in µm from their first voxels.
     correlation : float
-        Pearson's, where the slices overlap.
+        Pearson's correlation, where the slices overlap.
     overlap : float
         Fraction of the fixed slice that overlaps.
     error_um : float
-        Standard error of a corner's position; infinite where nothing could be compared.
+        Standard error of a corner's position; infinite if the slices could not be compared.
     residual_um : float
-        Distance from the solution of all pairs.
+        Root mean square distance from the solution of all pairs, over the corners.
     rejected : bool
         Whether the solution leaves this pair out.
     """
@@ -107,7 +110,7 @@ class SliceTransforms:
     pairs: tuple[PairResult, ...] = ()
 
     def write(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the transforms as JSON.
+        """Write the transforms as JSON. NaN and infinities are written as null.
 
         Raises
         ------
@@ -129,14 +132,14 @@ def _finite(value: JSON) -> JSON:
 
 
 def read_transforms(path: str | Path) -> SliceTransforms:
-    """Read the transforms of slices.
+    """Read a file of :meth:`SliceTransforms.write`. Numbers of pairs that are null become infinite.
 
     Raises
     ------
     FileNotFoundError
         There is no such file.
     SourceError
-        The file has no transforms of slices.
+        The file has no transforms of slices, or transforms that are not invertible.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -173,7 +176,13 @@ def _matrix(rows: JSON, size: int) -> Matrix:
 
 
 def check_scene(folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Return the path of the scene; refuse a folder that has one."""
+    """Return the path of the scene, ``zarr.json``.
+
+    Raises
+    ------
+    FileExistsError
+        The folder has a ``zarr.json``, and `overwrite` is False.
+    """
     path = Path(folder) / "zarr.json"
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: pass overwrite=True to replace it by the scene")
@@ -181,7 +190,7 @@ def check_scene(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: bool = False) -> Path:
-    """Make the folder of the slices a group of Zarr whose metadata are a scene of NGFF 0.6.
+    """Make the folder of the slices a Zarr group whose metadata are a scene of NGFF 0.6.
 
     Parameters
     ----------
@@ -192,10 +201,17 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
     overwrite : bool
         Whether to replace an existing ``zarr.json``.
 
+    Returns
+    -------
+    Path
+        The ``zarr.json``.
+
     Raises
     ------
     FileExistsError
-        The folder has a ``zarr.json``.
+        The folder has a ``zarr.json``, and `overwrite` is False.
+    FileNotFoundError, SourceError, MetadataError
+        A slice that cannot be opened.
     """
     axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
     entries = []
@@ -213,7 +229,7 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
 
 
 def _system_of(path: Path) -> dict[str, str]:
-    """Return the name of an image's coordinate system as metadata; empty before NGFF 0.6, which has no names."""
+    """Return metadata that name the coordinate system of an image; empty before NGFF 0.6, which has no such names."""
     image = open_image(path)
     multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
     systems = systems_of(multiscale, str(path))

@@ -1,7 +1,7 @@
 """Search the number of planes that neighbouring slices share along Z, in a central window of their shared area.
 
-In: slices and the motor's shifts. Out: for each pair an overlap in planes and its correlation;
-:mod:`linumpy.mosaic.slices` replaces outliers among them. Lateral registration is in ``register``.
+In: slices and the motor's shifts. Out: a :class:`FoundOverlap` for each pair; :mod:`linumpy.mosaic.slices` replaces
+outliers among them. Lateral registration is in ``register``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
@@ -55,9 +56,27 @@ class ZSearch:
             raise ValueError(f"max_deviation={self.max_deviation}: pass a number from 0 on")
 
 
+class FoundOverlap(NamedTuple):
+    """The overlap of two neighbouring slices.
+
+    Attributes
+    ----------
+    overlap : int
+        Number of shared planes with the greatest correlation.
+    correlation : float
+        The greatest correlation.
+    expected : float
+        Number of shared planes by the slicing interval.
+    """
+
+    overlap: int
+    correlation: float
+    expected: float
+
+
 def search_overlaps(
     images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
-) -> list[tuple[int, float, float]]:
+) -> list[FoundOverlap]:
     """Search the overlap of each pair of neighbours.
 
     Parameters
@@ -73,26 +92,26 @@ def search_overlaps(
 
     Returns
     -------
-    list of (int, float, float)
-        For each pair the number of shared planes with the greatest correlation, this correlation, and the expected
-        number of shared planes.
+    list of FoundOverlap
+        One for each pair.
 
     Raises
     ------
     SourceError
         Two neighbours share no area.
     ValueError
-        No overlap in range.
+        An interval or a range that is no length; no overlap in range.
     """
     use_gpu = work.use_gpu
     pairs = [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)]
-    overlaps: dict[int, tuple[int, float, float]] = {}
+    overlaps: dict[int, FoundOverlap] = {}
 
-    def correlate(number: int, windows: tuple[Array, Array]) -> tuple[int, float, float]:
+    def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
         pair = pairs[number]
         voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
-        return (*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected)
+        overlap, correlation = best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1]))
+        return FoundOverlap(overlap, correlation, pair.expected)
 
     def read(number: int) -> tuple[Array, Array]:
         pair = pairs[number]
@@ -105,7 +124,7 @@ def search_overlaps(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two neighbouring slices, the correlated box of each, and the overlaps to try."""
+    """Two neighbouring slices, the box of each that is correlated, and the overlaps to try, in planes."""
 
     fixed: MosaicImage
     moving: MosaicImage
@@ -116,7 +135,7 @@ class _Pair:
 
 
 def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
-    """Choose the boxes of a pair that are correlated."""
+    """Plan the search of a pair: the boxes to correlate and the overlaps to try."""
     above, below = fixed.array.shape[0], moving.array.shape[0]
     overlaps, expected = candidate_overlaps(
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
@@ -135,7 +154,7 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
 def search_window(
     fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], max_voxels: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Choose the window that is correlated: the central half of the shared area, or less, of at most `max_voxels`.
+    """Plan the window that is correlated: the central half of the shared area, cut to at most `max_voxels`.
 
     Parameters
     ----------
@@ -149,7 +168,7 @@ def search_window(
     Returns
     -------
     fixed, moving : tuple of slice
-        The window in each slice; empty if they share no area.
+        The window in each slice; empty if the slices share no area.
     """
     begin = [max(0, s) for s in step]
     size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]

@@ -1,7 +1,7 @@
 """Correct the intensities of a mosaic box by box.
 
-In: a mosaic and a function of one box. Out: an OME-Zarr image with the mosaic's shape, axes, chunks, spacing and
-metadata. The next box is read while one is computed and the last is written.
+In: a mosaic, and a function that corrects one box. Out: an OME-Zarr image with the shape, axes, chunks, spacing and
+metadata of the mosaic. While one box is computed, the next is read and the last is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.io.carried import carried_from
 from linumpy.mosaic.io.image import MosaicImage, tile_attributes
-from linumpy.mosaic.io.measured import record
+from linumpy.mosaic.io.measured import corrections_attribute
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
 from linumpy.resample.tile_work import TileWork
@@ -30,7 +30,7 @@ def write_corrected(
     *,
     dtype: DTypeLike | None = None,
 ) -> None:
-    """Correct a mosaic of one volume in boxes of a size.
+    """Correct a mosaic of one volume in boxes of `size` voxels, and write it.
 
     Parameters
     ----------
@@ -41,17 +41,23 @@ def write_corrected(
     size : tuple of int
         Voxels of a box along the axes of the image.
     correct : callable
-        Takes a box and its voxels as float32 with depth first; returns corrected voxels, in the same order of axes.
+        Takes a box, in the image's order of axes, and its voxels as float32 with depth first; returns the corrected
+        voxels with depth first.
     work : TileWork
-        Where boxes are computed.
+        Where boxes are read and computed.
     dtype : dtype, optional
-        Of the output; by default the image's. Integers are rounded and clipped to their range.
+        Data type of the output, as for :func:`as_dtype`; by default the image's.
+
+    Raises
+    ------
+    TypeError
+        The output is boolean.
     """
     array, z, use_gpu = image.array, image.depth_axis, work.use_gpu
     out_dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
-    own = record(image.corrections, image.lateral_names)
+    own_attribute = corrections_attribute(image.corrections, image.lateral_names)
     if image.tile_shape is not None:
-        own |= tile_attributes(image, image.tile_shape)["linumpy"]
+        own_attribute |= tile_attributes(image, image.tile_shape)["linumpy"]
 
     def compute(box: Box, voxels: Array) -> Array:
         xp = array_module(voxels)
@@ -59,7 +65,8 @@ def write_corrected(
         corrected: Array = xp.ascontiguousarray(xp.moveaxis(as_dtype(correct(box, lines), out_dtype), 0, z))
         return corrected
 
-    with output.writer_like(image, carried_from(image), out_dtype, {"linumpy": own} if own else None) as writer:
+    attributes = {"linumpy": own_attribute} if own_attribute else None
+    with output.writer_like(image, carried_from(image), out_dtype, attributes) as writer:
         work(
             [box for _, box in image.boxes(size)],
             lambda box: read_box(array, box, use_gpu),
@@ -70,7 +77,13 @@ def write_corrected(
 
 
 def as_dtype(voxels: Array, dtype: np.dtype) -> Array:
-    """Convert float voxels: integers are rounded and clipped to the range of their type, and NaN becomes 0."""
+    """Convert float voxels. For integers they are rounded and clipped to the range of `dtype`, and NaN becomes 0.
+
+    Raises
+    ------
+    TypeError
+        `dtype` is bool.
+    """
     if dtype.kind == "f":
         return voxels.astype(dtype, copy=False)
     xp = array_module(voxels)
@@ -78,6 +91,6 @@ def as_dtype(voxels: Array, dtype: np.dtype) -> Array:
         raise TypeError("a mosaic of booleans has no intensities to correct")
     info = np.iinfo(dtype)
     # float32 holds all integers of 16 bits; float64 has the largest of 64 bits only rounded up.
-    wide = xp.nan_to_num(voxels, nan=0.0).astype(np.float32 if dtype.itemsize < 4 else np.float64, copy=False)
+    floats = xp.nan_to_num(voxels, nan=0.0).astype(np.float32 if dtype.itemsize < 4 else np.float64, copy=False)
     high = float(info.max) if dtype.itemsize < 8 else np.nextafter(float(info.max), 0)
-    return xp.clip(xp.rint(wide), float(info.min), high).astype(dtype)
+    return xp.clip(xp.rint(floats), float(info.min), high).astype(dtype)

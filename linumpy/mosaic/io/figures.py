@@ -1,6 +1,6 @@
-"""Figures of the estimates of mosaic steps: focal curvature, illumination, positions of tiles.
+"""Figures of the estimates that the steps of this package make: focal curvature, illumination, positions of tiles.
 
-In: host arrays and spacings in µm. Out: figures, which :func:`linumpy.pictures.save` writes.
+In: host arrays, and spacings in µm. Out: figures, which :func:`linumpy.pictures.save` writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _draw_map(
     axes: Axes, values: np.ndarray, size: tuple[float, float], limits: tuple[float, float], label: str,
     names: tuple[str, str], title: str,
 ) -> None:  # fmt: skip
-    """Draw a map of a tile with a scale bar; `size` is its height and width in µm."""
+    """Draw a map of a tile with a scale bar; `size` is the height and the width of the tile in µm."""
     height, width = size
     add_image(axes, values, (0, width, height, 0), limits, label)
     axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
@@ -38,14 +38,15 @@ def draw_focal_curvature(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw the surface of the mean tile, the focal curvature fitted to it, and both through the middle of the tile.
+    """Draw maps of the mean tile's surface and of the fitted focal curvature, and profiles through the tile's middle.
 
     Parameters
     ----------
     mean_um : numpy.ndarray, (height, width)
-        Surface of the mean tile without its plane, in µm; NaN where unknown.
+        Depth of the mean tile's surface less a plane, in µm; NaN where unknown. The figure subtracts the median
+        distance from the fit.
     focal_um, tissue_um : numpy.ndarray, (height, width)
-        The fitted depths of the objective and of the tissue, in µm.
+        Fitted depths of the focal curvature and of the curvature of the tissue, in µm.
     spacing : (float, float)
         Lateral voxel spacing in µm.
     title : str
@@ -55,8 +56,8 @@ def draw_focal_curvature(
     source : str
         Name of the image, for the title.
     """
-    whole = focal_um + tissue_um
-    shown = mean_um - np.nanmedian(mean_um - whole)  # the absolute depth of the mean tile has no meaning
+    fit = focal_um + tissue_um
+    shown = mean_um - np.nanmedian(mean_um - fit)  # the absolute depth of the mean tile has no meaning
     height, width = extent_um(mean_um.shape, spacing)
     figure, panels = new_figure(14, min(9.0, max(3.4, 4.0 * height / width + 0.9)), 1, 3, width_ratios=(1, 1, 1.15))
     of_tile = percentiles(shown, (0.5, 99.5))
@@ -66,7 +67,7 @@ def draw_focal_curvature(
     middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
     for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
         coordinates = (np.arange(mean_um.shape[axis]) + 0.5) * step
-        along = [np.take(values, middle[1 - axis], axis=1 - axis) for values in (shown, whole, focal_um)]
+        along = [np.take(values, middle[1 - axis], axis=1 - axis) for values in (shown, fit, focal_um)]
         panels[2].plot(coordinates, along[0], ".", color=color, ms=2.5, alpha=0.5, label=f"mean tile along {name}")
         panels[2].plot(coordinates, along[1], "-", color=color, lw=1.6, label=f"fit along {name}: focal and tissue")
         panels[2].plot(coordinates, along[2], "--", color=color, lw=1.2, label=f"focal curvature along {name}")
@@ -86,7 +87,7 @@ def draw_illumination(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw the flat field of tiles at three depths, and its range and the brightness of the tiles along depth.
+    """Draw the flat field at three depths, and along depth its range and the brightness of the tiles.
 
     Parameters
     ----------
@@ -139,11 +140,12 @@ def draw_positions(
     corners : numpy.ndarray, (rows, columns, 2)
         First voxel of each tile, along both axes.
     present : numpy.ndarray of bool, (rows, columns)
-        Missing tiles are dashed.
+        False for missing tiles, which are dotted.
     tile_shape : (int, int)
         Voxels of a tile.
     pairs : list of ((int, int), (int, int), float, bool)
-        Row and column of both tiles, the confidence, which chooses the colour, and whether the pair was rejected.
+        Row and column of each of the two tiles, the confidence of the pair, which chooses the colour, and whether the
+        pair was rejected.
     source : str
         Name of the mosaic, for the title.
     """

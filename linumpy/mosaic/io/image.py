@@ -19,7 +19,7 @@ from linumpy.device import array_module
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.io.volume import Volume, Volumes, select_volumes
-from linumpy.mosaic.io.measured import Correction, MeasuredVoxels, measured_of_box, recorded
+from linumpy.mosaic.io.measured import Correction, MeasuredVoxels, measured_of_box, read_corrections
 from linumpy.mosaic.io.tiles import Box, boxes, read_box
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,12 @@ class MosaicImage(Volumes):
 
     Attributes
     ----------
-    finest_shape, scale : tuple of int
-        Voxels of the finest resolution along each axis, and in one voxel of this resolution along each axis.
+    finest_shape : tuple of int
+        Voxels of the finest resolution along each axis.
+    scale : tuple of int
+        Voxels of the finest resolution in one voxel of this resolution, along each axis.
     corrections : tuple of Correction
-        Its focal corrections, from :func:`linumpy.mosaic.io.measured.recorded`.
+        Focal corrections of the mosaic, from :func:`linumpy.mosaic.io.measured.read_corrections`.
     """
 
     finest_shape: tuple[int, ...] = ()
@@ -53,7 +55,7 @@ class MosaicImage(Volumes):
 
     @property
     def lateral_axes(self) -> tuple[int, int]:
-        """The other two axes, in their order."""
+        """The two axes that are not called z, in their order."""
         first, second = (axis for axis in range(3) if axis != self.depth_axis)
         return first, second
 
@@ -83,33 +85,33 @@ class MosaicImage(Volumes):
         MetadataError
             The tile shape in the metadata is not two positive integers.
         """
-        kept = self.linumpy.get("tile_shape")
-        if kept is None:
+        stored = self.linumpy.get("tile_shape")
+        if stored is None:
             return None
         names = list(self.lateral_names)
-        sizes = [kept.get(name) if isinstance(kept, Mapping) else None for name in names]
+        sizes = [stored.get(name) if isinstance(stored, Mapping) else None for name in names]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
             raise MetadataError(
-                f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no positive integers for {names}"
+                f"{self.name}: the attribute 'linumpy' has the tile_shape {stored!r}, no positive integers for {names}"
             )
         return sizes[0], sizes[1]  # type: ignore[return-value]
 
     def measured(self, box: Box) -> MeasuredVoxels | None:
-        """Return the measured voxels of a box; None if focal correction filled none of them."""
+        """Return the measured voxels of a box; None if focal correction filled no voxel of the box."""
         if not self.corrections:
             return None
         voxels = measured_of_box(self.corrections, self.axes, self.finest_shape, self.scale, self.array.shape, box)
         return None if voxels.complete else voxels
 
     def valid_voxels(self, box: Box, voxels: Array) -> Array:
-        """Return which voxels of a box are valid, as an array of bool: measured, finite and not 0."""
+        """Return which voxels of a box are valid (measured, finite and not 0), as an array of bool."""
         xp = array_module(voxels)
         valid: Array = xp.isfinite(voxels) & (voxels != 0)
         measured = self.measured(box)
         return valid if measured is None else valid & measured.mask(xp)
 
     def read_filled(self, box: Box, use_gpu: bool, entries: tuple[int, ...] = ()) -> Array:
-        """Read a box; voxels that focal correction filled are replaced by the nearest measured ones.
+        """Read a box; the nearest measured voxel of the A-line replaces each voxel that focal correction filled.
 
         `entries` selects the volume by time and channel if the mosaic has several.
         """
@@ -117,27 +119,29 @@ class MosaicImage(Volumes):
         return voxels if measured is None else measured.repeat(voxels)
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
+        """Yield all boxes of `size` voxels, each after the entries of its volume along the leading axes."""
         return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
 
 
 def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, Any]:
-    """Return the attributes that record the tile shape of a mosaic; see ``tile_shape``."""
+    """Return the attributes from which :attr:`MosaicImage.tile_shape` is read."""
     return {"linumpy": {"tile_shape": dict(zip(image.lateral_names, map(int, tile_shape), strict=True))}}
 
 
 def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int] | None:
-    """Return the voxels of a tile along the lateral axes, from the caller or the metadata.
+    """Return the voxels of a tile along the lateral axes, from the caller or else from the metadata.
 
     Returns
     -------
     (int, int) or None
-        None if neither has them.
+        None if neither the caller nor the metadata has a tile shape.
 
     Raises
     ------
+    MetadataError
+        The tile shape in the metadata is not two positive integers.
     ValueError
-        A size that does not fit the mosaic.
+        Another number of sizes than two, or a size that exceeds the mosaic.
     """
     recorded_tile = image.tile_shape
     if tile_given is not None and recorded_tile not in (None, tuple(tile_given)):
@@ -159,12 +163,12 @@ def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[in
 
 
 def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, as :func:`known_tile`; a chunk would be a guess.
+    """Return the voxels of a tile, as :func:`known_tile`. If they are unknown, a chunk is not taken in their place.
 
     Raises
     ------
     MetadataError
-        Neither the caller nor the metadata has them.
+        Neither the caller nor the metadata has a tile shape.
     """
     tile = known_tile(image, tile_given)
     if tile is None:
@@ -173,7 +177,7 @@ def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[i
 
 
 def tile_or_chunk(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, as :func:`known_tile`, or else of a chunk, with a log line (warning).
+    """Return the voxels of a tile, as :func:`known_tile`, or else those of a chunk, with a log line (warning).
 
     Raises
     ------
@@ -217,13 +221,14 @@ def open_mosaic(
     channel, time : int, optional
         The entry to select, counted from 0; by default all.
     spacing : (float, float, float), optional
-        Voxel spacing of the finest resolution in µm along z, y and x, where the metadata's is missing or wrong.
+        Voxel spacing of the finest resolution in µm along z, y and x, where the metadata has none or a wrong one.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.volume.open_volumes`; axes of space that are not z, y and x; voxels that are not real
-        numbers; a volume without voxels.
+        As :func:`linumpy.io.volume.open_volumes`; a spacing that is not three positive numbers; axes of space that are
+        not z, y and x; voxels that are not real numbers; a volume without voxels; focal corrections in the metadata
+        that cannot be read.
     """
     if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
         raise ValueError(f"spacing={tuple(spacing)}: pass three positive numbers in µm, along z, y and x")
@@ -244,5 +249,5 @@ def open_mosaic(
         name=str(path),
         finest_shape=finest.first.shape,
         scale=tuple(max(1, round(b / a)) for a, b in zip(finest.spacing, chosen.spacing, strict=True)),
-        corrections=recorded(chosen.linumpy, chosen.axes.replace("z", ""), str(path)),
+        corrections=read_corrections(chosen.linumpy, chosen.axes.replace("z", ""), str(path)),
     )

@@ -1,7 +1,7 @@
-"""The voxels of a mosaic that were measured; focal correction filled the others.
+"""Which voxels of a mosaic were measured, and which ones focal correction filled.
 
 In: the attribute in which a corrected mosaic records its corrections. Out: for each A-line the bounds of its measured
-voxels; volumes whose other voxels are overwritten, in the memory of the input.
+voxels; volumes whose filled voxels are overwritten by measured ones, in the memory of the input.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from linumpy.device import array_module
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, measured_planes
 
-#: The attribute, beside ``tile_shape``: one entry for each correction, the oldest first.
+#: Key of the corrections in linumpy's attribute, beside ``tile_shape``: one entry for each, the oldest first.
 ATTRIBUTE = "focal_corrections"
 
 
 @dataclass(frozen=True)
 class MeasuredVoxels:
-    """The measured voxels of a box: in each A-line from `first` to before `stop`.
+    """The measured voxels of a box: in each A-line the voxels from `first` to before `stop`.
 
     Attributes
     ----------
     depth_axis : int
-        Axis of depth of the box.
+        Axis of the box along depth.
     planes : int
         Voxels of the box along depth.
     first, stop : numpy.ndarray of int
-        Bounds of each A-line, counted from the first voxel of the box.
+        Bounds in each A-line, counted from the first voxel of the box; they may lie outside of it.
     """
 
     depth_axis: int
@@ -58,7 +58,10 @@ class MeasuredVoxels:
         return xp.asarray(np.clip(self.stop, 0, self.planes) - np.clip(self.first, 0, self.planes))
 
     def repeat(self, voxels: Array) -> Array:
-        """Overwrite the other voxels by the nearest measured one of their A-line, in place; returns `voxels`."""
+        """Overwrite the other voxels by the nearest measured voxel of the A-line, in place, and return `voxels`.
+
+        An A-line without a measured voxel stays as it is.
+        """
         first, stop = np.clip(self.first, 0, self.planes), np.clip(self.stop, 0, self.planes)
         lines, xp = array_module(voxels).moveaxis(voxels, self.depth_axis, 0), array_module(voxels)
         any_measured = first < stop
@@ -78,11 +81,11 @@ class Correction:
     Attributes
     ----------
     curvature : FocalCurvature
-        Its tile shape and coefficients.
+        Tile shape and coefficients.
     interpolate : bool
         Whether A-lines were shifted by fractions of voxels.
     margin : int
-        Number of measured voxels next to filled ones that count as filled, because resampling mixed them.
+        Number of measured voxels next to filled ones that count as filled, because resampling mixed both.
     """
 
     curvature: FocalCurvature
@@ -90,13 +93,13 @@ class Correction:
     margin: int = 0
 
 
-def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Correction, ...]:
+def read_corrections(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Correction, ...]:
     """Read the corrections of a mosaic from linumpy's attribute.
 
     Parameters
     ----------
     kept : mapping
-        As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
+        Linumpy's attribute: :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
     lateral_names : str
         Names of the lateral axes in their order.
     name : str
@@ -105,14 +108,15 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     Raises
     ------
     MetadataError
-        The attribute does not have the form of :func:`record`.
+        The attribute does not have the form of :func:`corrections_attribute`.
     """
     v, u = tuple(lateral_names)
     corrections = []
     try:
         for entry in kept.get(ATTRIBUTE, []):
-            tile, form = entry["tile_shape"], entry["voxels"]
-            sizes, (vv, vu, uu) = (int(tile[v]), int(tile[u])), (float(form[k]) for k in (v + v, _pair(v, u), u + u))
+            tile, coefficients = entry["tile_shape"], entry["voxels"]
+            sizes = int(tile[v]), int(tile[u])
+            vv, vu, uu = (float(coefficients[key]) for key in (v + v, _mixed_key(v, u), u + u))
             if min(sizes) < 1 or not isinstance(entry["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
                 raise ValueError("no tile, or no curvature")
             curvature, margin = FocalCurvature(sizes, vv, vu, uu, 0.0, 0), int(entry.get("margin", 0))
@@ -125,15 +129,15 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     return tuple(corrections)
 
 
-def record(corrections: Sequence[Correction], lateral_names: str) -> dict[str, Any]:
-    """Return the attribute of a corrected mosaic; empty without corrections."""
+def corrections_attribute(corrections: Sequence[Correction], lateral_names: str) -> dict[str, Any]:
+    """Return the part of linumpy's attribute that records corrections; empty without corrections."""
     v, u = tuple(lateral_names)
     entries = [
         {
             "tile_shape": dict(zip((v, u), correction.curvature.tile_shape, strict=True)),
             "voxels": {
                 v + v: correction.curvature.vv,
-                _pair(v, u): correction.curvature.vu,
+                _mixed_key(v, u): correction.curvature.vu,
                 u + u: correction.curvature.uu,
             },
             "interpolate": correction.interpolate,
@@ -144,10 +148,10 @@ def record(corrections: Sequence[Correction], lateral_names: str) -> dict[str, A
     return {ATTRIBUTE: entries} if entries else {}
 
 
-def resampled(
+def resampled_corrections(
     corrections: Sequence[Correction], depth_ratio: float, tile: tuple[int, int], new_tile: tuple[int, int]
 ) -> tuple[Correction, ...] | None:
-    """Return the corrections of a mosaic whose tiles were resampled; None if a correction had another tile shape.
+    """Return the corrections of a mosaic whose tiles are resampled; None if a correction has another tile shape.
 
     Parameters
     ----------
@@ -164,16 +168,19 @@ def resampled(
     reach = 2 + math.ceil(max(1.0, depth_ratio))
     return tuple(
         Correction(
-            FocalCurvature(new_tile, f.vv * depth_ratio, f.vu * depth_ratio, f.uu * depth_ratio, 0.0, 0),
+            FocalCurvature(
+                new_tile, curvature.vv * depth_ratio, curvature.vu * depth_ratio, curvature.uu * depth_ratio, 0.0, 0
+            ),
             True,
             math.ceil(correction.margin * depth_ratio) + reach,
         )
         for correction in corrections
-        for f in [correction.curvature]
+        for curvature in [correction.curvature]
     )
 
 
-def _pair(v: str, u: str) -> str:
+def _mixed_key(v: str, u: str) -> str:
+    """Return the key of the mixed coefficient, which does not depend on the order of the axes."""
     return min(v, u) + max(v, u)
 
 
@@ -185,12 +192,12 @@ def measured_of_box(
     shape: Sequence[int],
     box: Sequence[slice],
 ) -> MeasuredVoxels:
-    """Return the measured voxels of a box of one resolution: coarser voxels whose finer voxels are all measured.
+    """Return the measured voxels of a box of one resolution; a coarser voxel is measured if all its finest voxels are.
 
     Parameters
     ----------
     corrections
-        As :func:`recorded` returns them.
+        As :func:`read_corrections` returns them; at least one.
     axes : str
         Names of the three axes, z among them.
     finest_shape, shape : sequence of int

@@ -1,7 +1,7 @@
-"""The OME-Zarr image that a step of a mosaic writes.
+"""The OME-Zarr image that a step of this package writes.
 
-In: the caller's parameters, and the mosaic that the image is made from. Out: a writer; the image has the metadata of
-the mosaic that stay true, and a log line names the others.
+In: the caller's parameters, and the mosaic from which the image is made. Out: a writer. The image gets the metadata of
+the mosaic that still apply, and a log line names the others.
 """
 
 from __future__ import annotations
@@ -80,23 +80,25 @@ class OutputImage:
     def map_writer(
         self, image: MosaicImage, column: Sequence[int], *, finest: bool, dropped: Sequence[str] = ()
     ) -> OmeZarrWriter:
-        """Open the writer of a float32 image along the lateral axes of a mosaic, for each time and channel.
+        """Open the writer of a float32 image with the lateral axes of a mosaic, and its times and channels.
 
         Parameters
         ----------
         image : MosaicImage
             The mosaic.
         column : sequence of int
-            Shape of a column of the mosaic, which gives the chunks of the map.
+            Shape of a column (a box of the whole depth) of the mosaic; a chunk of the map is as large laterally.
         finest : bool
-            Whether `image` is the finest resolution: the tile shape in the metadata holds only for that.
+            Whether `image` is the finest resolution. Only then the map gets the tile shape of the metadata.
         dropped : sequence of str
-            Metadata that do not hold for the map, as for :meth:`linumpy.io.carried.Carried.without`.
+            Metadata that do not apply to the map, as for :meth:`linumpy.io.carried.Carried.without`.
         """
         first, second = image.lateral_axes
         tile = image.tile_shape if finest else None
-        own = () if tile else ("own",)
-        carried = carried_from(image).without("labels", "image_label", *dropped, "systems", *own).on_another_grid()
+        # Linumpy's own attribute is replaced by the tile shape or, without a tile shape, dropped.
+        own_if_dropped = () if tile else ("own",)
+        dropped = ("labels", "image_label", *dropped, "systems", *own_if_dropped)
+        carried = carried_from(image).without(*dropped).on_another_grid()
         return self.writer(
             image.name, carried, image.leading_shape + image.lateral_shape, "float32", image.lateral_spacing,
             axes=image.leading + image.lateral_names, origin=(image.origin[first], image.origin[second]),
@@ -106,6 +108,6 @@ class OutputImage:
 
 
 def carried_from_slices(images: Sequence[MosaicImage]) -> Carried:
-    """Collect the metadata that a stack of slices keeps: those that are equal in all of them."""
-    own, *others = map(carried_from, images)
-    return own.shared_with(others).without("labels", "image_label", "own").on_another_grid()
+    """Return the metadata of a stack: those that are equal in all slices."""
+    first, *others = map(carried_from, images)
+    return first.shared_with(others).without("labels", "image_label", "own").on_another_grid()

@@ -25,14 +25,14 @@ SHIFT_COLUMNS = ("fixed_id", "moving_id", "x_shift", "y_shift", "x_shift_mm", "y
 
 @dataclass(frozen=True)
 class Shift:
-    """The shift of a slice to the one above: voxel p of the moving slice is at p + shift of the fixed one.
+    """The shift between two neighbouring slices: a point p of the moving slice is at p + shift in the fixed slice.
 
     Attributes
     ----------
     fixed_id, moving_id : int
-        Numbers of the slices.
+        Numbers of the upper and the lower slice.
     y_mm, x_mm : float
-        In mm.
+        Shift along Y and X in mm.
     """
 
     fixed_id: int
@@ -54,7 +54,8 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
     FileNotFoundError
         The file does not exist.
     SourceError
-        Missing columns, fields that are no numbers, a repeated pair, no rows; naming the line.
+        No CSV table, missing columns, a field that is no finite number, a repeated pair, or no rows. The error names
+        the file, and for a faulty field the line.
     """
     path, shifts = Path(path), []
     try:
@@ -89,9 +90,10 @@ def _shift(row: Mapping[str, str], where: str) -> Shift:
 
 
 def find_slices(folder: str | Path) -> dict[int, Path]:
-    """Find the slices in a folder: ``*.zarr``, numbered by the digits after a ``z``, else by the last digits.
+    """Find the slices in a folder: ``*.zarr``, numbered by the digits after a ``z``, or else by the last digits.
 
-    ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` have the number 3.
+    ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` have the number 3. A ``z`` after a letter does not count, and
+    hidden folders are left out.
 
     Returns
     -------
@@ -103,7 +105,7 @@ def find_slices(folder: str | Path) -> dict[int, Path]:
     FileNotFoundError
         The folder does not exist, or has no slices.
     SourceError
-        A name without a number, or two with the same number.
+        A name without a number, or two names with the same number.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -126,7 +128,13 @@ def find_slices(folder: str | Path) -> dict[int, Path]:
 
 
 def chain_shifts(numbers: tuple[int, ...], shifts: Sequence[Shift], where: str) -> list[Shift]:
-    """Return one shift for each pair of neighbours, in their order; the table must have exactly these."""
+    """Return the shift of each pair of neighbours, in their order.
+
+    Raises
+    ------
+    SourceError
+        A pair of neighbours without a shift, or a shift of slices that are not neighbours; `where` names the table.
+    """
     table = {(shift.fixed_id, shift.moving_id): shift for shift in shifts}
     pairs = list(itertools.pairwise(numbers))
     for pair in pairs:
@@ -149,9 +157,9 @@ def open_slices(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
 ) -> dict[int, MosaicImage]:
-    """Open the slices of a folder, which must have one dtype and spacing.
+    """Open the slices of a folder, which must have one dtype and one spacing.
 
-    `least` is the number of slices that are needed; other parameters are those of
+    `least` is the minimum number of slices, 1 or 2; the other parameters are those of
     :func:`linumpy.mosaic.slices.stack_mosaics`.
 
     Raises
@@ -185,12 +193,12 @@ def open_slices(
 
 
 def check_interval(name: str, interval_mm: float, images: Sequence[MosaicImage]) -> None:
-    """Refuse an interval between slices that is far deeper than they are, so that its unit is probably µm.
+    """Refuse an interval between slices that is far deeper than the slices, because it is probably in µm.
 
     Raises
     ------
     ValueError
-        Naming `name`: the interval is more than ten times as deep as the deepest slice.
+        The interval is more than ten times as deep as the deepest slice. The error names the parameter, `name`.
     """
     depth_mm = max(image.array.shape[0] * image.spacing[0] for image in images) / 1e3
     if interval_mm > 10 * depth_mm:

@@ -1,6 +1,8 @@
-"""Cut a volume into tiles, and read them.
+"""Cut a volume into boxes that fit into memory, and read them.
 
-In: shapes and arrays. Out: boxes of whole chunks that fit into memory, and their voxels on the device or the host.
+In: shapes and arrays. Out: boxes of whole chunks or shards, and their voxels on the device or the host. Here a tile is
+such a box, the unit of work, unless a tile of the microscope is meant (:func:`whole_tiles`). A column is a tile of the
+whole depth.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Box = tuple[slice, ...]
 
 
 def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
-    """Yield the boxes of a size that cover a shape; the last boxes along an axis may be smaller."""
+    """Yield the boxes of `size` voxels that cover `shape`; the last boxes along an axis may be smaller."""
     for corner in itertools.product(*(range(0, n, s) for n, s in zip(shape, size, strict=True))):
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 
@@ -35,23 +37,29 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 def tile_nbytes(tile_bytes: int | None, use_gpu: bool) -> int:
-    """Return the bytes of a tile: the caller's, or the default of the device."""
+    """Return the bytes of a tile: `tile_bytes`, or if it is None the default for the device or the host."""
     return tile_bytes if tile_bytes is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
 
 
 def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
-    """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
+    """Choose the shape of columns: of the whole depth, laterally about square and of whole chunks (or shards).
+
+    A column has at most `tile_bytes` bytes, or is one chunk (or shard) wide.
+    """
     step = [n if k == depth_axis else s for k, (s, n) in enumerate(zip(stored(array), array.shape, strict=True))]
     return tile_shape(array.shape, step, array.dtype.itemsize, tile_bytes)
 
 
 def stored(array: zarr.Array | Volume) -> tuple[int, ...]:
-    """Return the shape of a shard, or of a chunk without shards."""
+    """Return the shape of a shard, or without shards the shape of a chunk."""
     return array.shards or array.chunks
 
 
 def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_bytes: int) -> tuple[int, ...]:
-    """Choose tiles of whole steps, about equally long along each axis, of at most `tile_bytes` or one step."""
+    """Choose the shape of tiles: whole multiples of `step`, about equally long along each axis.
+
+    A tile has at most `tile_bytes` bytes, or is one step.
+    """
     size = tuple(min(s, n) for s, n in zip(step, shape, strict=True))
     while growing := [k for k, n in enumerate(shape) if size[k] < n]:
         axis = min(growing, key=lambda k: (size[k], -k))
@@ -63,7 +71,7 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
 
 
 def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of whole tiles along each lateral axis."""
+    """Return the number of complete tiles of the microscope along each lateral axis."""
     return shape[0] // tile_shape[0], shape[1] // tile_shape[1]
 
 
