@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from linumpy.errors import RegionError
-from linumpy.plan.encoding import BY_CODEC
+from linumpy.plan.encode.encoding import BY_CODEC
 from linumpy.testing.texture import plane_waves, speckle
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encoding import Encoding
+from linumpy.plan.encode.encoding import Encoding
 from tests.support import budget
 from tests.support.budget import matrix
 from tests.support.gpu.decoders import KERNELS, kernel_specs
@@ -154,8 +154,8 @@ def test_every_source_is_compiled_somewhere():
     # Compiled in the tests of their packages.
     interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "general.cu", "take.cu"}
     elsewhere = {
-        "interface.cu",
-        "interface_march.cu",
+        "surface.cu",
+        "surface_march.cu",
         "blend.cu",
         "projection.cu",
         "gather.cu",

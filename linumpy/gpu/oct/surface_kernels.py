@@ -1,4 +1,4 @@
-"""Find the tissue surface in a volume on the device, by kernels of interface.cu and interface_march.cu.
+"""Find the tissue surface in a volume on the device, by kernels of surface.cu and surface_march.cu.
 
 In: a checked volume without a mask, and :class:`~linumpy.gpu.oct.surface_filters.SurfaceOptions`. Out: the same as
 :func:`~linumpy.gpu.oct.surface_filters.interface_by_filters`. In the code a and b are the lateral axes, the outer and
@@ -38,11 +38,11 @@ SCRATCH_BYTES = 512 * 2**20
 #: Shared memory that a block has on every device.
 _SHARED_BYTES = 48 * 1024
 _THREADS, _LINE_THREADS = 256, 128
-#: Parameters of the surface: ``Rule`` of interface.cuh.
+#: Parameters of the surface: ``Rule`` of surface.cuh.
 RULE = np.dtype([("half_s_z", "f8"), ("width", "f4"), ("min_contrast", "f4")], align=True)
 #: Whether the marching kernels (``surface_march.py``) are used where they fit.
 MARCH = True
-_GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in interface.cu
+_GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in surface.cu
 
 
 @functools.lru_cache(maxsize=64)
@@ -350,6 +350,6 @@ class _SurfaceRun:
 
 
 def kernel_spec(name: str, source: np.dtype, log: str, kind: tuple[str, str] = ("0", "0")) -> KernelSpec:
-    """Choose a kernel of interface.cu; `kind` holds its definitions CUTTING and EDGE."""
+    """Choose a kernel of surface.cu; `kind` holds its definitions CUTTING and EDGE."""
     defines = (("SOURCE", CUDA_TYPES[source.str[1:]]), ("LOG", log), ("CUTTING", kind[0]), ("EDGE", kind[1]))
-    return KernelSpec("interface", name, defines, "linumpy.gpu.oct.cuda")
+    return KernelSpec("surface", name, defines, "linumpy.gpu.oct.cuda")

@@ -1,4 +1,4 @@
-"""Plan launches of the kernels of interface_march.cu, which find the tissue surface.
+"""Plan launches of the kernels of surface_march.cu, which find the tissue surface.
 
 A thread of these kernels marches along one axis and keeps a window of voxels in registers. Axes of a volume: a, the
 outer lateral axis; b, the inner lateral axis; z, depth. A strip is 256 neighbours along b. A march produces one segment
@@ -19,7 +19,7 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, uint32
 
 #: Maximum width of a mean and radius of a derivative that fit into registers.
 _MAX_MEAN, _MAX_RADIUS = 32, 16
-_GROUP, _STRIP = 8, 256  # as in interface_march.cu
+_GROUP, _STRIP = 8, 256  # as in surface_march.cu
 _THREADS, _COLUMN_THREADS = 256, 128
 #: Block sizes of the kernel march_lines, which has a thread for each voxel of depth.
 _LINE_THREADS = 256, 512
@@ -191,7 +191,7 @@ def kernel_spec(
     radius: int = 1,
     threads: int = _LINE_THREADS[0],
 ) -> KernelSpec:
-    """Choose a kernel of interface_march.cu; macros that the kernel ignores keep their defaults."""
+    """Choose a kernel of surface_march.cu; macros that the kernel ignores keep their defaults."""
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "LOG": log,
@@ -201,4 +201,4 @@ def kernel_spec(
         "RADIUS": str(radius),
         "THREADS": str(threads),
     }
-    return KernelSpec("interface_march", name, tuple(defines.items()), "linumpy.gpu.oct.cuda")
+    return KernelSpec("surface_march", name, tuple(defines.items()), "linumpy.gpu.oct.cuda")

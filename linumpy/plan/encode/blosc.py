@@ -1,6 +1,6 @@
 """Plan how chunks are encoded as Blosc 1 frames on the device. Pure.
 
-In: number and size of the chunks, and an :class:`~linumpy.plan.encoding.Encoding`. Out:
+In: number and size of the chunks, and an :class:`~linumpy.plan.encode.encoding.Encoding`. Out:
 :class:`~linumpy.plan.encode.launches.EncodePlan`.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from linumpy.plan.encode import lz4
+from linumpy.plan.encode.encoding import Encoding
 from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of, relocated
-from linumpy.plan.encoding import Encoding
 
 #: Size of a frame's header, and maximum size of a chunk, in bytes.
 _HEADER_NBYTES, _MAX_NBYTES = 16, 2**31 - 1 - 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 from linumpy.plan.encode.blosc import plan_blosc
+from linumpy.plan.encode.encoding import Encoding
 from linumpy.plan.encode.launches import EncodePlan
 from linumpy.plan.encode.lz4 import plan_lz4
 from linumpy.plan.encode.zstd import plan_zstd
-from linumpy.plan.encoding import Encoding
 
 
 @functools.lru_cache(maxsize=256)

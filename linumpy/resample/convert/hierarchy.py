@@ -27,7 +27,7 @@ from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version, version_of
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encoding import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.resample.convert.members import Members, Node, copy_files, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 

@@ -10,7 +10,7 @@ from linumpy.benchmark.data import oct_voxels
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.encode.blosc import cut_chunk
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encoding import Encoding
+from linumpy.plan.encode.encoding import Encoding
 from tests.support.budget import examples
 from tests.support.gpu.decoders import Decoder
 from tests.support.gpu.emulator import needs_compiler

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.encode import zstd
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encoding import Encoding
+from linumpy.plan.encode.encoding import Encoding
 from tests.support.budget import examples
 from tests.support.gpu.byte_kinds import KINDS, oct_bytes
 from tests.support.gpu.decoders import Decoder

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from linumpy.gpu.codecs.encode import encode_chunks
 from linumpy.plan.encode import zstd
-from linumpy.plan.encoding import Encoding
+from linumpy.plan.encode.encoding import Encoding
 from tests.support.budget import examples
 from tests.support.gpu.byte_kinds import KINDS, oct_bytes
 

@@ -269,7 +269,7 @@ def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
 
 
 def test_the_rule_is_the_structure_of_the_kernels():
-    found = re.search(r"struct Rule \{(.*?)\};", source_text("interface", "linumpy.gpu.oct.cuda"), re.DOTALL)
+    found = re.search(r"struct Rule \{(.*?)\};", source_text("surface", "linumpy.gpu.oct.cuda"), re.DOTALL)
     fields = re.findall(r"^\s*(double|float) ([^;]+);", found[1], re.MULTILINE)
     names = [(name.strip(), kind) for kind, row in fields for name in row.split(",")]
     assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == surface_kernels.RULE.descr
@@ -277,7 +277,7 @@ def test_the_rule_is_the_structure_of_the_kernels():
 
 
 def test_headers_stand_in_place_of_their_names():
-    text = source_text("interface", "linumpy.gpu.oct.cuda")
+    text = source_text("surface", "linumpy.gpu.oct.cuda")
     assert "#include" not in text
     assert "inline int reflected(" in text
 

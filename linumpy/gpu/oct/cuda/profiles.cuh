@@ -1,4 +1,4 @@
-// Derivatives along a smoothed line, for interface.cu.
+// Derivatives along a smoothed line, for surface.cu.
 //
 // Compute the profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for
 // a derivative of odd order, antisymmetric: pairs of voxels are added or subtracted before they are weighted, so that a

@@ -12,7 +12,7 @@
 // - Smoothing over more voxels than a tile has room for, or A-lines that exceed shared memory: three kernels,
 //   `mean_along` twice, then `steepest_columns`.
 //
-// For common window sizes interface_march.cu has faster kernels for the first two cases. Pairs of voxels above and
+// For common window sizes surface_march.cu has faster kernels for the first two cases. Pairs of voxels above and
 // below are subtracted before they are weighted, so that a constant A-line has a profile of exact zeros, as in SciPy.
 //
 // Voxels that are not positive have no logarithm. With LOG 1 their value is 0 (the logarithm of 1), so that the surface
@@ -37,7 +37,7 @@
 // means after it.
 
 #include "number.cuh"
-#include "interface.cuh"
+#include "surface.cuh"
 #include "profiles.cuh"
 
 // Compute the sums of s values at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.

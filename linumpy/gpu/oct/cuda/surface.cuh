@@ -1,4 +1,4 @@
-// Shared by interface.cu and interface_march.cu. Include after number.cuh; linumpy.gpu.kernels inserts headers by name.
+// Shared by surface.cu and surface_march.cu. Include after number.cuh; linumpy.gpu.kernels inserts headers by name.
 // The profile of an A-line is its smoothed derivative along depth.
 constexpr int GROUP = 8;  // neighbouring means that a thread computes together
 

@@ -1,7 +1,7 @@
 // Find the tissue surface by marching: a thread walks along an axis with the values of its window in registers, so that
-// every voxel is read once and its logarithm taken once. For common window sizes; interface.cu has the general kernels.
+// every voxel is read once and its logarithm taken once. For common window sizes; surface.cu has the general kernels.
 //
-// Compiled for SOURCE, LOG, CUTTING and EDGE as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
+// Compiled for SOURCE, LOG, CUTTING and EDGE as surface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
 // derivative, 1 to 16) and, for march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in
 // elements. Lateral axes are called a (outer) and b (inner).
 //
@@ -9,7 +9,7 @@
 // last row: march_lines reads these rows first; the other kernels march over them without storing means.
 
 #include "number.cuh"
-#include "interface.cuh"
+#include "surface.cuh"
 
 // The values of the windows of GROUP neighbouring means; the last GROUP values are new in each step.
 struct Windows {
