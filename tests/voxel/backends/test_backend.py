@@ -128,7 +128,7 @@ def test_a_host_array_is_refused_on_a_device(cupy):
 
     assert isinstance(get_backend("cuda"), WarpBackend)
     assert isinstance(backend_of(cupy.ones((1, 1, 1), bool)), WarpBackend)
-    with pytest.raises(TypeError, match="on the host, and this backend is cuda:"):
+    with pytest.raises(TypeError, match="on the host, but this backend is cuda:"):
         get_backend("cuda").fill_holes(np.ones((1, 1, 1), bool))
-    with pytest.raises(TypeError, match="on the device, and this backend is cpu"):
+    with pytest.raises(TypeError, match="on the device, but this backend is cpu"):
         ScipyBackend().fill_holes(cupy.ones((1, 1, 1), bool))
