@@ -20,7 +20,7 @@ CodecSettings: TypeAlias = Mapping[str, object]
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 #: Compressors inside Blosc that the device decodes, and the decoder of each.
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
-#: Filters of numcodecs before a compressor that only zarr-python decodes: they are too rare for kernels.
+#: Filters of numcodecs that only zarr-python decodes, if a compressor follows them: they are too rare for kernels.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
 #: Largest element whose bytes the device unshuffles: blosc.cu holds at least eight elements in shared memory.
 MAX_SHUFFLE_NBYTES = 2048
@@ -39,14 +39,14 @@ class DecodeChain:
     inner : str
         With Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
     stored_checksum : bool
-        Whether a CRC-32C of the compressed bytes (or of a chunk without compressor) follows them.
+        Whether the stored bytes end in a CRC-32C of all bytes before it.
     decoded_checksum : bool
         Whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
     shuffle : int
         Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
     host_filter : str
-        Filters before the compressor that only zarr-python decodes, as JSON: ``"id"`` is the name of the filter (or
-        the names of several), the other items are settings. Empty without such a filter.
+        A filter that only zarr-python decodes, as JSON: its name, ``"id"``, and its settings; for array codecs of zarr
+        v3, which need no compressor, several names joined by " + ". Empty without such a filter.
     """
 
     compressor: str
@@ -88,7 +88,7 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
     ----------
     codecs : sequence of mapping
         In the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of numcodecs, the
-        latter with or without ``"numcodecs."`` before them.
+        latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
     chunk_nbytes : int
         Size of the bytes that the codecs encode.
 
@@ -104,8 +104,8 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
     for codec in codecs:
         name = str(codec["name"]).removeprefix("numcodecs.")
         if name == "crc32c":
-            if codec["name"] == "numcodecs.crc32c":
-                return None, "codec 'numcodecs.crc32c': its checksum comes first"
+            if codec["name"] == "numcodecs.crc32c" or codec.get("location", "end") != "end":
+                return None, f"codec {codec['name']!r}, whose checksum may come first"
             if compressor:
                 stored_checksums += 1
             else:
@@ -122,11 +122,12 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
             if reason:
                 return None, reason
         else:
-            return None, f"codec {codec['name']!r} is not decoded on the device"
+            is_known = name in (*COMPRESSORS, *HOST_FILTERS, "shuffle")
+            return None, f"codec {codec['name']!r} is not decoded {'at this position' if is_known else 'on the device'}"
     if not compressor:
         stored_checksums, decoded_checksums = decoded_checksums, 0
     if shuffle > 1 and compressor == "blosc":
-        return None, "filter 'shuffle' before codec 'blosc', which shuffles too"
+        return None, "filter 'shuffle' before codec 'blosc'"
     if host_filter and not compressor:
         return None, f"filter {json.loads(host_filter)['id']!r} without a compressor"
     if decoded_checksums > 1 or stored_checksums > 1:

@@ -1,7 +1,8 @@
 """The interface between a sampler and a volume of any format.
 
-In: coordinates. Out: values at these coordinates. The sampler checks arrays and counts, then calls the methods of a
-:class:`Field`. A field overrides the default of a method where it has a faster one.
+In: coordinates, or the number of points to draw. Out: values, and the coordinates that were drawn. The sampler checks
+arrays and counts, then calls the methods of a :class:`Field`. A field overrides the default of a method where it has a
+faster one.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Field(abc.ABC):
         Parameters
         ----------
         coords : ndarray
-            Points in order (x, y, z), shape (n, 3), float32, C-contiguous. The unit cube is [0, 1]; a caller's points
-            may lie outside, where they have the value at the border, or be not finite, where the value is NaN. NumPy
-            for a field in host memory; CuPy for a field on a device, where the work is queued on CuPy's current stream.
+            Points in order (x, y, z), shape (n, 3), float32, C-contiguous. The unit cube is [0, 1].
+            Points outside get the value at the border. Points that are not finite get NaN, or, for labels, the value
+            with 0 as that coordinate. NumPy for a field in host memory; CuPy for a field on a device, where the work is
+            queued on CuPy's current stream.
         out : ndarray
             Receives the values, shape (n_channels, n), :attr:`values_dtype`, C-contiguous, in the same memory as
             ``coords``.
@@ -72,7 +74,7 @@ class Field(abc.ABC):
         gradient : ndarray
             Receives the derivatives along x, y and z of the unit cube: shape (n_channels, 3, n), float32.
         """
-        raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
+        raise ValueError("gradient: this field has none; use a volume in memory with spline_order=1 or 3")
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate the field at them; fill both arrays.

@@ -1,4 +1,4 @@
-// The kernels that decode a slab: their records and launches.
+// Queue the decoding of a slab: fill its records, copy bytes and records up, launch the decoders.
 #include <algorithm>
 
 #include "device.hpp"

@@ -48,7 +48,7 @@ class TileAxis:
         return self.new_offset(self.size)
 
     def new_offset(self, offset: int) -> int:
-        """Convert the offset of a tile's first voxel, or the size of the axis, to new voxels.
+        """Return the number of new voxels before an old voxel that begins a tile, or before the end of the axis.
 
         A shorter last tile keeps the factor of whole tiles, so that the spacing is uniform. Its number of new voxels is
         rounded, and at least 1.

@@ -1,10 +1,10 @@
 """A file of raw voxels larger than memory: the type ``structuredRegular`` on the device ``out_of_core``.
 
 In: a :class:`~linumpy.sampling.raw_voxels.RawFile`. Out: samples of the slabs in memory, values at any points. A slab
-is a box of whole rows (along x), with the neighbouring voxels that interpolation needs. A fixed number of slabs is in
-memory. After each batch the next slabs replace the oldest, in a random order that repeats no slab before all were in
-memory. Errors: a file that is too short when it is opened is a :class:`ValueError`; the file is read by ``preadv``, so
-a file that becomes shorter later is an :class:`OSError`.
+is a box of whole rows (along x), with the neighbouring voxels that interpolation needs. A fixed number of slabs is
+sampled at a time. Each call requests the next slabs, which replace the oldest when the next call begins. Slabs come in
+passes; each pass reads every slab once, in a new random order. Errors: a file that is too short when it is opened is a
+:class:`ValueError`; the file is read by ``preadv``, so a file that becomes shorter later is an :class:`OSError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from linumpy.sampling.threads import count_threads, in_threads
 
 #: Approximate size of a slab in the file.
 _SLAB_NBYTES = 8 * 2**20
-#: Number of planes of a slab if two planes are larger than a slab; the slab then has a part of their rows.
+#: If two planes exceed the size of a slab, a slab is a part of the rows of so many planes.
 _PLANES = 16
 
 
@@ -80,7 +80,7 @@ def _needed(k: int, n: int, size: int) -> slice:
 
 
 def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> SlabPlan:
-    """Plan how a volume (C, Z, Y, X) is cut into slabs of about `nbytes` bytes."""
+    """Plan slabs of about `nbytes` bytes of a volume (C, Z, Y, X); a volume of one plane is one slab."""
     channels, z, y, x = shape
     plane = channels * y * x * itemsize
     if plane * 2 <= nbytes or z == 1:

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import zarr
+from numcodecs.checksum32 import CRC32C
 from zarr.abc.store import SuffixByteRequest
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore, ZipStore
 
@@ -284,3 +285,13 @@ def test_ranges_of_nginx(tmp_path):
                 assert np.array_equal(reference.execute(reference.Job(url, np.s_[2:20])), values[2:20])
         finally:
             server.terminate()
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_checksums_of_zarr_v2_before_and_behind_a_chunk(tmp_path, location):
+    checksum = CRC32C(location=location)
+    array = zarr.create_array(
+        tmp_path / "a", shape=(8, 8), chunks=(4, 8), dtype="u2", zarr_format=2, compressors=checksum
+    )
+    array[...] = np.arange(64).reshape(8, 8)
+    assert (read_zarr(tmp_path / "a", device="cpu") == array[...]).all()

@@ -10,6 +10,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs.checksum32 import CRC32C
 
 from linumpy.gpu import plan_zarr_read
 from linumpy.io.layout import read_layout
@@ -52,6 +53,14 @@ def test_it_says_why_it_goes_through_the_host():
     ("options", "reason"),
     [
         ({"zarr_format": 2, "compressors": numcodecs.BZ2()}, "codec 'bz2' is not decoded on the device"),
+        (
+            {"zarr_format": 2, "compressors": numcodecs.Zstd(), "filters": [numcodecs.Zstd()]},
+            "codec 'zstd' is not decoded at this position",
+        ),
+        (
+            {"zarr_format": 2, "compressors": CRC32C(location="start")},
+            "codec 'crc32c', whose checksum may come first",
+        ),
         ({"zarr_format": 2, "filters": [numcodecs.Delta("<u2")]}, "filter 'delta' without a compressor"),
         ({"compressors": [zarr.codecs.BloscCodec(cname="blosclz")]}, "codec 'blosc' with 'blosclz' inside"),
         (

@@ -1,4 +1,4 @@
-"""Samples along rays, beside nerfacc if it is installed.
+"""Samples along rays; one case has nerfacc beside it, if it is installed.
 
 Each case has 262 144 rays through a grid of 128³ voxels, of which a random 10 % are occupied. The rays are given or
 drawn from images; samples are in any order, or in the order of the rays.
@@ -38,9 +38,9 @@ from linumpy.rays.setting import MOST_STEPS, make_setting
 _DESCRIPTION = """Time samples along rays, beside nerfacc on the same rays, on this machine's GPU.
 
 Timed are 262 144 rays through a grid of 128³ voxels, of which 10 % are occupied: given rays (march) and rays drawn from
-100 images of 800 × 800 pixels (generate), with samples in any order or in the order of the rays. The peer for given
-rays is nerfacc's sampling(), if PyTorch and nerfacc are installed. The samples of the first 1000 rays are compared with
-the CPU's first; a wrong result has no time. Times are medians, by CUDA events after warm-ups.
+100 images of 800 × 800 pixels (generate), with samples in any order or in the order of the rays. The peer of
+`march` is nerfacc's sampling(), if PyTorch and nerfacc are installed. Before timing, the samples of the first 1000 rays
+are compared with the CPU's, ray by ray; a wrong result has no time. Times are medians, by CUDA events after warm-ups.
 
 For example:
   linum-benchmark rays
@@ -50,11 +50,11 @@ For example:
 _RAYS = 2**18
 _OCCUPIED = 0.1
 _STEP = 3**0.5 / 1024
-#: Capacity of the output.
+#: Rows of the output for each ray.
 _SAMPLES_PER_RAY = 96
 #: Number of rays whose samples are compared with the CPU's.
 _CHECKED = 1000
-#: Rays and samples per second to reach; and the rate to reach in the order of the rays, relative to any order.
+#: Rays and samples per second to reach; fraction of its unordered case's rate that an ordered case must reach.
 _RAYS_PER_SECOND, _SAMPLES_PER_SECOND, _ORDERED = 200e6, 13e9, 1 / 1.2
 
 
