@@ -86,7 +86,7 @@ def test_scale_bars_are_round():
 @pytest.mark.gpu
 def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
     """Nothing but the results and one plane leaves the device, and they are those of the CPU."""
-    from linumpy.write.device_chunks import copy_to_host
+    from linumpy.write.device_chunks import pinned_copies
 
     fetched, real = [], cupy.ndarray.get
 
@@ -102,9 +102,9 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
 
     def count_landed(arena, pieces, stream):
         fetched.append(("stored", sum(end - begin for begin, end in pieces)))
-        return copy_to_host(arena, pieces, stream)
+        return pinned_copies(arena, pieces, stream)
 
-    monkeypatch.setattr("linumpy.write.device_chunks.copy_to_host", count_landed)
+    monkeypatch.setattr("linumpy.write.device_chunks.pinned_copies", count_landed)
     on_gpu = run_demo(tmp_path / "out", "small", "cuda")
     assert on_gpu.read_by.startswith("linumpy: ")
     volume = 4 * np.prod(on_gpu.shape)

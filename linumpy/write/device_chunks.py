@@ -137,9 +137,9 @@ class StoredBytes:
 
     @contextmanager
     def copied_to_host(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
-        """Wait until all bytes are written; yield an iterator over copies of pieces, by :func:`copy_to_host`."""
+        """Wait until all bytes are written; yield an iterator over copies of pieces, by :func:`pinned_copies`."""
         self.wait()
-        with self._device, closing(copy_to_host(self._arena, pieces, self._copies)) as copies:
+        with self._device, closing(pinned_copies(self._arena, pieces, self._copies)) as copies:
             yield copies
 
     def _fetched(self, array: Array) -> np.ndarray:
@@ -266,7 +266,7 @@ def split_bytes(begin: int, end: int) -> list[tuple[int, int]]:
     return [(offset, min(offset + _PINNED_NBYTES, end)) for offset in range(begin, end, _PINNED_NBYTES)]
 
 
-def copy_to_host(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
+def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
     """Copy pieces of the arena to pinned memory; piece n + 1 is copied while the caller uses piece n.
 
     Parameters
@@ -312,7 +312,7 @@ def copy_to_host(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream
 
 
 class PinnedSpans:
-    """Reads spans of the arena from the pieces of it that :func:`copy_to_host` yields.
+    """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields.
 
     Parameters
     ----------

@@ -246,7 +246,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(kvikio, "CuFile", count)
     monkeypatch.setattr("linumpy.write.device_chunks.kvikio_mode", lambda: ("cufile", "said so"))
-    monkeypatch.setattr("linumpy.write.device_chunks.copy_to_host", lambda *_: pytest.fail("copied to the host"))
+    monkeypatch.setattr("linumpy.write.device_chunks.pinned_copies", lambda *_: pytest.fail("copied to the host"))
     monkeypatch.setattr("linumpy.write.cufile.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
     data = values((64, 64, 64), "f4")
     with OmeZarrWriter(

@@ -562,7 +562,7 @@ def test_s3(tmp_path):
 
         request = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
         urllib.request.urlopen(request, timeout=10).close()
-        writable = ObjectStore(remote._make("s3://bucket", settings, plain=False))
+        writable = ObjectStore(remote._make_store("s3://bucket", settings, is_plain_http=False))
         part = VALUES[:, :16, :16]
         for kind, how in KINDS.items():
             array = zarr.create_array(writable, name=f"deep/{kind}", shape=part.shape, chunks=(8, 8, 8), dtype="u2",
