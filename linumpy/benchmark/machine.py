@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import mmap
 import os
 import platform
@@ -21,6 +20,7 @@ import numpy as np
 
 from linumpy import __version__
 from linumpy.device import describe, kvikio_mode
+from linumpy.packages import version_of
 
 #: Bytes of one read task: kvikio's, in the entries that set the size, and one ``preadv`` of the limit of host memory.
 TASK_BYTES = 4 * 2**20
@@ -84,7 +84,7 @@ def describe_machine(folder: Path) -> Machine:
     """Describe the machine and the file system of a folder."""
     info = describe()
     gpu = "" if info.reason else f"{info.name}, {(info.memory_total or 0) / 2**30:.0f} GiB"
-    peer_versions = [(name, _version(name)) for name in _PEER_PACKAGES]
+    peer_versions = [(name, version_of(name)) for name in _PEER_PACKAGES]
     driver = [("CUDA driver", info.driver)] if info.driver else []
     versions = [("linumpy", __version__), *info.versions, *peer_versions, *driver, ("Linux", platform.release())]
     return Machine(
@@ -146,13 +146,6 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 # ---- the page cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -23,7 +22,7 @@ from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.source import name_on_disk
 from linumpy.io.volume import Volume, Volumes
-from linumpy.resample.identity import identify_data
+from linumpy.resample.identity import identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
@@ -152,7 +151,7 @@ class Prediction:
             "metadata": _digest(image.metadata),
         }
         counts = tuple(-(-n // size) for n, size in zip(image.shapes[0], image.stored[0], strict=True))
-        data = identify_data(array) or f"not known {secrets.token_hex(8)}"  # such a run is never continued
+        data = identify_data(array) or unknown_data()  # such a run is never continued
         named = tuple((key, str(value)) for key, value in settings.items())
         return Request("predict", counts, named, (("source data", data),))
 

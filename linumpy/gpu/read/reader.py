@@ -26,7 +26,7 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import Ticket, Together
 from linumpy.io.looks import MetadataLook
-from linumpy.io.source import Source
+from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, RegionLike, normalize_region
 
@@ -302,8 +302,10 @@ class Reader:
         UnsupportedLayoutError
             This reader cannot read the array.
         """
-        is_layout = isinstance(source, ArrayLayout)
-        layout, is_hit = (source, True) if is_layout else LAYOUTS.find(source, level, storage_options)
+        if isinstance(source, ArrayLayout):
+            layout, is_hit = with_options(source, storage_options), True  # which refuses options: a layout is no URL
+        else:
+            layout, is_hit = LAYOUTS.find(source, level, storage_options)
         self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
         if layout.unsupported is not None:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")

@@ -3,8 +3,6 @@
 A kernel that reads or writes there ends the process, so cases run in one of their own.
 """
 
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from linumpy.gpu.ndimage import cells, general, nearest, sampling
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler
+from tests.support.gpu.guarded import guarded
 
 #: Dtype, order and mode; every pair of them is compiled.
 HOW = [
@@ -24,22 +23,6 @@ HOW = [
     *[("f8", 3, "reflect"), ("f8", 5, "grid-wrap")],
 ]
 _ROOT = Path(__file__).parents[3]
-_PAGE = mmap.PAGESIZE
-_C = ctypes.CDLL(None, use_errno=True)
-
-
-def guarded(values, at_end):
-    """Copy an array to where the page behind its last byte, or before its first one, is forbidden."""
-    values = np.ascontiguousarray(values)
-    pages = -(-values.nbytes // _PAGE)
-    memory = mmap.mmap(-1, (pages + 2) * _PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for page in (0, pages + 1):
-        assert _C.mprotect(ctypes.c_void_p(start + page * _PAGE), ctypes.c_size_t(_PAGE), 0) == 0
-    offset = _PAGE + (pages * _PAGE - values.nbytes if at_end else 0)
-    array = np.frombuffer(memory, values.dtype, values.size, offset).reshape(values.shape)
-    array[...] = values
-    return array
 
 
 def draw(rng):
@@ -125,7 +108,7 @@ def test_nothing_beyond_the_arrays_is_touched(kind, count):
 @pytest.mark.parametrize("at_end", [True, False])
 def test_the_guards_hold(at_end):
     """A byte too far ends the process."""
-    code = "import ctypes, numpy as np; from tests.gpu.ndimage.test_sampling_bounds import guarded;"
+    code = "import ctypes, numpy as np; from tests.support.gpu.guarded import guarded;"
     code += f"a = guarded(np.ones(5, 'u2'), {at_end});"
     code += f"ctypes.c_char.from_address(a.ctypes.data + {10 if at_end else -1}).value"
     done = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True)

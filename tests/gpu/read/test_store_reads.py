@@ -295,3 +295,11 @@ def test_checksums_of_zarr_v2_before_and_behind_a_chunk(tmp_path, location):
     )
     array[...] = np.arange(64).reshape(8, 8)
     assert (read_zarr(tmp_path / "a", device="cpu") == array[...]).all()
+
+
+def test_options_of_a_store_are_refused_for_what_is_no_url(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(4,), chunks=(4,), dtype="u1")
+    with Reader(device="cpu") as reader:
+        for source in (array, tmp_path / "a", reader.layout_of(array)):
+            with pytest.raises(ValueError, match="storage_options= are for URLs"):
+                reader.layout_of(source, storage_options={"skip_signature": True})
