@@ -11,7 +11,7 @@ import importlib.resources
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,22 @@ class KernelSpec:
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the compiler."""
-        return (_STANDARD, *self.flags, *(f"-D{key}={value}" for key, value in self.defines))
+        return (_STANDARD, *self.flags)
+
+    @property
+    def code(self) -> str:
+        """The source, after its definitions.
+
+        CuPy compiles an empty file for each new set of options, in every process: so definitions are no options.
+        Precompiled headers (:mod:`linumpy.kernel_cache`) would cost time, since the headers are part of the source.
+        """
+        defines = "".join(f"#define {key} {value}\n" for key, value in self.defines)
+        return f"#pragma nv_no_pch\n{defines}{source_text(self.source, self.package)}"
+
+    @property
+    def module(self) -> tuple[object, ...]:
+        """What determines the module that the kernel is compiled in, with others of its source."""
+        return self.source, self.package, self.flags, self.defines
 
 
 @functools.cache
@@ -80,15 +95,15 @@ def _with_headers(text: str, package: str) -> str:
 
 
 #: A lock for each module, so that a thread waits for a module that another thread compiles.
-_compile_locks: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}
 
 
 @functools.lru_cache(maxsize=512)
 def _load(spec: KernelSpec, device_id: int) -> Any:
     import cupy
 
-    with _compile_locks.setdefault((spec.source, spec.package, spec.options, device_id), threading.Lock()):
-        module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
+    with _compile_locks.setdefault((spec.module, device_id), threading.Lock()):
+        module = cupy.RawModule(code=spec.code, options=spec.options)
         return module.get_function(spec.name)
 
 
@@ -112,13 +127,31 @@ def prepare(specs: Iterable[KernelSpec]) -> None:
     _prepare(tuple(specs), cupy.cuda.runtime.getDevice())
 
 
+def prepare_beside(specs: Iterable[KernelSpec]) -> Future[None]:
+    """As :func:`prepare`, but in a thread: the result is there when the kernels are.
+
+    At the end of the process Python waits for the thread, since NVRTC must not be interrupted.
+    """
+    import cupy
+
+    return _prepare_beside(tuple(specs), cupy.cuda.runtime.getDevice())
+
+
+@functools.lru_cache(maxsize=512)
+def _prepare_beside(specs: tuple[KernelSpec, ...], device_id: int) -> Future[None]:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="linumpy-compile")
+    future = thread.submit(_prepare, specs, device_id)
+    thread.shutdown(wait=False)
+    return future
+
+
 @functools.lru_cache(maxsize=512)
 def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
     import cupy
 
-    specs_of_module: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}
+    specs_of_module: dict[tuple[object, ...], list[KernelSpec]] = {}
     for spec in specs:
-        specs_of_module.setdefault((spec.source, spec.package, spec.options), []).append(spec)
+        specs_of_module.setdefault(spec.module, []).append(spec)
 
     def compile_all(specs: list[KernelSpec]) -> None:
         with cupy.cuda.Device(device_id):

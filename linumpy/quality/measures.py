@@ -12,6 +12,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
+from linumpy.gpu.ndimage.correlate import correlate
 from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.robust import robust_deviation
 
@@ -74,14 +75,11 @@ def sharpness(images: Array, mask: Array | None = None) -> Array:
     numpy.ndarray or cupy.ndarray of float64, (n,)
         The energy does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
     """
-    xp, filters = array_module(images), ndimage_module(images)
+    xp = array_module(images)
     pixels = images.astype(np.float64)
     # Sobel's filter along the two axes of an image: along all three axes it would smooth from image to image.
-    slope, smooth = xp.asarray([-0.5, 0.0, 0.5]), xp.asarray([0.25, 0.5, 0.25])
-    slopes = [
-        filters.correlate1d(filters.correlate1d(pixels, slope, axis, mode="nearest"), smooth, other, mode="nearest")
-        for axis, other in ((1, 2), (2, 1))
-    ]
+    slope, smooth = np.array([-0.5, 0.0, 0.5]), np.array([0.25, 0.5, 0.25])
+    slopes = [correlate(correlate(pixels, slope, axis), smooth, other) for axis, other in ((1, 2), (2, 1))]
     energy = _mean(xp, slopes[0] ** 2 + slopes[1] ** 2, mask)
     mean = _mean(xp, pixels, mask)
     result: Array = xp.where(mean != 0, energy / xp.where(mean != 0, mean, 1) ** 2, np.nan)

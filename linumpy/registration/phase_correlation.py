@@ -24,7 +24,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.oct.surface_filters import ndimage_module
+from linumpy.gpu.ndimage.correlate import gaussian
 
 #: Standard deviations in pixels of the Gaussians whose difference is correlated.
 BAND = (1.0, 8.0)
@@ -107,7 +107,6 @@ def find_shifts(
 
 def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple[Array, Array]:
     """Return smoothed images and band-passed images, float32; both are exactly 0 for an image without contrast."""
-    ndimage = ndimage_module(images)
     pixels = images.astype(np.float32)
     finite = xp.isfinite(pixels)
     pixels = xp.where(finite, pixels, 0)
@@ -119,10 +118,7 @@ def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple
     scale = abs(pixels).max(axis=(1, 2), keepdims=True)
     # The mean of equal pixels is rounded, so their difference from it may not be exactly 0.
     pixels = xp.where(scale > 1e-6 * largest, pixels / xp.where(scale > 0, scale, 1), 0)
-    fine, coarse = (
-        ndimage.gaussian_filter(pixels, (0, sigma, sigma), mode="nearest", truncate=3.0) if sigma else pixels
-        for sigma in band
-    )
+    fine, coarse = (gaussian(pixels, (0, sigma, sigma), truncate=3.0) for sigma in band)
     return fine, fine - coarse
 
 

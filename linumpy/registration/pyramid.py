@@ -7,7 +7,7 @@ spline through the fixed images, and moving images to sample.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
+from linumpy.gpu.ndimage.correlate import gaussian
 from linumpy.gpu.ndimage.transform import spline_filter1d
-from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.stacked import StackedImages
 
 #: Minimum voxels of the coarsest level along an axis that was halved.
@@ -132,22 +132,16 @@ def pyramid(
             return
         cut = (slice(None), *(slice(None, None, 2 if half else 1) for half in halved))
         sigmas = [1.0 if half else 0.0 for half in halved]
-        sides = [tuple(_gaussian(part, sigmas)[cut] for part in side) for side in sides]  # type: ignore[misc]
+        sides = [tuple(gaussian(part, (0, *sigmas))[cut] for part in side) for side in sides]  # type: ignore[misc]
         steps = steps * np.where(halved, 2, 1)
 
 
 def _normalized(weighted: Array, mask: Array, sigma: float) -> tuple[Array, Array]:
     """Smooth images that are 0 outside of their masks, by valid voxels only; the new masks leave out the border."""
     xp = array_module(weighted)
-    sigmas = [sigma] * (weighted.ndim - 1)
-    image, weight = _gaussian(weighted, sigmas), _gaussian(mask, sigmas)
+    sigmas = [0.0] + [sigma] * (weighted.ndim - 1)
+    image, weight = gaussian(weighted, sigmas), gaussian(mask, sigmas)
     return image / xp.maximum(weight, np.float32(1e-3)), (weight > 0.7 * mask.max()).astype(np.float32)
-
-
-def _gaussian(images: Array, sigmas: Sequence[float]) -> Array:
-    """Smooth images along their axes of space; beyond a border the nearest voxel is repeated."""
-    smoothed: Array = ndimage_module(images).gaussian_filter(images, [0.0, *sigmas], mode="nearest")
-    return smoothed
 
 
 def _derivative(images: Array, axis: int) -> Array:

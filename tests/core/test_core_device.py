@@ -1,9 +1,11 @@
 """If this fails, the native core puts wrong voxels on a device: its slabs, copies, launches and tables are wrong."""
 
 import ctypes
+import dataclasses
+import functools
 import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -122,6 +124,39 @@ def test_threads_that_ask_for_the_same_kernels_get_the_same_records(tmp_path, de
     with ThreadPoolExecutor(8) as pool:
         records = list(pool.map(lambda _: made.on_device(layout, conversion, 0), range(8)))
     assert len({ctypes.addressof(record.scatter.contents) for record in records}) == 1
+
+
+def test_the_host_decodes_until_the_kernels_are_compiled(tmp_path, device, monkeypatch):
+    """Nobody waits for a compiler, unless the device was asked for; the kernels are used as soon as they are there."""
+    array = zarr.create_array(tmp_path / "a", shape=(32, 16), chunks=(8, 16), dtype="u2", **KINDS["zstd"])
+    array[...] = values = random_values("u2", (32, 16), 1)
+    compiling = Future()
+    monkeypatch.setattr(core_device, "prepare_beside", lambda specs: compiling)
+    monkeypatch.setattr(core_device, "_LOAD_SECONDS", 0.01)
+    made = device()
+    monkeypatch.setattr(core_device, "placement_of", functools.partial(_placed_on_device, core_device.placement_of))
+    with core_reader(made) as reader:
+        for decoded_by_host in (4, 4, 0):
+            if not decoded_by_host:
+                compiling.set_result(None)
+            before = reader.stats(ReaderStats()).chunks_decoded_by_host
+            tickets, _ = submit(made, reader, array, [...], None)
+            np.testing.assert_array_equal(tickets[0].result(), values)
+            assert reader.stats(ReaderStats()).chunks_decoded_by_host - before == decoded_by_host
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(tmp_path, device, monkeypatch):
+    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(8, 8), dtype="u2", **KINDS["zstd"])
+    compiling = Future()
+    compiling.set_exception(RuntimeError("nvrtc: error"))
+    monkeypatch.setattr(core_device, "prepare_beside", lambda specs: compiling)
+    made = device("device")
+    with core_reader(made) as reader, pytest.raises(RuntimeError, match="nvrtc: error"):
+        submit(made, reader, array, [...], None)
+
+
+def _placed_on_device(real, chain, chunk_nbytes, chunks, limits):
+    return real(chain, chunk_nbytes, chunks, dataclasses.replace(limits, decode_on="device"))
 
 
 @pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])

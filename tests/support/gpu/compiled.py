@@ -8,9 +8,17 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 FOLDER = Path(tempfile.gettempdir()) / f"linumpy-compiled-kernels-{os.getuid()}"
+
+
+def already_compiled(specs):
+    """Stands in for ``prepare_beside`` where kernels are loaded in another way."""
+    future = Future()
+    future.set_result(None)
+    return future
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
 from tests.support.gpu import decoders, fake_cupy
-from tests.support.gpu.compiled import kept
+from tests.support.gpu.compiled import already_compiled, kept
 from tests.support.gpu.stand_in import library
 
 
@@ -105,6 +105,7 @@ def device(driver, monkeypatch):
     monkeypatch.setattr(core_device, "plan_launches", planned)
     monkeypatch.setattr(core_device, "load", load)
     monkeypatch.setattr(core_device, "prepare", lambda specs: None)
+    monkeypatch.setattr(core_device, "prepare_beside", already_compiled)
     monkeypatch.setattr(decode, "limits_of", lambda _: decoders.BIG)
     cupy = types.SimpleNamespace(
         cuda=types.SimpleNamespace(

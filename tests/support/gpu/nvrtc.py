@@ -7,7 +7,6 @@ import zlib
 import pytest
 from cuda.bindings import nvrtc
 
-from linumpy.gpu.kernels import source_text
 from tests.support import budget
 from tests.support.gpu.compiled import kept
 
@@ -36,7 +35,7 @@ def _cover(specs):
 
 
 def _compilation(spec, architecture, shown):
-    chosen = ARCHITECTURES[zlib.crc32(repr((spec.source, spec.options)).encode()) % len(ARCHITECTURES)]
+    chosen = ARCHITECTURES[zlib.crc32(repr(spec.module).encode()) % len(ARCHITECTURES)]
     marks = [] if shown and architecture == chosen else pytest.mark.slow
     name = "-".join([spec.name, *(value for _, value in spec.defines), architecture])
     return pytest.param(spec, architecture, id=name, marks=marks)
@@ -47,7 +46,7 @@ def compile_kernel(spec, architecture):
 
     The short run does not optimise, which takes a quarter of the time: errors, and what is declared, are the same.
     """
-    text = source_text(spec.source, spec.package)
+    text = spec.code
     version = nvrtc.nvrtcVersion()[1:]
     fast = [] if budget.SLOW or version < (13, 0) else ["--Ofast-compile=max"]
     options = (*spec.options, f"--gpu-architecture={architecture}", *fast)
@@ -58,7 +57,7 @@ def compile_kernel(spec, architecture):
 
 def compile_with_ptx(spec, architecture):
     """Return machine code, and PTX as text."""
-    return _compile(spec, source_text(spec.source, spec.package), (*spec.options, f"--gpu-architecture={architecture}"))
+    return _compile(spec, spec.code, (*spec.options, f"--gpu-architecture={architecture}"))
 
 
 def _compile(spec, text, options):

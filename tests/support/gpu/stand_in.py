@@ -18,7 +18,7 @@ import pytest
 from linumpy.core import native
 from linumpy.gpu.kernels import source_text
 from tests.support.gpu import decoders, emulator
-from tests.support.gpu.compiled import kept
+from tests.support.gpu.compiled import already_compiled, kept
 
 _SOURCE = Path(__file__).parents[2] / "core" / "fake_cuda.cpp"
 #: Blocks that run a decoder: few, so that each has many streams; odd, since warps take the tasks of zstd in turn.
@@ -159,6 +159,7 @@ def installed(device):
         patch.setenv("LINUMPY_CUDA_DRIVER", fake.path)
         patch.setattr(core_device, "load", load)
         patch.setattr(core_device, "prepare", lambda specs: None)
+        patch.setattr(core_device, "prepare_beside", already_compiled)
         try:
             yield fake
         except BaseException as error:

@@ -17,7 +17,7 @@ import numpy as np
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.kernels import load, prepare
+from linumpy.gpu.kernels import load, prepare, prepare_beside
 from linumpy.gpu.read.engines.direct import DirectReads
 from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
@@ -39,6 +39,8 @@ _MAX_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
 #: Copies decoded chunks into the cache.
 _BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
+#: Seconds that a job waits for the kernels that decode: enough to load compiled ones. Without them the host decodes.
+_LOAD_SECONDS = 0.25
 #: Placeholders for the addresses of a slab and of the status of chunks in the arguments of a launch, which the core
 #: replaces.
 _BASE, _STATUS = 2**40, 2**50
@@ -158,8 +160,12 @@ class CoreDevice:
         parts = self._parts_of_batches.get(key)
         if parts is None:
             with self._lock:
-                plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
-                parts = self._parts_of_batches[key] = self._scatter_of(layout, conversion), plan
+                plan, is_final = None, True
+                if layout.chain is not None:
+                    plan, is_final = self._plan_of(layout.chain, layout.chunk_nbytes)
+                parts = self._scatter_of(layout, conversion), plan
+                if is_final:
+                    self._parts_of_batches[key] = parts
         scatter, plan = parts
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
         if plan is not None and (plan.slots or self._allocate_for_batch(record, plan.slab_nbytes)):
@@ -199,18 +205,33 @@ class CoreDevice:
         self._alive.append(kernel)
         return int(kernel.kernel.ptr)
 
-    def _plan_of(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
-        key = (chain, chunk_nbytes)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(chain, chunk_nbytes)
-        return self._plans[key]
+    def _plan_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[native.DecodePlan | None, bool]:
+        """Return the plan, None if the host decodes, and whether it is the same for all later jobs.
 
-    def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
+        While the kernels are compiled for the first time on this machine, the host decodes, unless `decode_on` is
+        ``"device"``.
+        """
+        key = (chain, chunk_nbytes)
+        if key in self._plans:
+            return self._plans[key], True
         slot, slots = self._slot_of(chain, chunk_nbytes)
         device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
-            return None
+            self._plans[key] = None
+            return None, True
         count = min(slot.chunks, _MAX_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
+        launches = self._launches(chain, slot.lay_out(count, 0), count, chunk_nbytes)
+        compiling = prepare_beside(decode.kernel_spec(launch) for launch in launches)
+        try:
+            compiling.result(None if self.limits.decode_on == "device" else _LOAD_SECONDS)
+        except TimeoutError:
+            return None, False
+        self._plans[key] = self._make_plan(chain, chunk_nbytes, slot, slots, count, device_from)
+        return self._plans[key], True
+
+    def _make_plan(
+        self, chain: DecodeChain, chunk_nbytes: int, slot: Slot, slots: int, count: int, device_from: int
+    ) -> native.DecodePlan:
         layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):
@@ -219,7 +240,6 @@ class CoreDevice:
             steps = map(_steps_by_stored, planned, self._launches(chain, longer, number, chunk_nbytes))
             rows.append(list(zip(planned, steps, strict=True)))
             layouts[number] = space.words, space.words + records_nbytes(number), space.decoded, len(planned)
-        prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
         width = max(map(len, rows))
         launches = (native.Launch * ((count + 1) * width))()
         for number, row in enumerate(rows, 1):

@@ -1,0 +1,58 @@
+"""If this fails, images are smoothed by other weights, along another axis, or with another border than in SciPy."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from linumpy.gpu.ndimage import correlate
+from tests.support.gpu import emulator
+from tests.support.gpu.nvrtc import compilations, compile_kernel
+
+DTYPES = [np.dtype("f4"), np.dtype("f8")]
+CASES = [
+    ((2, 13, 9), (0, 1.0, 0.7)), ((1, 1, 5), (0, 2.0, 2.0)), ((300,), (16.0,)), ((3, 4), (9.0, 0)),
+    ((0, 4), (1.0, 1.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "architecture"), compilations([correlate.kernel_spec(dtype) for dtype in DTYPES]))
+def test_it_compiles(spec, architecture):
+    assert b"correlate_lines" in compile_kernel(spec, architecture)
+
+
+def against_scipy(xp, shape, sigmas, dtype):
+    images = np.random.default_rng(5).normal(0, 100, shape).astype(dtype)
+    if images.size:
+        images.flat[-1] = np.nan
+    for truncate in (3.0, 4.0):
+        wanted = scipy.ndimage.gaussian_filter(images, sigmas, mode="nearest", truncate=truncate)
+        for given in (xp.asarray(images), xp.asarray(images.T.copy()).T):
+            found = correlate.gaussian(given, sigmas, truncate=truncate)
+            assert type(found) is type(given)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(
+                np.asarray(found if xp is np else found.get()), wanted, rtol=1e-12 if dtype == "f8" else 1e-6, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize(("shape", "sigmas"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_host_smooths_as_scipy(shape, sigmas, dtype):
+    against_scipy(np, shape, sigmas, dtype)
+
+
+@emulator.needs_compiler
+@pytest.mark.parametrize(("shape", "sigmas"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_smooths_as_scipy(monkeypatch, shape, sigmas, dtype):
+    monkeypatch.setattr(correlate, "is_device_array", lambda _: True)
+    monkeypatch.setattr(correlate, "load", emulator.emulated)
+    against_scipy(np, shape, sigmas, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("shape", "sigmas"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_device_smooths_as_scipy(cupy, shape, sigmas, dtype):
+    against_scipy(cupy, shape, sigmas, dtype)
