@@ -3,23 +3,14 @@
 import pytest
 
 from linumpy.rays import compositing, launch, occupancy
-from tests.support.gpu.cupy_on_host import Array, install
-from tests.support.gpu.emulator import emulated, needs_compiler
+from tests.support.gpu.cupy_on_host import install, load
+from tests.support.gpu.emulator import needs_compiler
 
 
 def forget_uploads():
     """What is kept on a device is kept for its number, which a CuPy in host memory shares with a device."""
     launch._linear_upload.cache_clear()
     occupancy._order_on_device.cache_clear()
-
-
-def load(spec):
-    kernel = emulated(spec)
-
-    def run(grid, block, arguments):
-        kernel(grid, block, [one.host if isinstance(one, Array) else one for one in arguments])
-
-    return run
 
 
 @pytest.fixture(params=[pytest.param("host", marks=needs_compiler), pytest.param("gpu", marks=pytest.mark.gpu)])

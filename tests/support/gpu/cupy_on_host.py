@@ -12,7 +12,9 @@ import numpy as np
 from scipy import ndimage
 
 from linumpy import device
+from linumpy.gpu.ndimage import correlate
 from linumpy.write import device_chunks
+from tests.support.gpu.emulator import emulated
 
 _UPLOADS = ("array", "asarray", "ascontiguousarray")
 _ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
@@ -230,11 +232,22 @@ def modules():
     return {"cupy": cupy, "cupyx": cupyx, "cupyx.scipy": scipy, "cupyx.scipy.ndimage": scipy.ndimage}
 
 
+def load(spec):
+    """Stand in for :func:`linumpy.gpu.kernels.load`: the kernel in the emulator, for arrays of this module."""
+    kernel = emulated(spec)
+
+    def run(grid, block, arguments):
+        kernel(grid, block, [one.host if isinstance(one, Array) else one for one in arguments])
+
+    return run
+
+
 def install(patch):
     """Put the modules where imports find them, and return ``cupy``; `patch` takes all of it back."""
     made = modules()
     patch.setattr(device, "_cuda_started", device._cuda_started)  # a look for devices would set it for good
     patch.setattr(device_chunks, "kvikio_mode", lambda: ("none", "not on this memory"))
+    patch.setattr(correlate, "load", load)
     for name, module in made.items():
         patch.setitem(sys.modules, name, module)
     return made["cupy"]
