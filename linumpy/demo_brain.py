@@ -7,12 +7,15 @@ In: a folder for the results, a size, a device. Out: mosaic grids and the result
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from linumpy import device as devices
+from linumpy import kernel_cache
 from linumpy.device import Device
 from linumpy.io.output.checks import check_parent, refuse_url
+from linumpy.kernel_cache import Compiled
 from linumpy.pipeline.options import Focal, Positions, Resample, Surface
 from linumpy.pipeline.runner import Summary, run_pipeline
 from linumpy.pipeline.settings import Run
@@ -20,6 +23,7 @@ from linumpy.progress import bytes_progress
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_errors import StageError, errors_of
 from linumpy.testing.brain_files import write_brain
+from linumpy.warm_up import warming_up
 
 #: Faults of the microscope for brains of 5 µm lateral spacing.
 _FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
@@ -56,6 +60,8 @@ class BrainDemoResult:
         Stages of the pipeline, with their times.
     errors : tuple of StageError
         Errors of the stages whose truth is known; a stage may have several.
+    compiled : Compiled
+        Kernels that this process compiled; others may have been compiled beside it (:mod:`linumpy.warm_up`).
     """
 
     device: Device
@@ -63,6 +69,7 @@ class BrainDemoResult:
     made_seconds: float
     summary: Summary
     errors: tuple[StageError, ...]
+    compiled: Compiled
 
     def __str__(self) -> str:
         total = sum(stage.wall_seconds for stage in self.summary.stages)
@@ -82,6 +89,8 @@ class BrainDemoResult:
             f"device     {self.device} ({self.device.reason})",
             f"brain      {slices} slices, {self.nbytes / 2**30:.3g} GiB, made in {self.made_seconds:.1f} s",
         ]
+        if self.device.is_cuda:
+            rows.append(f"kernels    {self.compiled}")
         return "\n".join(rows)
 
 
@@ -110,12 +119,15 @@ def run_brain_demo(
     refuse_url(out)
     check_parent(out)
     out.mkdir(exist_ok=True)
-    begin = time.perf_counter()
-    with bytes_progress("making", spec.nbytes) as progress:
-        write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
-    made_seconds = time.perf_counter() - begin
-    summary = run_pipeline(run_of(spec, out), use_gpu=used.is_cuda, overwrite=overwrite)
-    return BrainDemoResult(used, spec.nbytes, made_seconds, summary, errors_of(spec, out / "results"))
+    run, begin = run_of(spec, out), time.perf_counter()
+    with warming_up(run, spec.dtype) if used.is_cuda else nullcontext():
+        with bytes_progress("making", spec.nbytes) as progress:
+            write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
+        made_seconds = time.perf_counter() - begin
+        summary = run_pipeline(run, use_gpu=used.is_cuda, overwrite=overwrite)
+    return BrainDemoResult(
+        used, spec.nbytes, made_seconds, summary, errors_of(spec, out / "results"), kernel_cache.compiled()
+    )
 
 
 def run_of(spec: BrainSpec, out: Path) -> Run:

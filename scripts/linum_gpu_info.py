@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from linumpy import cli, device
 from linumpy.core.native import why_no_core
@@ -21,6 +24,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
     )
+    parser.add_argument(
+        "--warm-up", action="store_true",
+        help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
+        "(LINUMPY_KERNEL_CACHE names the folder).",
+    )  # fmt: skip
     return parser
 
 
@@ -30,6 +38,8 @@ def _print(arguments: argparse.Namespace) -> None:
     print(device.describe())
     why = why_no_core()
     print(f"{'core':<12}{'native: reads run outside Python' if why is None else f'none: {why}; zarr-python reads'}")
+    if arguments.warm_up:
+        _warm_up()
     if arguments.path is None:
         return
     from linumpy.gds import gds_verdict
@@ -39,6 +49,24 @@ def _print(arguments: argparse.Namespace) -> None:
     print(f"\n{'folder':<12}{arguments.path}\n{'path':<12}{verdict.path}: {native}")
     for number, reason in enumerate(verdict.reasons):
         print(f"{'' if number else 'why':<12}{reason}")
+
+
+def _warm_up() -> None:
+    from linumpy import kernel_cache
+    from linumpy.demo import run_demo
+    from linumpy.pipeline.settings import Run
+    from linumpy.warm_up import DTYPES, warming_up
+
+    device.require_cuda()
+    begin, before = time.perf_counter(), kernel_cache.count()
+    with tempfile.TemporaryDirectory(prefix="linumpy-warm-up-") as folder:
+        run_demo(Path(folder) / "demo", "small", "cuda")
+        for dtype in DTYPES:
+            with warming_up(Run(Path(folder), Path(folder), 0.2), dtype) as processes:
+                for process in processes:
+                    process.wait()
+    new, seconds = kernel_cache.count() - before, time.perf_counter() - begin
+    print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from linumpy import cli
@@ -41,12 +42,14 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _run(parsed: argparse.Namespace) -> None:
     from linumpy.pipeline.runner import run_pipeline
     from linumpy.pipeline.settings import read_run
+    from linumpy.warm_up import warming_up
 
     run, use_gpu = read_run(parsed.run), cli.choose_device(parsed)
-    summary = run_pipeline(
-        run, use_gpu=use_gpu, overwrite=parsed.overwrite, distributed=parsed.distributed,
-        progress=lambda line: print(line, flush=True),
-    )  # fmt: skip
+    with warming_up(run) if use_gpu and parsed.distributed is None else nullcontext():
+        summary = run_pipeline(
+            run, use_gpu=use_gpu, overwrite=parsed.overwrite, distributed=parsed.distributed,
+            progress=lambda line: print(line, flush=True),
+        )  # fmt: skip
     print(summary)
     print(f"results in {run.output}")
 

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from linumpy import __version__
+from linumpy import __version__, kernel_cache
 from linumpy.errors import LinumpyError
+
+log = logging.getLogger(__name__)
 
 #: Errors that the input or the machine causes, not a fault of the program; they are printed in one line.
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
@@ -85,6 +87,7 @@ def run(
         Any error that is not one of :data:`EXPECTED`; with ``-vv`` also these.
     """
     _make_printable()
+    kernel_cache.for_command()
     parsed = parser.parse_args(arguments)
     verbose = getattr(parsed, "verbose", 0)
     level = logging.INFO if verbose else logging.WARNING
@@ -92,6 +95,7 @@ def run(
     try:
         with _terminable():
             body(parsed)
+            log.info("kernels: %s", kernel_cache.compiled())
     except EXPECTED as error:
         if verbose > 1:
             raise

@@ -30,6 +30,7 @@ from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.source import Source
+from linumpy.kernel_cache import compiled
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
 
@@ -113,7 +114,7 @@ def read_request(
     DeviceMemoryError
         The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
-    plan = request.plan
+    plan, compiled_before = request.plan, compiled()
     with requests.device_of(request) as device:
         requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
         direct, gds = False, "not used (an object store)"
@@ -128,7 +129,7 @@ def read_request(
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
             array, report = _wait_for(ticket, is_new=request.out is None)
-    report = replace(report, gds=gds, plan_seconds=planned - begin)
+    report = replace(report, gds=gds, plan_seconds=planned - begin, compiled=compiled() - compiled_before)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 

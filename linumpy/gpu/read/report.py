@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.kernel_cache import Compiled
 from linumpy.plan.read.plan import ReadPlan
 
 #: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
@@ -64,6 +65,8 @@ class ReadReport:
         Time of decoding by linumpy on the host, summed over all threads.
     reads_repeated : int
         Reads by GPUDirect Storage that failed in kvikio and were repeated by plain system calls.
+    compiled : Compiled
+        Kernels that this process compiled during the call of ``read_zarr_to_gpu``, also for other threads.
     """
 
     source: str
@@ -87,6 +90,7 @@ class ReadReport:
     chunks_decoded_by_host: int = 0
     host_decode_seconds: float = 0.0
     reads_repeated: int = 0
+    compiled: Compiled = field(default_factory=Compiled)
 
     @property
     def seconds(self) -> float:
@@ -122,6 +126,8 @@ class ReadReport:
             rows.insert(
                 4, ("decoder", self.decoder + (f"; chunks decoded by the host: {by_host:,}" if by_host else ""))
             )
+        if self.compiled.kernels:
+            rows.append(("kernels", str(self.compiled)))
         if self.fallback:
             rows.insert(2, ("fallback", self.fallback))
         return rows

@@ -1,0 +1,154 @@
+"""Compile the kernels of the pipeline in other processes, while the pipeline begins.
+
+In: a run, and the dtype of its mosaics. Out: compiled kernels in the folder of :mod:`linumpy.kernel_cache`. Each
+process takes a tiny brain through some stages, with the options of the run, since kernels depend on dtypes and options,
+but hardly on sizes. Processes, because threads wait for each other in the compiler. Nothing fails if a rehearsal does:
+the pipeline compiles what it lacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from linumpy import __version__, device, kernel_cache
+from linumpy.pipeline.options import OPTIONS
+from linumpy.pipeline.runner import run_pipeline
+from linumpy.pipeline.settings import Run
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
+from linumpy.testing.brain_files import write_brain
+
+log = logging.getLogger(__name__)
+
+#: Stages that one process rehearses; a stage that needs the result of another one is in its group.
+_GROUPS = (
+    ("focal", "surface"),
+    ("positions", "stitch", "attenuation"),
+    ("galvo", "resample", "survey", "shading", "illumination", "aip"),
+    ("register", "stack"),
+    ("resample", "report"),
+)
+#: Dtypes of the mosaics of synthetic brains.
+DTYPES = ("uint16", "float32")
+#: Cores and device memory that a process needs.
+_CORES, _DEVICE_NBYTES = 2, 3 * 2**30
+
+
+@dataclass(frozen=True)
+class _Rehearsal:
+    """What a process does: the run, whose paths do not matter, the dtype of the mosaics, and groups of stages."""
+
+    run: Run
+    dtype: str
+    groups: tuple[tuple[str, ...], ...]
+
+
+@contextmanager
+def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Compile the kernels of a run meanwhile, unless this was done before on this machine.
+
+    Processes that still compile at the end of the block are ended.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    dtype : dtype, optional
+        Dtype of its mosaics; by default that of the first one.
+
+    Yields
+    ------
+    list of subprocess.Popen
+        The processes, to wait for; empty if all is compiled or the machine is too small.
+    """
+    name = np.dtype(_first_dtype(run) if dtype is None else dtype).name
+    mark = _mark(run, name)
+    count = 0 if mark.exists() or name not in DTYPES else _process_count()
+    with tempfile.TemporaryDirectory(prefix="linumpy-warm-up-", ignore_cleanup_errors=True) as folder:
+        processes = [
+            _start(_Rehearsal(run, name, _GROUPS[number::count]), Path(folder) / str(number)) for number in range(count)
+        ]
+        try:
+            yield processes
+        finally:
+            failed = [process for process in processes if process.poll() != 0]
+            for process in failed:
+                process.kill()
+                process.wait()
+            if processes and not failed:
+                mark.touch()
+
+
+def _process_count() -> int:
+    free = device.require_cuda().cuda.runtime.memGetInfo()[0]
+    return int(min(len(_GROUPS), (os.cpu_count() or 1) // _CORES, free // _DEVICE_NBYTES))
+
+
+def _first_dtype(run: Run) -> np.dtype:
+    from linumpy.mosaic.io.image import open_mosaic
+    from linumpy.mosaic.io.slice_table import find_slices
+
+    return np.dtype(open_mosaic(next(iter(find_slices(run.mosaics).values()))).array.dtype)
+
+
+def _mark(run: Run, dtype: str) -> Path:
+    """Return the file that says that the kernels of such a run are compiled."""
+    cupy = device.require_cuda()
+    parts = (
+        __version__, cupy.__version__, cupy.cuda.Device().compute_capability, dtype, run.codec,
+        *(run.options_of(stage) for stage in OPTIONS),
+    )  # fmt: skip
+    return kernel_cache.folder() / f"linumpy-pipeline-{hashlib.sha1(repr(parts).encode()).hexdigest()}"
+
+
+def _start(rehearsal: _Rehearsal, folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(pickle.dumps(rehearsal))
+    return process
+
+
+def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
+    """Take a tiny brain through groups of stages; return whether all were carried out."""
+    spacing = rehearsal.run.options_of("resample").new_spacing
+    half = tuple(np.broadcast_to(spacing, 3) / 2)  # resampled to the spacing of the run
+    faults = replace(USUAL_FAULTS, galvo=5)
+    brain = BrainSpec(
+        slices=2, tiles=(2, 2), tile_shape=(48, 96, 96), spacing_um=half, interval_um=10 * half[0],
+        dtype=rehearsal.dtype, faults=faults,
+    )  # fmt: skip
+    write_brain(brain, folder / "brain")
+    succeeded = True
+    for number, stages in enumerate(rehearsal.groups):
+        run = replace(
+            rehearsal.run, mosaics=folder / "brain" / "mosaics", output=folder / str(number), shifts=None,
+            slicing_interval_mm=brain.interval_um / 1e3, skip=tuple(stage for stage in OPTIONS if stage not in stages),
+        )  # fmt: skip
+        try:
+            run_pipeline(run, use_gpu=True)
+        except Exception as error:
+            log.debug("rehearsal of %s: %s", ", ".join(stages), error, exc_info=True)
+            succeeded = False
+    return succeeded
+
+
+if __name__ == "__main__":
+    kernel_cache.for_command()
+    sys.exit(not _rehearse(pickle.loads(sys.stdin.buffer.read()), Path(sys.argv[1])))
