@@ -211,7 +211,8 @@ def _draw(
     `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` (Z) and `lateral` (Y, X). The
     spacing of the resampled volume is `spacing` (Z, Y, X).
     """
-    from linumpy.pictures import draw_depth_map, draw_section, save
+    from linumpy.mosaic.io.figures import draw_depth_map, draw_section
+    from linumpy.pictures import save
 
     row = volume.shape[1] // 2
     mosaic_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
@@ -221,6 +222,6 @@ def _draw(
     depths, true_depths = (np.interp(columns, np.arange(len(line)), line) for line in lines)
     section = to_host(volume[:, row, :])  # one plane goes to the host
     name = "resampled.ome.zarr"
-    figure = draw_section(section, depths, true_depths, spacing[0], spacing[2], row * spacing[1], source=name)
-    save(figure, paths[0])
+    picture = draw_section(section, depths, true_depths, spacing[0], spacing[2], row * spacing[1], source=name)
+    save(picture, paths[0])
     save(draw_depth_map(surface * depth_spacing, lateral, source="mosaic.ome.zarr"), paths[1])

@@ -40,7 +40,28 @@ def _after_fork() -> None:
     _cuda_lost = _cuda_started
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def call_after_fork(function: Callable[[], object]) -> None:
+    """Have a function called in every child that this process forks; Windows has no fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+call_after_fork(_after_fork)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; of all cores where the system does not tell (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine; 8 GiB where the system does not tell (Windows)."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**33
 
 
 @dataclass(frozen=True, slots=True)

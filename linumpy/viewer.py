@@ -106,9 +106,7 @@ class Sections:
 
     def save(self, path: str | Path) -> None:
         """Write the figure as PNG, PDF or SVG, by the suffix of the path."""
-        from linumpy.pictures import save
-
-        save(self.figure, path)
+        self.figure.savefig(path, dpi=150)
 
     def _png(self) -> bytes:
         file = io.BytesIO()
@@ -266,19 +264,27 @@ def _figure(volume: _ShownVolume) -> tuple[Figure, bool]:
     """Return an empty figure with about the aspect ratio of the sections, and whether it has a window."""
     from matplotlib import pyplot
 
-    from linumpy.pictures import empty_figure
-
     height, width = _sizes(volume)[-2:]
     depth = _sizes(volume)[0] if len(volume.shape) == 3 else 0.0
     scale = 8.5 / (width + depth)
     tall = min(10.0, max(3.2, scale * (height + depth) + 1.2))
     if _in_notebook():
-        return empty_figure(10.5, tall), False
+        return _empty_figure(10.5, tall), False
     figure = pyplot.figure(figsize=(10.5, tall), layout="constrained")
     if figure.canvas.required_interactive_framework is not None:
         return figure, True
     pyplot.close(figure)
-    return empty_figure(10.5, tall), False
+    return _empty_figure(10.5, tall), False
+
+
+def _empty_figure(width: float, height: float) -> Figure:
+    """Return a figure of a size in inches that has no window, whichever backend matplotlib uses."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _sizes(volume: _ShownVolume) -> tuple[float, ...]:
@@ -290,7 +296,7 @@ def _sizes(volume: _ShownVolume) -> tuple[float, ...]:
 
 def _draw(figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
     """Draw the section of the last two axes, and the other sections beside and below it, with a common edge."""
-    from linumpy.pictures import clipping, percentiles, plain_text
+    from linumpy.pictures import clipping, percentiles
 
     rank = len(volume.shape)
     # The axis that each section cuts: axis 0, then axis 2 for the section beside it, then axis 1 for that below it.
@@ -323,7 +329,7 @@ def _draw(figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limit
     bar = figure.colorbar(image, extend=arrows, **location)
     bar.ax.set_title(clipped, fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    figure.suptitle(plain_text(str(volume)), fontsize=9)
+    figure.suptitle(str(volume).replace("$", r"\$"), fontsize=9)  # text between two dollars would be a formula
 
 
 def _draw_section(
@@ -336,8 +342,6 @@ def _draw_section(
     limits: tuple[float, float],
 ) -> AxesImage:
     """Draw a section whose rows and columns are the axes `shown`, with lines through the voxel `position`."""
-    from linumpy.pictures import add_scale_bar
-
     steps = volume.spacing or (1.0,) * len(volume.shape)
     unit = "voxels" if volume.spacing is None else "µm"
     (row, column), names = shown, volume.axes.upper()
@@ -351,8 +355,21 @@ def _draw_section(
         axes.axhline((position[row] + 0.5) * steps[row], color="#17becf", lw=0.6)
         axes.axvline((position[column] + 0.5) * steps[column], color="#17becf", lw=0.6)
     if volume.spacing is not None:
-        add_scale_bar(axes, width)
+        _add_scale_bar(axes, width)
     return image
+
+
+def _add_scale_bar(axes: Axes, width_um: float) -> None:
+    """Draw a scale bar at the lower right of axes whose x is in µm."""
+    from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
+
+    from linumpy.pictures import scale_bar_label, scale_bar_um
+
+    length = scale_bar_um(width_um)
+    label = scale_bar_label(length)
+    bar = AnchoredSizeBar(axes.transData, length, label, "lower right", pad=0.5, sep=4, color="white", frameon=True)
+    bar.patch.set(facecolor="black", alpha=0.55, edgecolor="none")
+    axes.add_artist(bar)
 
 
 def _in_notebook() -> bool:

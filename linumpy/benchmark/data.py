@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linumpy.device import usable_cores
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.writer import OmeZarrWriter
 
@@ -190,7 +191,7 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
     shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
     with (
         OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape, codec="none", durable=False) as writer,
-        ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0))), "linumpy-tiles", in_mode_of_caller()) as pool,
+        ThreadPoolExecutor(min(_THREADS, usable_cores()), "linumpy-tiles", in_mode_of_caller()) as pool,
     ):
 
         def write(index: tuple[int, ...]) -> None:

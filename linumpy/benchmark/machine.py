@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from linumpy import __version__
-from linumpy.device import describe, kvikio_mode
+from linumpy.device import describe, kvikio_mode, usable_cores
 from linumpy.packages import version_of
 
 #: Bytes of one read task: kvikio's, in the entries that set the size, and one ``preadv`` of the limit of host memory.
@@ -91,7 +91,7 @@ def describe_machine(folder: Path) -> Machine:
         gpu=gpu,
         why_no_gpu=info.reason,
         cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         file_system=file_system(folder),
         versions=tuple(versions),

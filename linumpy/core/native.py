@@ -19,6 +19,7 @@ import warnings
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
 from typing import Any
 
+from linumpy.device import call_after_fork
 from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
@@ -357,6 +358,6 @@ def _load() -> tuple[Library | None, str | None]:
         # The library exists but is outdated or needs a newer libc: warn, since reads become slow.
         warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
-    os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
+    call_after_fork(loaded.quick.lc_after_fork)
     atexit.register(loaded.waiting.lc_shutdown)
     return loaded, None

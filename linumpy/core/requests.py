@@ -29,6 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from linumpy.core import native
+from linumpy.device import call_after_fork
 from linumpy.io.stores.remote import check_process, explained
 
 if TYPE_CHECKING:
@@ -217,4 +218,4 @@ def _forget_lock() -> None:
     _STORES._lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+call_after_fork(_forget_lock)

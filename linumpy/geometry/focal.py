@@ -159,13 +159,12 @@ def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24)
     tiles = complete.transpose(0, 2, 1, 3).reshape(-1, height, width)
     tiles = tiles[:: max(1, tiles.shape[0] * height * width // most)].astype(np.float64)
     valid = xp.isfinite(tiles) & (tiles >= 0)
-    tiles = tiles.reshape(tiles.shape[0], -1)
-    valid = valid.reshape(tiles.shape)
-    valid &= valid.mean(axis=1, keepdims=True) >= _MIN_KNOWN
-    terms = _terms(xp, height, width, 1)
-    fitted = _robust_fit(xp, terms, tiles, valid)
-    mean = _nanmedian(xp, xp.where(valid, tiles - fitted[:, :3] @ terms[:3], np.nan), axis=0)
-    return (mean - _nanmedian(xp, mean, axis=0)).reshape(height, width)
+    valid &= valid.mean(axis=(1, 2), keepdims=True) >= _MIN_KNOWN
+    step = max(1, min(height, width) // 64)  # the planes do not need every A-line
+    sample, known = (values[:, ::step, ::step].reshape(len(tiles), -1) for values in (tiles, valid))
+    planes = _robust_fit(xp, _terms(xp, height, width, step), sample, known)[:, :3] @ _terms(xp, height, width, 1)[:3]
+    mean = _nanmedian(xp, xp.where(valid, tiles - planes.reshape(tiles.shape), np.nan), axis=0)
+    return mean - _nanmedian(xp, mean.reshape(-1), axis=0)
 
 
 def correct_focal_curvature(

@@ -64,7 +64,8 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
     list
         The result of each device, in the order of `devices`. The work that `work` queued on its stream has ended.
     """
-    cupy, cores = require_cuda(), os.sched_getaffinity(0)
+    cupy = require_cuda()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
     def call(position: int) -> Result:
         device = cupy.cuda.Device(devices[position])
@@ -81,7 +82,12 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
 
 
 def stay_near(bus_id: str, cores: set[int], root: Path = _BUS) -> None:
-    """Run this thread on those of `cores` that belong to a device's NUMA node, or on all `cores` if there are none."""
+    """Run this thread on those of `cores` that belong to a device's NUMA node, or on all `cores` if there are none.
+
+    `cores` is empty where the system does not choose cores for threads; then nothing changes.
+    """
+    if not cores:
+        return
     near: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         near = cores_of((root / bus_id.lower() / "local_cpulist").read_text())

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from linumpy.device import usable_cores
+
 #: More threads than this gain nothing (measured with 16 cores, PCIe 5). If there are more than four cores, two stay
 #: free for the reader's thread and the caller: otherwise raw arrays were read a third slower.
 _MAX_THREADS, _FREE_CORES = 16, 2
@@ -63,5 +65,5 @@ def read_threads(current: int) -> int:
     """Return the number of kvikio's threads for reads and writes; `current`, if a user has set it."""
     if current != _DEFAULT_THREADS or any(os.environ.get(name) for name in _NTHREADS_VARIABLES):
         return current
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return min(_MAX_THREADS, cores - _FREE_CORES if cores > 2 * _FREE_CORES else cores)

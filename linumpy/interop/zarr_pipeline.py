@@ -32,6 +32,7 @@ from zarr.registry import get_pipeline_class, register_pipeline
 from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from linumpy.core import native
+from linumpy.device import call_after_fork
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.layout import read_layout
@@ -323,7 +324,7 @@ class _Switch:
 
 
 _switch = _Switch()
-os.register_at_fork(after_in_child=_switch.after_fork)
+call_after_fork(_switch.after_fork)
 register_pipeline(LinumpyCodecPipeline)
 
 

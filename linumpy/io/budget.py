@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+
+from linumpy.device import call_after_fork, machine_memory, usable_cores
 
 #: File descriptors that are reserved for everything else in the process.
 _SPARE_FILES = 64
@@ -139,15 +140,19 @@ def _open_files() -> int:
 
 
 def _process_total() -> Share:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    files = _MANY_FILES if files == resource.RLIM_INFINITY else files
-    return Share(files - _SPARE_FILES, _memory() // _MEMORY_DIVISOR, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
+    files = _MANY_FILES
+    with suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = files if limit == resource.RLIM_INFINITY else limit
+    return Share(files - _SPARE_FILES, _memory() // _MEMORY_DIVISOR, _THREADS_PER_CORE * usable_cores())
 
 
 @functools.cache
 def _memory() -> int:
     """Return the bytes of memory of this machine, or of the container that the process runs in."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = machine_memory()
     try:
         with open("/sys/fs/cgroup/memory.max") as file:
             return min(machine, int(file.read()))
@@ -157,4 +162,4 @@ def _memory() -> int:
 
 #: The budget of this process.
 PROCESS = Budget(_process_total, _open_files)
-os.register_at_fork(after_in_child=PROCESS.reset)
+call_after_fork(PROCESS.reset)

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 #: Maximum voxels of the fitted surface (512 MiB). Of a larger mosaic only the tiles in the middle are used.
 MAP_VOXELS = 2**27
+#: Maximum voxels of a picture along an axis.
+_PICTURE_VOXELS = 1024
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,9 @@ def correct_mosaic(
                 done=lambda box: target.advance(box_nbytes(array, box)),
             )
             if reports:
-                mean = to_host(mean_tile(surface, tile_shape))
-                _report(reports, image, curvature, mean, method, correction, overwrite)
+                step = -(-max(tile_shape) // _PICTURE_VOXELS)
+                mean = to_host(mean_tile(surface, tile_shape)[::step, ::step])
+                _report(reports, image, curvature, (mean, step), method, correction, overwrite)
     return curvature
 
 
@@ -269,12 +272,12 @@ def _report(
     paths: tuple[Path, ...],
     image: MosaicImage,
     curvature: FocalCurvature,
-    mean: np.ndarray,
+    mean: tuple[np.ndarray, int],
     method: SurfaceMethod,
     correction: FocalCorrection,
     overwrite: bool,
 ) -> None:
-    """Write the picture and the JSON of the fit; `mean` is the surface of the mean tile in voxels."""
+    """Write the picture and the JSON of the fit; `mean` is every n-th A-line of the mean tile's surface, and n."""
     from linumpy.mosaic.io.figures import draw_focal_curvature
     from linumpy.pictures import save
 
@@ -294,12 +297,13 @@ def _report(
         "keys": _KEYS,
     }
     with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
-        focal, tissue = curvature.depth() * unit, curvature.tissue_depth() * unit
+        shown, step = mean
+        focal, tissue = (depth[::step, ::step] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
+        spacing = image.lateral_spacing[0] * step, image.lateral_spacing[1] * step
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
-        upper = names[0].upper(), names[1].upper()
-        source = PurePosixPath(image.name).name
-        figure = draw_focal_curvature(mean * unit, focal, tissue, image.lateral_spacing, title, upper, source=source)
-        save(figure, picture, paths[0].suffix)
+        upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
+        drawn = draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source)
+        save(drawn, picture, paths[0].suffix)
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

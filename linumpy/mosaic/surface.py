@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Maximum voxels of a picture along an axis.
-_PICTURE_VOXELS = 2048
+_PICTURE_VOXELS = 1024
 
 
 @dataclass(frozen=True)
@@ -298,11 +298,12 @@ class _Sketch:
 
     def draw(self, path: str | Path, overwrite: bool) -> None:
         """Draw the picture."""
-        from linumpy.pictures import draw_surface, save
+        from linumpy.mosaic.io.figures import draw_surface
+        from linumpy.pictures import save
 
         unit, lateral = self.image.spacing[self.image.depth_axis], self.image.lateral_spacing
         names = self.image.lateral_names.upper()
-        figure = draw_surface(
+        picture = draw_surface(
             to_host(self.section),
             to_host(self.line),
             to_host(self.edge),
@@ -313,4 +314,4 @@ class _Sketch:
             source=PurePosixPath(self.image.name).name,
         )
         with replacing(path, overwrite=overwrite) as temporary:
-            save(figure, temporary, Path(path).suffix)
+            save(picture, temporary, Path(path).suffix)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.io.tiles import read_box
 from linumpy.quality.measures import sharpness, structural_similarity
@@ -140,21 +140,21 @@ def _mask(projection: Array) -> Array:
     return mask
 
 
-def with_similarities(summaries: Sequence[ImageSummary]) -> list[ImageSummary]:
+def with_similarities(summaries: Sequence[ImageSummary], *, use_gpu: bool = False) -> list[ImageSummary]:
     """Return the summaries with the similarity of each image to the next one of the same folder.
 
-    Projections are compared over the part that both have. The similarity stays NaN for images of two axes, for equal
-    pixels, and if the shared part is smaller than the window of SSIM.
+    Projections are compared over the part that both have, on the GPU with `use_gpu`. The similarity stays NaN for
+    images of two axes, for equal pixels, and if the shared part is smaller than the window of SSIM.
     """
-    result = list(summaries)
+    result, xp = list(summaries), require_cuda() if use_gpu else np
     for number, (image, following) in enumerate(itertools.pairwise(summaries)):
         shape = [min(sizes) for sizes in zip(image.projection.shape, following.projection.shape, strict=True)]
         if image.path.parent != following.path.parent or min(shape) < 7:
             continue
         if image.section is None or following.section is None:
             continue
-        values = np.stack([side.projection[: shape[0], : shape[1]] for side in (image, following)])
-        data_range = float(np.ptp(np.percentile(values, (0.5, 99.5))))
+        values = xp.stack([xp.asarray(side.projection[: shape[0], : shape[1]]) for side in (image, following)])
+        data_range = float(xp.ptp(xp.percentile(values, xp.asarray((0.5, 99.5)))))
         if data_range > 0:
             similarity = float(structural_similarity(values[:1], values[1:], data_range)[0])
             result[number] = replace(image, similarity=similarity)

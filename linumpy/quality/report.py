@@ -23,14 +23,14 @@ from linumpy.errors import LinumpyError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.io.figures import draw_positions
-from linumpy.pictures import extent_um, percentiles, scale_bar_um
+from linumpy.pictures import colored, extent_um, percentiles, render, scale_bar_label, scale_bar_um
 from linumpy.quality.images import ImageSummary, summarize, with_similarities
 from linumpy.quality.measures import robust_outliers
 from linumpy.quality.run_folder import RunFolder, look_into
 from linumpy.registration.positions import TilePositions
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def write_report(
             images.append(summarize(path, use_gpu=use_gpu))
         except (LinumpyError, ValueError, OSError) as error:
             warnings.append(f"{_name(run, path)} cannot be read: {error}")
-    images = with_similarities(images)
+    images = with_similarities(images, use_gpu=use_gpu)
     warnings += [*_warnings_of_images(run, images), *_warnings_of_positions(run)]
     for line in warnings:
         log.warning("%s", line)
@@ -231,11 +231,11 @@ def _table_of_images(run: RunFolder, images: Sequence[ImageSummary]) -> str:
 
 def _picture_of_tiles(name: str, tiles: TilePositions) -> str:
     pairs = [(pair.fixed, pair.moving, pair.confidence, bool(pair.rejected)) for pair in tiles.pairs]
-    figure = draw_positions(tiles.positions, tiles.present, tiles.tile_shape, pairs, source=name)
+    picture = render(draw_positions(tiles.positions, tiles.present, tiles.tile_shape, pairs, source=name))
     rejected = sum(bool(pair.rejected) for pair in tiles.pairs)
     fit = f", the others fit to {tiles.rms_residual:.3f} voxels RMS" if math.isfinite(tiles.rms_residual) else ""
     text = f"{tiles.grid[0]} × {tiles.grid[1]} tiles, {len(tiles.pairs)} pairs, {rejected} rejected{fit}"
-    return _figure(figure, text)
+    return _embedded(_jpeg(picture), html.escape(text), html.escape(text))
 
 
 def _pictures_of_image(run: RunFolder, image: ImageSummary) -> str:
@@ -251,50 +251,59 @@ def _pictures_of_image(run: RunFolder, image: ImageSummary) -> str:
 
 
 def _small(values: np.ndarray, pixel: tuple[float, float], names: tuple[str, str], text: str) -> str:
-    """Return a picture with a scale bar below. A figure of Matplotlib would take a hundred times as long."""
+    """Return a picture with a scale bar below."""
+    from PIL import Image
+
     height, width = extent_um(values.shape, pixel)
-    low, high = percentiles(values, (0.5, 99.5))
+    shown = _reduced(values, _PIXELS)
+    low, high = percentiles(shown, (0.5, 99.5))
     bar = scale_bar_um(width)
-    scale = f"<div class='bar' style='width: {100 * bar / width:.2f}%'></div>{bar:g} µm"
+    scale = f"<div class='bar' style='width: {100 * bar / width:.2f}%'></div>{scale_bar_label(bar)}"
     caption = html.escape(f"{text}; {names[1]} to the right, {names[0]} down; black at {low:.4g}, white at {high:.4g}")
     style = f" style='aspect-ratio: {width:.6g} / {height:.6g}'"
-    return _embedded(
-        _jpeg(_reduced(values, _PIXELS), low, high), f"{scale}<br>{caption}", caption, style, " class='small'"
-    )
+    picture = Image.fromarray(colored(shown, (low, high)))
+    return _embedded(_jpeg(picture), f"{scale}<br>{caption}", caption, style, " class='small'")
 
 
 def _reduced(values: np.ndarray, max_pixels: int) -> np.ndarray:
-    """Return means over blocks, at most `max_pixels` along each of the first two axes."""
-    step = [-(-count // max_pixels) for count in values.shape[:2]]
-    rows, columns = (count // size for count, size in zip(values.shape, step, strict=False))
+    """Return means over blocks, at most `max_pixels` along each axis."""
+    step = [-(-count // max_pixels) for count in values.shape]
+    rows, columns = (count // size for count, size in zip(values.shape, step, strict=True))
     complete = values[: rows * step[0], : columns * step[1]]
-    blocks: np.ndarray = complete.reshape(rows, step[0], columns, step[1], *values.shape[2:]).mean(axis=(1, 3))
+    blocks: np.ndarray = complete.reshape(rows, step[0], columns, step[1]).mean(axis=(1, 3))
     return blocks
 
 
-def _jpeg(values: np.ndarray, low: float, high: float) -> bytes:
-    from matplotlib.image import imsave
-
+def _jpeg(picture: Image) -> bytes:
     file = io.BytesIO()
-    imsave(file, values, vmin=low, vmax=high, cmap="gray", format="jpg", pil_kwargs={"quality": _QUALITY})
+    picture.save(file, format="JPEG", quality=_QUALITY)
     return file.getvalue()
 
 
 def _picture_file(run: RunFolder, path: Path) -> str:
-    from matplotlib.image import imread
+    from PIL import Image
 
     name = html.escape(_name(run, path))
     try:
-        pixels = imread(path)
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a damaged PNG
+        with Image.open(path) as opened:
+            picture = _eight_bits(opened)
+    # Pillow raises SyntaxError for a damaged PNG.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return f"<p>{name} cannot be read: {html.escape(str(error))}</p>"
-    return _embedded(_jpeg(_reduced(pixels.astype(np.float32), _FILE_PIXELS), 0, 1), name, name)
+    picture.thumbnail((_FILE_PIXELS, _FILE_PIXELS), reducing_gap=1.0)
+    return _embedded(_jpeg(picture), name, name)
 
 
-def _figure(figure: Figure, text: str) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=90, format="jpg", pil_kwargs={"quality": _QUALITY})
-    return _embedded(file.getvalue(), html.escape(text), html.escape(text))
+def _eight_bits(picture: Image) -> Image:
+    """Return a picture in RGB, on white where it is transparent; Pillow would clip gray values of 16 bits at 255."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        return Image.fromarray((np.asarray(picture) / 257).astype(np.uint8)).convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    above = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
 
 
 def _embedded(jpeg: bytes, caption: str, alt: str, style: str = "", css_class: str = "") -> str:

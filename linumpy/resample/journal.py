@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.io.output.syscalls import named_errors, write_fully
+from linumpy.io.output.syscalls import BINARY, named_errors, write_fully
 
 
 def boot_id() -> str:
@@ -37,7 +37,7 @@ def boot_id() -> str:
 def begin_journal(path: Path, head: Mapping[str, object]) -> None:
     """Write the first line of a new journal; an existing journal is replaced."""
     line = _line(0, json.dumps(head))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
     with named_errors(path):
         try:
             write_fully(descriptor, line)
@@ -49,7 +49,7 @@ class Journal:
     """An open journal, to which lines are added. Opening it adds a ``boot`` line."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | BINARY)
         try:
             lines = path.read_bytes()
             # Remove the incomplete last line of a killed run, so that the next line is not joined to it.
@@ -67,7 +67,7 @@ class Journal:
     def add_sync(self) -> None:
         """Record that the parts of all lines so far are on the disk, and flush the journal itself."""
         self._add("sync")
-        os.fdatasync(self._descriptor)
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has fsync only
 
     def close(self) -> None:
         """Close the file."""

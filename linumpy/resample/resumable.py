@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +32,7 @@ from linumpy.io.output.folders import (
     rename_to_target,
     unfinished_beside,
 )
-from linumpy.io.output.syscalls import named_errors, sync_file_system, unlock
+from linumpy.io.output.syscalls import named_errors, opened_folder, sync_file_system, unlock
 from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_boxes, read_head
 
 log = logging.getLogger(__name__)
@@ -157,8 +156,7 @@ def resumable_folder(
     with full_disk(path, f"complete parts are in {work}, for the next run of"), _locked(work, path):
         check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened_folder(folder) as descriptor:
             with closing(Journal(work / _JOURNAL)) as journal:
                 complete = read_boxes(work / _JOURNAL, (request.grid, *request.beside))
                 state = Resumable(folder, complete, journal, descriptor if durable else None)
@@ -168,8 +166,6 @@ def resumable_folder(
                     sync_file_system(descriptor)
                 rename_to_target(folder, path, overwrite=overwrite, durable=durable)
                 remove_work(work)
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager

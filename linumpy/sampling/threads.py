@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from linumpy.device import usable_cores
+
 #: Samples of a call: enough that each operation of NumPy takes much longer than acquiring Python's global interpreter
 #: lock.
 BATCH = 2**16
@@ -19,7 +21,7 @@ _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 def count_threads() -> int:
     """Return the number of processors that the process may use."""
-    return len(os.sched_getaffinity(0))
+    return usable_cores()
 
 
 def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH) -> None:

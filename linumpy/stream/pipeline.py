@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from linumpy.device import resolve
+from linumpy.device import resolve, usable_cores
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
 from linumpy.stream.batches.batch import Batch
@@ -81,7 +81,7 @@ class Pipeline:
 
             with cupy.cuda.Device(self.device_id):
                 self._stream = cupy.cuda.Stream(non_blocking=True)
-        count = config.n_compute_threads or len(os.sched_getaffinity(0))
+        count = config.n_compute_threads or usable_cores()
         threads = None if self.device_id is not None else ThreadPoolExecutor(count, "linumpy-stream-compute")
         self._producer = Producer(config, self._reader, self._memory, self._stream)
         self._consumer = Consumer(config, self._producer, self._memory, self._stream, threads)

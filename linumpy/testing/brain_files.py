@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from linumpy.device import usable_cores
 from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS
 from linumpy.testing.brain import BrainSpec, tile, truth_shift
 
@@ -61,7 +61,7 @@ def write_brain(
     folder = Path(folder)
     check_parent(folder)
     (folder / "mosaics").mkdir(parents=True, exist_ok=True)
-    threads = 1 if use_gpu else min(8, len(os.sched_getaffinity(0)))
+    threads = 1 if use_gpu else min(8, usable_cores())
     with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
         for number in range(spec.slices):
             path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"

@@ -11,7 +11,6 @@ In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr i
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from linumpy.device import usable_cores
 from linumpy.errors import RegionError
 from linumpy.plan.encode.encoding import BY_CODEC
 from linumpy.testing.texture import plane_waves, speckle
@@ -274,7 +274,7 @@ def write_mosaic(
             writer[box] = voxels
             return voxels.nbytes
 
-        threads = min(8, len(os.sched_getaffinity(0)))
+        threads = min(8, usable_cores())
         pool = ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller())
         try:
             for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each

@@ -13,6 +13,7 @@ import numpy as np
 from linumpy.core.files import write_files
 from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
+from linumpy.io.output.syscalls import BINARY
 from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box
@@ -54,7 +55,7 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
 
 @contextmanager
 def _new_file(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
     try:
         yield descriptor
     except BaseException:
@@ -75,7 +76,8 @@ def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int
     remaining, nbytes = list(buffers), 0
     try:
         while remaining:
-            count = os.writev(descriptor, remaining)
+            # Windows has no `writev`.
+            count = os.writev(descriptor, remaining) if hasattr(os, "writev") else os.write(descriptor, remaining[0])
             nbytes += count
             while remaining and count >= len(remaining[0]):
                 count -= len(remaining.pop(0))

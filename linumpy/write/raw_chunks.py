@@ -28,7 +28,7 @@ import zarr
 from zarr.buffer import cpu
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array, to_host
+from linumpy.device import is_device_array, to_host, usable_cores
 from linumpy.io.codecs import encoding_of
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
@@ -46,7 +46,7 @@ _PENDING = 2
 
 def writing_threads() -> int:
     """Return how many threads write chunks from host memory."""
-    return max(4, min(16, len(os.sched_getaffinity(0))))
+    return max(4, min(16, usable_cores()))
 
 
 class Chunks(Protocol):

@@ -5,7 +5,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import zarr
-from matplotlib.figure import Figure
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
@@ -15,6 +14,7 @@ from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.alignment.z_overlaps import search_window
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.mosaic.io.figures import draw_surface
 from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.slice_table import find_slices, read_shifts
 from linumpy.mosaic.io.tiles import boxes, column_shape
@@ -341,9 +341,9 @@ def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_p
     def draw(section, found, edge, depth_um, spacing, place_um, names, source):
         assert source == "m.zarr"
         drawn.append((section.copy(), found.copy(), edge.copy(), depth_um.copy(), spacing, place_um, names))
-        return Figure()
+        return draw_surface(section, found, edge, depth_um, spacing, place_um, names, source=source)
 
-    monkeypatch.setattr("linumpy.pictures.draw_surface", draw)
+    monkeypatch.setattr("linumpy.mosaic.io.figures.draw_surface", draw)
     write_mosaic(tmp_path / "m.zarr", SPEC, chunks=(16, 20, 34))
     for tile_bytes in TILE_BYTES:
         out = tmp_path / f"{tile_bytes}.zarr"

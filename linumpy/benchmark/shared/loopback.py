@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+from linumpy.device import usable_cores
+
 _REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 416: "Range Not Satisfiable"}
 
 
 @contextlib.contextmanager
 def serve(folder: Path, processes: int | None = None) -> Iterator[str]:
     """Serve a folder by a number of processes, by default one for every two cores; yield the URL."""
-    count = processes or max(1, len(os.sched_getaffinity(0)) // 2)
+    count = processes or max(1, usable_cores() // 2)
     with _bound_socket(0) as reserved:  # reserves the port; it does not listen, so that it gets no connection
         port = reserved.getsockname()[1]
         command = [sys.executable, __file__, str(folder), str(port), str(os.getpid())]

@@ -30,7 +30,7 @@ from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError, Entry, Prepared, peer_module
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.shared.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
-from linumpy.device import free_memory, why_no_cuda
+from linumpy.device import free_memory, usable_cores, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.packages import install_line
 
@@ -67,7 +67,7 @@ def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
         def read() -> Array:
             out = np.empty(stored.result_shape, stored.dtype)
             buffer = out.reshape(-1).view(np.uint8).data
-            with open(flat, "rb", buffering=0) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
+            with open(flat, "rb", buffering=0) as file, ThreadPoolExecutor(usable_cores()) as threads:
                 fd = file.fileno()
                 offsets = range(0, len(buffer), TASK_BYTES)
                 nbytes = sum(

@@ -5,7 +5,6 @@ In: a workload, a folder, a scale. Out: arrays on disk, and the list of crops.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import zarr
 
 from linumpy.benchmark.cases import Mark
 from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels
+from linumpy.device import usable_cores
 from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
 from linumpy.stream import CropSampler, Sample, Volume
 
@@ -86,7 +86,7 @@ def make_arrays(
             write_from_host(array, box, voxels[tuple(slice(0, b.stop - b.start) for b in box)])
 
     encoded = min(count, workload.encoded_arrays)
-    with ThreadPoolExecutor(min(encoded, os.cpu_count() or 1), initializer=in_mode_of_caller()) as pool:
+    with ThreadPoolExecutor(min(encoded, usable_cores()), initializer=in_mode_of_caller()) as pool:
         list(pool.map(write, range(encoded)))
         list(pool.map(lambda number: shutil.copytree(paths[number % encoded], paths[number]), range(encoded, count)))
     volumes = [Volume(str(path), tuple(shape)) for path in paths]

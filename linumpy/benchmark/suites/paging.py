@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, ready
 from linumpy.benchmark.data import check_size, work_folder
 from linumpy.benchmark.suites.kernels.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, Samples, table, truth_at
-from linumpy.device import resolve
+from linumpy.device import resolve, usable_cores
 from linumpy.sampling import create_sampler
 
 _DESCRIPTION = """Time samples of a volume on disk, with a quarter of its bytes in memory.
@@ -120,7 +120,7 @@ def _pread_entry(raw: Path, volume: Larger) -> Entry:
 
     @contextmanager
     def prepare() -> Iterator[Prepared]:
-        with raw.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with raw.open("rb") as file, ThreadPoolExecutor(usable_cores()) as pool:
             rng = np.random.default_rng(1)
 
             def call() -> Samples:

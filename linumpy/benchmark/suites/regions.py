@@ -6,7 +6,6 @@ Before a case is timed, up to 16 of its regions are read and compared with the a
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from linumpy.benchmark.data import work_folder
 from linumpy.benchmark.runner import CaseResult
 from linumpy.benchmark.shared.stores import StoredArray
 from linumpy.benchmark.shared.volumes import make_volumes
-from linumpy.device import require_cuda, resolve, to_host
+from linumpy.device import require_cuda, resolve, to_host, usable_cores
 from linumpy.gpu import Reader
 from linumpy.plan.layout import ArrayLayout
 
@@ -178,7 +177,7 @@ def milliseconds(results: Sequence[CaseResult]) -> str:
         ours = result.ours
         if ours is not None and ours.median is not None:
             rows.append(f"{result.case.name:40}  {1000 * ours.median / result.case.facts['regions']:.3f}")
-    rows.append(f"on {len(os.sched_getaffinity(0))} cores")
+    rows.append(f"on {usable_cores()} cores")
     return "\n".join(rows)
 
 

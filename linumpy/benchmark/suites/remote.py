@@ -6,12 +6,12 @@ checked. The note of an entry has the processor time of this process per GiB; th
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any, Literal
 
 import numpy as np
@@ -98,12 +98,10 @@ def _prepared(stored: StoredArray, call: Callable[[], object], is_limit: bool) -
         return difference(stored, result)
 
     def note() -> str:
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        before = process_time()
         call()
         synchronize()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return f"{seconds / stored.nbytes * 2**30:.2f} CPU s/GiB"
+        return f"{(process_time() - before) / stored.nbytes * 2**30:.2f} CPU s/GiB"
 
     yield Prepared(call, check, note=note)
 

@@ -5,7 +5,6 @@ First 16 chunks of linumpy's encoders, and the whole images of all writers, are 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ from linumpy.benchmark.cases import (
     ready,
 )
 from linumpy.benchmark.data import change_for_ratio, check_free, generator, oct_voxels, work_folder
-from linumpy.device import array_module, require_cuda, resolve, synchronize, to_host
+from linumpy.device import array_module, require_cuda, resolve, synchronize, to_host, usable_cores
 from linumpy.io.codecs import host_encoder, zarr_codecs
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
@@ -226,7 +225,7 @@ def _encode_case(work: Encode, voxels: np.ndarray, device: Array, path: Path, sc
     def note() -> str:
         return f"ratio {ratios[-1]:.2f} ({ratio:.2f})"
 
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cores()
     pool = ThreadPoolExecutor(threads)
     return Case(
         work.name,
@@ -347,7 +346,7 @@ def _flat(target: Path, stored: list[tuple[int, int]]) -> AbstractContextManager
 
     def call() -> None:
         target.mkdir()
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(lambda n: write_file(str(target / str(n)), [[part]]), range(count)))
 
     return nullcontext(Prepared(call, before=partial(shutil.rmtree, target, ignore_errors=True)))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import zarr
 
+from linumpy.device import call_after_fork
 from linumpy.io.layout import read_layout
 from linumpy.io.looks import metadata_files, stamp
 from linumpy.io.open import checked_level, open_source
@@ -84,7 +85,7 @@ class Layouts:
 
 #: The cache of this process, shared by all readers.
 LAYOUTS = Layouts()
-os.register_at_fork(after_in_child=LAYOUTS.after_fork)
+call_after_fork(LAYOUTS.after_fork)
 
 
 def _key(source: Source, level: int) -> object:

@@ -8,9 +8,9 @@ In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.pl
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
+from linumpy.device import usable_cores
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodePlacement, choose_placement, may_be_grouped
 
@@ -95,7 +95,7 @@ def limits_for(
     scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None, may_exceed: bool = False
 ) -> Limits:
     """Return the limits of a reader's slabs, with this process's threads."""
-    threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+    threads = max(1, min(_MAX_THREADS, usable_cores()))
     return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from linumpy.device import call_after_fork
 from linumpy.gpu.read.reader import Reader
 
 _readers: dict[tuple[int | str, bool], Reader] = {}
@@ -68,4 +68,4 @@ def _forget() -> None:
 
 
 atexit.register(_end)
-os.register_at_fork(after_in_child=_forget)
+call_after_fork(_forget)

@@ -107,7 +107,7 @@ def _new_file(path: Path) -> tuple[Path, int]:
     """Make and lock a new empty file; return its path and the descriptor of the lock."""
     while True:
         temporary = temporary_beside(path)
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with suppress(BlockingIOError):  # another process locked it first, to clean it up
                 lock(descriptor)

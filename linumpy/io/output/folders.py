@@ -30,6 +30,7 @@ from linumpy.io.output.syscalls import (
     is_named,
     lock,
     named_errors,
+    opened_folder,
     rename_new,
     sync_file_system,
     sync_path,
@@ -99,16 +100,13 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
 
 def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
     """Yield the temporary folder; then flush it and rename it to the path of the output."""
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_folder(temporary) as descriptor:
         yield temporary
         if not is_named(descriptor, temporary):
             raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
         if durable:
             sync_file_system(descriptor)
         rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -178,7 +176,7 @@ def lock_work(work: Path) -> tuple[int, bool]:
         if work.is_symlink():
             raise FileExistsError(f"{work} is a symbolic link, and a work folder is needed there: remove it")
         try:
-            descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
             continue  # the run that held the lock has removed the folder meanwhile
         try:
@@ -255,7 +253,7 @@ def _claimed(work: Path) -> Iterator[bool | None]:
     """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
+        flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | (os.O_CREAT if is_folder else 0)
         descriptor = os.open(work / _LOCK if is_folder else work, flags, 0o666)
     except OSError:  # removed, or not writable by this user
         yield None

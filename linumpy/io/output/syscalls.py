@@ -8,30 +8,43 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 #: Constants of Linux: paths are relative to the working folder; flags of ``renameat2``.
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
 #: Errors of file systems and kernels that lack a call.
 _MISSING = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+#: Flag to open files whose bytes are written as they are; elsewhere than on Windows all are.
+BINARY = getattr(os, "O_BINARY", 0)
 #: Errors of file systems that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _call(name: str) -> Any:
+    """Return a function of the C library, or None if it has none (macOS) or is not found like that (Windows)."""
+    try:
+        return getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    except (OSError, TypeError):
+        return None
 
 
 def _rename(first: Path, second: Path, flags: int) -> bool:
     """Call ``renameat2``; return False if the C library, kernel or file system lacks it."""
-    call = getattr(_libc(), "renameat2", None)  # glibc from 2.28 on
+    call = _call("renameat2")  # glibc from 2.28 on
     if call is None:
         return False
     if not call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), ctypes.c_uint(flags)):
@@ -62,19 +75,38 @@ def rename_new(first: Path, second: Path) -> None:
     first.rename(second)
 
 
-def sync_file_system(descriptor: int) -> None:
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int | None]:
+    """Yield a descriptor of a folder; None on Windows, which cannot open folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync_file_system(descriptor: int | None) -> None:
     """Flush the file system of a descriptor to the disk, which takes less time than flushing each file of an image.
 
-    The call reports write errors since the descriptor was opened: open it before the first byte is written.
+    The call reports write errors since the descriptor was opened: open it before the first byte is written. Where it is
+    missing, all file systems are flushed (macOS), or none (Windows, whose system flushes files when it likes).
     """
-    if _libc().syncfs(descriptor):
+    syncfs = _call("syncfs")
+    if syncfs is None or descriptor is None:
+        getattr(os, "sync", lambda: None)()
+    elif syncfs(descriptor):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
 def sync_path(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders, and flushes only files opened to be written
+        return
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -90,13 +122,16 @@ def lock(descriptor: int) -> bool:
     Returns
     -------
     bool
-        Whether the file is locked; False if the file system has no locks.
+        Whether the file is locked; False if the file system has no locks, or on Windows, whose locks would keep others
+        from reading and removing the file: what a killed run leaves is then named in a warning, and not removed.
 
     Raises
     ------
     BlockingIOError
         Another descriptor, of this process or another, holds the lock.
     """
+    if fcntl is None:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -109,7 +144,8 @@ def lock(descriptor: int) -> bool:
 def unlock(descriptor: int) -> None:
     """Unlock and close a file, even if a forked process has a copy of the descriptor."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -117,8 +153,10 @@ def unlock(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def is_named(descriptor: int, path: Path) -> bool:
-    """Return whether a path still names the file of a descriptor."""
+def is_named(descriptor: int | None, path: Path) -> bool:
+    """Return whether a path still names the file of a descriptor or, for a folder without one, any file."""
+    if descriptor is None:
+        return path.exists()
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:

@@ -9,7 +9,6 @@ process that was forked after obstore was used, and obstore's own exceptions, fo
 from __future__ import annotations
 
 import base64
-import os
 import re
 import threading
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import zarr
 from zarr.abc.store import Store
 from zarr.storage import GpuMemoryStore, ObjectStore
 
+from linumpy.device import call_after_fork
 from linumpy.plan.layout import RemoteArray
 
 #: Schemes of URLs that obstore opens.
@@ -71,7 +71,7 @@ def _after_fork() -> None:
     _stores.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)
 
 
 def check_process() -> None:

@@ -29,6 +29,7 @@ import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
+from linumpy.device import call_after_fork
 from linumpy.errors import ChunkError, SourceError
 from linumpy.io.looks import stamp_of
 from linumpy.io.paths import ZARR_FILES
@@ -113,7 +114,7 @@ def _after_fork() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)
 
 
 def read_directory(path: str) -> Directory:
@@ -248,20 +249,22 @@ class ArchiveStore(Store):
         with open(self.path, "rb", buffering=0) as file:
             if stamp_of(os.fstat(file.fileno())) != self.directory.stamp:
                 raise ChunkError(f"{self.path} was written anew since its directory was read: open it again")
-            header = os.pread(file.fileno(), _HEADER.size, entry.header_offset)
+            file.seek(entry.header_offset)
+            header = file.read(_HEADER.size)
             if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
                 raise ChunkError(f"{name} has no local header in the ZIP file")
             _, _, flags, method, *_, name_nbytes, extra_nbytes = _HEADER.unpack(header)
             if method != entry.compress_type or flags & _ENCRYPTED:
                 raise ChunkError(f"{name}: its local header says that it is stored differently than the directory says")
-            local_name = os.pread(file.fileno(), name_nbytes, entry.header_offset + _HEADER.size)
+            local_name = file.read(name_nbytes)
             if local_name.decode("utf-8" if flags & _UTF8 else "cp437", "replace") != entry.orig_filename:
                 raise ChunkError(f"{name}: its local header in the ZIP file names another entry")
             begin = entry.header_offset + _HEADER.size + name_nbytes + extra_nbytes
+            file.seek(begin + start)
             with memoryview(bytearray(stop - start)) as data:
                 done = 0
                 while done < len(data):
-                    count = os.preadv(file.fileno(), [data[done:]], begin + start + done)
+                    count = file.readinto(data[done:])
                     if not count:
                         raise ChunkError(f"{name}: {done} of {len(data)} bytes could be read")
                     done += count

@@ -1,31 +1,171 @@
-"""Figures of the estimates that the steps of this package make: focal curvature, illumination, positions of tiles.
+"""Pictures of the results of this package: surfaces, focal curvature, illumination, positions of tiles.
 
-In: host arrays, and spacings in µm. Out: figures, which :func:`linumpy.pictures.save` writes.
+In: host arrays, and spacings in µm. Out: a :class:`linumpy.pictures.Picture`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from linumpy.pictures import add_image, add_scale_bar, extent_um, new_figure, percentiles, titled
+from linumpy.pictures import Colors, Line, Panel, Picture, color_of, extent_um, percentiles
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+_SURFACE_COLOR, _OTHER_COLOR = "#ff7f0e", "#17becf"
+_RED, _BLUE, _ORANGE, _PALE_RED, _PALE_BLUE = "#d62728", "#1f77b4", "#ff7f0e", "#ea9393", "#a8cbe4"
+#: Approximate pixels of a plane from which percentiles are computed.
+_PIXELS = 4096
 
 
-def _draw_map(
-    axes: Axes, values: np.ndarray, size: tuple[float, float], limits: tuple[float, float], label: str,
-    names: tuple[str, str], title: str,
-) -> None:  # fmt: skip
-    """Draw a map of a tile with a scale bar; `size` is the height and the width of the tile in µm."""
-    height, width = size
-    add_image(axes, values, (0, width, height, 0), limits, label)
-    axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-    axes.set_title(title, fontsize=9)
-    add_scale_bar(axes, width)
+def draw_section(
+    section: np.ndarray,
+    depths: np.ndarray,
+    truth: np.ndarray | None,
+    depth_spacing: float,
+    lateral_spacing: float,
+    position_um: float,
+    *,
+    source: str = "",
+) -> Picture:
+    """Draw an XZ section of a volume, and on it the surface that was found and, if it is known, the true surface.
+
+    Parameters
+    ----------
+    section : numpy.ndarray, (Z, X)
+        Intensity; its logarithm is drawn.
+    depths, truth : numpy.ndarray, (X,)
+        Surface found and true surface, in voxels along Z; `truth` may be None.
+    depth_spacing, lateral_spacing : float
+        Voxel spacing along Z and X in µm.
+    position_um : float
+        Position of the section along Y in µm.
+    source : str
+        Name of the image, for the title.
+    """
+    other = None if truth is None else (truth, "true surface")
+    panel = _section(section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"), 6.0)
+    return Picture(((panel,),), source)
+
+
+def _section(
+    section: np.ndarray,
+    depths: np.ndarray,
+    other: tuple[np.ndarray, str] | None,
+    spacing: tuple[float, float],
+    position_um: float,
+    names: tuple[str, str],
+    max_height: float,
+) -> Panel:
+    """Return a section with the surface found, and with `other`: another surface and its label.
+
+    `names` are the names of the lateral axes: the axis that `position_um` is on, and the axis of the section.
+    """
+    depth, width = extent_um(section.shape, spacing)
+    shown = _logarithm(section)
+    x = (np.arange(section.shape[1]) + 0.5) * spacing[1]
+    found = Line(x, (depths + 0.5) * spacing[0], _SURFACE_COLOR, "surface found")
+    others = () if other is None else (Line(x, (other[0] + 0.5) * spacing[0], _OTHER_COLOR, other[1], width=4.0),)
+    return Panel(
+        title=f"{names[1]}Z section at {names[0]} = {position_um:g} µm",
+        x_label=f"{names[1]} (µm)",
+        y_label="depth Z (µm)",
+        size=(7.2, min(max_height, max(1.8, 7.2 * depth / width))),
+        x_limits=(0, width),
+        y_limits=(0, depth),
+        image=shown,
+        colors=Colors(percentiles(shown, (1, 99.8)), "log₁₀ intensity", "gray"),
+        lines=(*others, found),
+        has_scale_bar=True,
+    )
+
+
+def draw_depth_map(depth_um: np.ndarray, spacing: tuple[float, ...], *, source: str = "") -> Picture:
+    """Draw a map of depths.
+
+    Parameters
+    ----------
+    depth_um : numpy.ndarray, (Y, X)
+        Depth in µm.
+    spacing : (float, float)
+        Voxel spacing along Y and X in µm.
+    source : str
+        Name of the image, for the title.
+    """
+    return Picture(((_depth_map(depth_um, spacing, "Depth of the tissue surface", ("Y", "X")),),), source)
+
+
+def _depth_map(
+    depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str], lines: tuple[Line, ...] = ()
+) -> Panel:
+    extent = extent_um(depth_um.shape, spacing)
+    size = 7.2, min(9.0, max(2.2, 7.2 * extent[0] / extent[1]))
+    return _map_panel(depth_um, extent, percentiles(depth_um, (0.5, 99.5)), "depth (µm)", names, title, size, lines)
+
+
+def _map_panel(
+    values: np.ndarray,
+    extent: tuple[float, ...],
+    limits: tuple[float, float],
+    label: str,
+    names: tuple[str, str],
+    title: str,
+    size: tuple[float, float],
+    lines: tuple[Line, ...] = (),
+) -> Panel:
+    """Return a map with a scale bar and a colour bar; `extent` is its height and width in µm."""
+    return Panel(
+        title=title,
+        x_label=f"{names[1]} (µm)",
+        y_label=f"{names[0]} (µm)",
+        size=size,
+        x_limits=(0, extent[1]),
+        y_limits=(0, extent[0]),
+        image=values,
+        colors=Colors(limits, label),
+        lines=lines,
+        has_scale_bar=True,
+    )
+
+
+def draw_surface(
+    section: np.ndarray,
+    depths: np.ndarray,
+    edge: np.ndarray,
+    depth_um: np.ndarray,
+    spacing: tuple[float, float, float],
+    position_um: float,
+    names: tuple[str, str] = ("Y", "X"),
+    *,
+    source: str = "",
+) -> Picture:
+    """Draw a section of a mosaic with the surface on it, and a map of depths below it.
+
+    Parameters
+    ----------
+    section, depths, position_um, source
+        As for :func:`draw_section`.
+    edge : numpy.ndarray, (X,)
+        Depth of the edge in voxels along Z; it is drawn too if it differs from `depths`.
+    depth_um : numpy.ndarray, (Y, X)
+        Depth of the surface in µm.
+    spacing : (float, float, float)
+        Voxel spacing (Z, Y, X) in µm.
+    names : (str, str)
+        Names of the lateral axes, in the order of `depth_um`.
+    """
+    other = None if np.array_equal(depths, edge, equal_nan=True) else (edge, "edge")
+    above = _section(section, depths, other, (spacing[0], spacing[2]), position_um, names, 4.5)
+    here = Line(np.array(above.x_limits), np.full(2, position_um), "#ffffff", style="--", width=1.5)
+    title = "Depth of the tissue surface (dashed: the section above)"
+    return Picture(((above,), (_depth_map(depth_um, spacing[1:], title, names, (here,)),)), source)
+
+
+def _logarithm(section: np.ndarray) -> np.ndarray:
+    """Return the logarithm of intensities for display; lower values are raised to the first percentile above 0."""
+    finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
+    positive = finite[finite > 0]
+    floor = np.percentile(positive, 1) if positive.size else 1.0
+    return np.log10(np.maximum(finite, floor))
 
 
 def draw_focal_curvature(
@@ -37,7 +177,7 @@ def draw_focal_curvature(
     names: tuple[str, str] = ("Y", "X"),
     *,
     source: str = "",
-) -> Figure:
+) -> Picture:
     """Draw maps of the mean tile's surface and of the fitted focal curvature, and profiles through the tile's middle.
 
     Parameters
@@ -59,23 +199,48 @@ def draw_focal_curvature(
     fit = focal_um + tissue_um
     shown = mean_um - np.nanmedian(mean_um - fit)  # the absolute depth of the mean tile has no meaning
     height, width = extent_um(mean_um.shape, spacing)
-    figure, panels = new_figure(14, min(9.0, max(3.4, 4.0 * height / width + 0.9)), 1, 3, width_ratios=(1, 1, 1.15))
     of_tile = percentiles(shown, (0.5, 99.5))
     limits = float(min(of_tile[0], focal_um.min())), float(max(of_tile[1], focal_um.max()))
-    for axes, values, label in zip(panels, (shown, focal_um), (title, "focal curvature, removed"), strict=False):
-        _draw_map(axes, values, (height, width), limits, "depth (µm)", names, label)
+    size = 3.8, min(8.0, max(1.8, 3.8 * height / width))
+    maps = [
+        _map_panel(values, (height, width), limits, "depth (µm)", names, text, size)
+        for values, text in ((shown, title), (focal_um, "focal curvature, removed"))
+    ]
     middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
-    for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
-        coordinates = (np.arange(mean_um.shape[axis]) + 0.5) * step
+    lines: list[Line] = []
+    for axis, (name, step, colors) in enumerate(
+        zip(names, spacing, ((_RED, _PALE_RED), (_BLUE, _PALE_BLUE)), strict=True)
+    ):
+        x = (np.arange(mean_um.shape[axis]) + 0.5) * step
         along = [np.take(values, middle[1 - axis], axis=1 - axis) for values in (shown, fit, focal_um)]
-        panels[2].plot(coordinates, along[0], ".", color=color, ms=2.5, alpha=0.5, label=f"mean tile along {name}")
-        panels[2].plot(coordinates, along[1], "-", color=color, lw=1.6, label=f"fit along {name}: focal and tissue")
-        panels[2].plot(coordinates, along[2], "--", color=color, lw=1.2, label=f"focal curvature along {name}")
-    panels[2].invert_yaxis()
-    panels[2].set(xlabel="position in the tile (µm)", ylabel="deeper than the middle (µm)")
-    panels[2].set_title("through the middle of the tile", fontsize=9)
-    panels[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    return titled(figure, source)
+        lines += [
+            Line(x, along[0], colors[1], f"mean tile along {name}", ".", 2.5),
+            Line(x, along[1], colors[0], f"fit along {name}: focal and tissue"),
+            Line(x, along[2], colors[0], f"focal curvature along {name}", "--"),
+        ]
+    profiles = _plot(
+        lines, (0, max(height, width)), "position in the tile (µm)", "deeper than the middle (µm)",
+        "through the middle of the tile", (4.8, size[1]), is_depth=True,
+    )  # fmt: skip
+    return Picture(((*maps, profiles),), source)
+
+
+def _plot(
+    lines: Sequence[Line],
+    x_limits: tuple[float, float],
+    x_label: str,
+    y_label: str,
+    title: str,
+    size: tuple[float, float],
+    *,
+    is_depth: bool = False,
+) -> Panel:
+    """Return curves, with all their values between the limits of y; `is_depth` directs y downwards."""
+    y = np.concatenate([line.y[np.isfinite(line.y)] for line in lines])
+    low, high = (float(y.min()), float(y.max())) if y.size else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 0.5
+    top, bottom = (low - margin, high + margin) if is_depth else (high + margin, low - margin)
+    return Panel(title, x_label, y_label, size, x_limits, (top, bottom), lines=tuple(lines))
 
 
 def draw_illumination(
@@ -86,7 +251,7 @@ def draw_illumination(
     names: tuple[str, str] = ("Y", "X"),
     *,
     source: str = "",
-) -> Figure:
+) -> Picture:
     """Draw the flat field at three depths, and along depth its range and the brightness of the tiles.
 
     Parameters
@@ -103,26 +268,39 @@ def draw_illumination(
         Name of the image, for the title.
     """
     height, width = extent_um(flat.shape[1:], spacing[1:])
-    figure, panels = new_figure(15, min(8.0, max(3.4, 3.0 * height / width + 1.2)), 1, 5)
+    size = 3.0, min(6.0, max(1.8, 3.0 * height / width))
     planes = [len(flat) // 6, len(flat) // 2, len(flat) - 1 - len(flat) // 6]
     shown = flat[planes]
     limits = float(shown.min()), float(max(shown.max(), shown.min() + 1e-3))
-    for axes, plane, field in zip(panels, planes, shown, strict=False):
-        title = f"depth {plane * spacing[0]:.4g} µm"
-        _draw_map(axes, field, (height, width), limits, "flat field", names, title)
+    maps = [
+        _map_panel(field, (height, width), limits, "flat field", names, f"depth {plane * spacing[0]:.4g} µm", size)
+        for plane, field in zip(planes, shown, strict=True)
+    ]
     depth = np.arange(len(flat)) * spacing[0]
     rows = flat.reshape(len(flat), -1)
-    panels[3].fill_between(depth, *np.percentile(rows, (0, 100), axis=1), alpha=0.25, label="darkest to brightest")
-    panels[3].fill_between(depth, *np.percentile(rows, (5, 95), axis=1), alpha=0.5, label="5 % to 95 % of the pixels")
-    panels[3].set(xlabel="depth (µm)", ylabel="flat field")
-    panels[4].fill_between(depth, baseline.min(0), baseline.max(0), alpha=0.25, label="darkest to brightest tile")
-    panels[4].plot(depth, np.median(baseline, axis=0), label="median tile")
-    panels[4].plot(depth, dark.mean(axis=(1, 2)), "--", label="dark field, mean")
-    panels[4].set(xlabel="depth (µm)", ylabel="brightness (intensity)")
-    for axes, title in zip(panels[3:], ("range of the flat field", "tiles"), strict=True):
-        axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7, loc="best")
-    return titled(figure, source)
+    most = np.percentile(rows[:, :: -(-rows.shape[1] // _PIXELS)], (5, 95), axis=1)
+    limits = float(depth[0]), float(max(depth[-1], spacing[0]))
+    field = _plot(
+        [
+            _area(depth, rows.min(axis=1), rows.max(axis=1), _PALE_BLUE, "darkest to brightest"),
+            _area(depth, most[0], most[1], _BLUE, "5 % to 95 % of the pixels"),
+        ],
+        limits, "depth (µm)", "flat field", "range of the flat field", (5.0, size[1]),
+    )  # fmt: skip
+    tiles = _plot(
+        [
+            _area(depth, baseline.min(0), baseline.max(0), _PALE_BLUE, "darkest to brightest tile"),
+            Line(depth, np.median(baseline, axis=0), _BLUE, "median tile"),
+            Line(depth, dark.mean(axis=(1, 2)), _ORANGE, "dark field, mean", "--"),
+        ],
+        limits, "depth (µm)", "brightness (intensity)", "tiles", (5.0, size[1]),
+    )  # fmt: skip
+    return Picture((tuple(maps), (field, tiles)), source)
+
+
+def _area(x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, label: str) -> Line:
+    """Return the area between two curves."""
+    return Line(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]), color, label, "fill")
 
 
 def draw_positions(
@@ -132,7 +310,7 @@ def draw_positions(
     pairs: list[tuple[tuple[int, int], tuple[int, int], float, bool]],
     *,
     source: str = "",
-) -> Figure:
+) -> Picture:
     """Draw the outlines of tiles at their positions, and a line for each pair of neighbours.
 
     Parameters
@@ -149,24 +327,27 @@ def draw_positions(
     source : str
         Name of the mosaic, for the title.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import Rectangle
-
-    size = corners.max(axis=(0, 1)) - corners.min(axis=(0, 1)) + tile_shape
-    figure, (axes,) = new_figure(6.4, min(8.0, max(2.4, 5.2 * size[0] / size[1] + 0.8)))
-    for tile in np.ndindex(*present.shape):
-        y, x = corners[tile]
-        line = "-" if present[tile] else ":"
-        axes.add_patch(Rectangle((x, y), tile_shape[1], tile_shape[0], fill=False, ec="#444444", ls=line, lw=0.8))
-    colors = ScalarMappable(Normalize(0, 1), "viridis")
-    for fixed, moving, confidence, rejected in pairs:
-        (y0, x0), (y1, x1) = (corners[tile] + np.array(tile_shape) / 2 for tile in (fixed, moving))
-        color: Any = "#d62728" if rejected else colors.to_rgba(np.array(confidence))
-        axes.plot([x0, x1], [y0, y1], color=color, lw=2, ls="--" if rejected else "-")
-    figure.colorbar(colors, ax=axes, label="confidence of a pair (red, dashed: rejected)", fraction=0.05, pad=0.02)
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1)) + tile_shape
-    margin = 0.02 * size.max()
-    axes.set(xlim=(low[1] - margin, high[1] + margin), ylim=(high[0] + margin, low[0] - margin), aspect="equal")
-    axes.set(xlabel="voxels along the second axis", ylabel="voxels along the first")
-    return titled(figure, source)
+    margin = 0.02 * (high - low).max()
+    height, width = (float(length) for length in high - low + 2 * margin)
+    outline = np.array([(0, 0), (0, 1), (1, 1), (1, 0), (0, 0)]) * tile_shape
+    lines = []
+    for tile in np.ndindex(*present.shape):
+        y, x = (corners[tile] + outline).T
+        lines.append(Line(x, y, "#444444", style="-" if present[tile] else ":", width=1.5))
+    colors = Colors((0.0, 1.0), "confidence of a pair (red, dashed: rejected)")
+    for fixed, moving, confidence, rejected in pairs:
+        y, x = np.array([corners[tile] + np.array(tile_shape) / 2 for tile in (fixed, moving)]).T
+        color = _RED if rejected else color_of(confidence, colors)
+        lines.append(Line(x, y, color, style="--" if rejected else "-", width=4.0))
+    panel = Panel(
+        title="",
+        x_label="voxels along the second axis",
+        y_label="voxels along the first",
+        size=(4.8 * min(1.0, width / height), 4.8 * min(1.0, height / width)),
+        x_limits=(float(low[1] - margin), float(high[1] + margin)),
+        y_limits=(float(low[0] - margin), float(high[0] + margin)),
+        colors=colors,
+        lines=tuple(lines),
+    )
+    return Picture(((panel,),), source)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -273,6 +274,8 @@ def _extended_like_image(source: np.ndarray, grid: AffineGrid, block: Block) -> 
 
 def _sparse_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Make an array of zeros that takes memory, page by page, only where it is written."""
+    if sys.platform != "linux":  # without its flag; macOS has no limit of memory that is not written
+        return np.zeros(shape, dtype)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
     return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import zarr
 
-from linumpy.device import free_memory, require_cuda
+from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
@@ -180,5 +180,8 @@ def check_limit(limit: object) -> None:
 
 
 def host_memory() -> int:
-    """Return the bytes of host memory that are free."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of host memory that are free; half of all where the system does not tell (macOS)."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return machine_memory() // 2

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from linumpy.device import machine_memory
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.packages import install_line
 from linumpy.sampling.files.binary import no_such_error
@@ -123,7 +124,7 @@ def _check_size(name: str, reader: VtkObject) -> None:
     shape = shape_of(extent[::2], extent[1::2], False)
     if min(shape) < 1:
         raise SourceError(f"{name}: its extent {extent} is empty")
-    if math.prod(shape) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if math.prod(shape) > machine_memory():
         text = " × ".join(map(str, shape))
         raise SourceError(f"{name}: says that it has {text} points, more than this machine has bytes of memory")
 

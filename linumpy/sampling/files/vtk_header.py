@@ -134,7 +134,7 @@ def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:
 
 def _open_regular(path: str, flags: int) -> int:
     """Open a regular file; a FIFO is refused without waiting for its writer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no FIFOs
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

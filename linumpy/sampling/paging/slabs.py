@@ -149,7 +149,7 @@ class SlabVolume(Field):
         self.value_range = (0.0, 1.0)
         self.plan = plan_slabs(source.shape, source.dtype.itemsize, slab_nbytes)
         self.held, self.replaced = min(slabs, self.plan.count), min(replaced, self.plan.count)
-        self._file = os.open(source.filename, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(source.filename, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         source.check_size(os.fstat(self._file).st_size)
         self._pool, self._process = _readers(), os.getpid()

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import zarr
 
+from linumpy.device import call_after_fork
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
@@ -93,7 +94,7 @@ class OpenedArrays:
 #: Maximum number of arrays that are kept, for all pipelines together.
 _MAX_OPENED = 2048
 OPENED = OpenedArrays()
-os.register_at_fork(after_in_child=OPENED.after_fork)
+call_after_fork(OPENED.after_fork)
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
