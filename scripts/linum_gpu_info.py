@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli, device
-from linumpy.core.native import why_no_core
+from linumpy.core import native
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -36,8 +36,12 @@ def _print(arguments: argparse.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
-    why = why_no_core()
+    why = native.why_no_core()
     print(f"{'core':<12}{'native: reads run outside Python' if why is None else f'none: {why}; zarr-python reads'}")
+    if why is None:
+        library = native.library()
+        for name, decoder in native.DECODERS.items():
+            print(f"{decoder.codecs:<12}{library.opened.get(name) or library.missing[name]}")
     if arguments.warm_up:
         _warm_up()
     if arguments.path is None:
@@ -45,8 +49,8 @@ def _print(arguments: argparse.Namespace) -> None:
     from linumpy.gds import gds_verdict
 
     verdict = gds_verdict(arguments.path)
-    native = "native GPUDirect Storage" if verdict.is_native else "not GPUDirect Storage"
-    print(f"\n{'folder':<12}{arguments.path}\n{'path':<12}{verdict.path}: {native}")
+    kind = "native GPUDirect Storage" if verdict.is_native else "not GPUDirect Storage"
+    print(f"\n{'folder':<12}{arguments.path}\n{'path':<12}{verdict.path}: {kind}")
     for number, reason in enumerate(verdict.reasons):
         print(f"{'' if number else 'why':<12}{reason}")
 

@@ -1,8 +1,8 @@
 """Load the native core by ctypes, and declare the functions and records of ``src/core.h`` in Python.
 
-In: nothing. Out: :func:`library`, for the other modules of this package; records, whose fields ``src/core.h`` explains.
-Errors: :class:`~linumpy.errors.CoreUnavailableError` if the core was not built or is switched off, or has another
-interface number or other sizes of records.
+In: nothing. Out: :func:`library`, for the other modules of this package; records, whose fields ``src/core.h`` explains;
+:func:`why_not_decoded`. Errors: :class:`~linumpy.errors.CoreUnavailableError` if the core was not built or is switched
+off, or has another interface number or other sizes of records.
 
 Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments and return at once, whereas
 acquiring the lock again beside a busy thread takes 5 ms. Functions of :attr:`Library.waiting` release the lock.
@@ -15,21 +15,23 @@ import ctypes
 import functools
 import importlib.util
 import os
+import sys
 import warnings
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from linumpy.device import call_after_fork
 from linumpy.errors import CoreUnavailableError
+from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 9
+ABI = 10
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
 HOW_TO_BUILD = (
-    "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+    "install a C++20 compiler, on Debian and Ubuntu by apt install g++, then install linumpy again"
     " (from an sdist with pip --no-cache-dir)"
 )
 
@@ -39,6 +41,22 @@ DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 BFLOAT16 = len(DTYPES)
 #: Compressors in the order of lc_compressor: the code of a compressor is its index here.
 COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
+
+
+class Decoder(NamedTuple):
+    """A library that the core opens at run time: its file name, its package on Debian, and the codecs it decodes."""
+
+    file: str
+    package: str
+    codecs: str
+
+
+#: By the name of :attr:`~linumpy.plan.codecs.DecodeChain.streams_by`, in the order of lc_library.
+DECODERS = {
+    "zstd": Decoder("libzstd.so.1", "libzstd1", "zstd"),
+    "lz4": Decoder("liblz4.so.1", "liblz4-1", "lz4"),
+    "inflate": Decoder("libz.so.1", "zlib1g", "zlib, gzip"),
+}
 
 # Codes of the reasons why a job failed: lc_error_code.
 (
@@ -285,6 +303,7 @@ _WAITING: _Signatures = {
     "lc_decode": (c_int64, [POINTER(Chain), c_void_p, c_int64, c_void_p, c_int64, c_char_p]),
     "lc_write_files": (c_int64, [POINTER(Output), POINTER(c_int64)]),
     "lc_list_files": (c_int64, [c_char_p, POINTER(c_void_p), POINTER(c_int64)]),
+    "lc_open_library": (c_int64, [c_int64, c_char_p, c_char_p]),
     "lc_free": (None, [c_void_p]),
     "lc_shutdown": (None, []),
 }
@@ -299,6 +318,8 @@ class Library:
         Functions that return at once, under Python's lock.
     waiting : ctypes.CDLL
         Functions that wait or decode, without Python's lock.
+    opened, missing : dict of str to str
+        Path and version of the library of each of :data:`DECODERS`, or why it cannot be loaded.
     """
 
     def __init__(self, path: str) -> None:
@@ -308,6 +329,26 @@ class Library:
             for name, (result, arguments) in functions.items():
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
+        self.opened: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+        for number, name in enumerate(DECODERS):
+            self._open(number, name, *DECODERS[name])
+
+    def _open(self, number: int, name: str, file: str, package: str, codecs: str) -> None:
+        """Open a decoder's library: that of this Python's environment, such as conda's, or else the system's."""
+        folders = dict.fromkeys(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
+        candidates = [path for folder in folders if os.path.exists(path := os.path.join(folder, file))]
+        reasons, text = [], ctypes.create_string_buffer(1024)
+        for path in (*candidates, file):
+            is_open = not self.waiting.lc_open_library(number, os.fsencode(path), text)
+            reasons.append(os.fsdecode(text.value))
+            if is_open:
+                self.opened[name] = reasons[-1]
+                return
+        self.missing[name] = (
+            f"{file} cannot be loaded ({'; '.join(reasons)}): zarr-python decodes {codecs}, slowly"
+            f" (on Debian and Ubuntu: apt install {package})"
+        )
 
 
 def _check(library: ctypes.CDLL, path: str) -> None:
@@ -343,6 +384,14 @@ def library() -> Library:
     if loaded is None or reason is not None:
         raise CoreUnavailableError(reason)
     return loaded
+
+
+def why_not_decoded(chain: DecodeChain | None) -> str | None:
+    """Return why the core cannot load the library that decodes chunks; None if it can, or needs none."""
+    loaded = _load()[0]
+    if chain is None or loaded is None or not loaded.missing:
+        return None
+    return loaded.missing.get(chain.streams_by)
 
 
 @functools.cache

@@ -39,9 +39,12 @@ _WAIT_SECONDS = 0.1
 def takes(layout: ArrayLayout) -> bool:
     """Return whether the core reads a supported array of this layout.
 
-    The core decodes neither filters before the compressor nor compressed entries of a ZIP file.
+    The core decodes neither filters before the compressor nor compressed entries of a ZIP file, nor, without the
+    library of a decoder, chunks that need it.
     """
     if layout.entries is not None and layout.entries.is_compressed:
+        return False
+    if native.why_not_decoded(layout.chain) is not None:
         return False
     return layout.chain is None or not layout.chain.host_filter
 

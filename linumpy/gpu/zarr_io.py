@@ -290,7 +290,7 @@ def why_not_linumpy(plan: ReadPlan) -> str:
     """Return why linumpy's reader cannot read a plan; empty if it can."""
     if plan.layout.unsupported is None and (why := native.why_no_core()) is not None:
         return f"no native core: {why}"
-    return plan.layout.unsupported or ""
+    return plan.layout.unsupported or native.why_not_decoded(plan.layout.chain) or ""
 
 
 def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:

@@ -1,9 +1,12 @@
 """If this fails, a part of the native core is wrong by itself, or a sanitizer finds a bad access or a race in it.
 
-Compiling takes most of the time: the short run has AddressSanitizer alone, the slow one ThreadSanitizer, too.
+Or the core needs more than a C++20 compiler and libc. Compiling takes most of the time: the short run has
+AddressSanitizer alone, the slow one ThreadSanitizer, too.
 """
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from linumpy.core import native
 from tests.support.gpu.compiled import kept
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +80,36 @@ def test_core(sanitizers):
         [program(sanitizers)], capture_output=True, text=True, timeout=300, env={**os.environ, **ENVIRONMENT}
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+#: Headers of libc, and one of the compiler; those of the C++ library have no suffix.
+HEADERS = {
+    "dirent.h", "dlfcn.h", "fcntl.h", "link.h", "nmmintrin.h", "pthread.h", "sched.h", "signal.h", "stdint.h",
+    "sys/stat.h", "sys/uio.h", "unistd.h",
+}  # fmt: skip
+
+
+def test_headers():
+    files = (ROOT / "linumpy/core/src").iterdir()
+    found = {name for file in files for name in re.findall(r"#\s*include\s*<(.+?)>", file.read_text())}
+    assert {name for name in found if not re.fullmatch("[a-z_]+", name)} <= HEADERS
+
+
+def of_binary(*command):
+    """Return what a tool of the compiler says of the installed core."""
+    if native.why_no_core() is not None or shutil.which(command[0]) is None:
+        pytest.skip(native.why_no_core() or f"{command[0]} is not installed")
+    path = importlib.util.find_spec("linumpy.core.liblinumpy_core").origin
+    return subprocess.run([*command, path], capture_output=True, text=True, check=True, env={"LC_ALL": "C"}).stdout
+
+
+def test_needs_libc_alone():
+    needed = re.findall(r"NEEDED.*\[(.+)\]", of_binary("readelf", "-d"))
+    assert "libc.so.6" in needed
+    assert all(re.fullmatch(r"(libc|libm|libpthread|libdl|ld-linux[-a-z0-9_]*)\.so\.\d", name) for name in needed)
+
+
+def test_exports_its_interface_alone():
+    exported = {line.split()[-1] for line in of_binary("nm", "-D", "--defined-only").splitlines()}
+    declared = re.findall(r"LC_API [^;(]*?(lc_\w+)\(", (ROOT / "linumpy/core/src/core.h").read_text())
+    assert exported == set(declared)

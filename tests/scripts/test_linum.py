@@ -140,7 +140,9 @@ def test_version_and_requirements_are_alike_in_every_file():
     assert linumpy.__version__ == project["version"] == recipe["context"]["version"] == citation["version"]
     python, *others = recipe["requirements"]["run"]
     needs = {other.replace(" ", "").replace("matplotlib-base", "matplotlib") for other in others}
-    assert needs == set(project["dependencies"])
+    loaded = {"lz4-c>=1.8.3", "zlib>=1.2.11", "zstd>=1.4.0"}  # by the native core
+    assert loaded < needs
+    assert needs - loaded == set(project["dependencies"])
     assert python.replace(" ", "") == f"python{project['requires-python']}"
     # Extras for users are limits in conda, where packages for any CUDA have one name.
     extras = project["optional-dependencies"]

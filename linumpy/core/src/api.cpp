@@ -5,6 +5,7 @@
 
 #include "codecs.hpp"
 #include "device.hpp"
+#include "libraries.hpp"
 #include "pool.hpp"
 #include "reader.hpp"
 #include "remote.hpp"
@@ -14,6 +15,15 @@ struct lc_job {
     std::shared_ptr<lc::Job> job;
     std::weak_ptr<lc::Reader> reader;
 };
+
+namespace {
+
+void write_text(char *text, size_t capacity, const char *from) {
+    std::strncpy(text, from, capacity - 1);
+    text[capacity - 1] = 0;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -34,8 +44,7 @@ lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device 
     try {
         return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes, device)};
     } catch (const std::exception &error) {
-        std::strncpy(text, error.what(), 255);
-        text[255] = 0;
+        write_text(text, 256, error.what());
         return nullptr;
     }
 }
@@ -126,6 +135,16 @@ void lc_job_report(lc_job *handle, lc_report *report) { *report = handle->job->r
 
 void lc_job_release(lc_job *handle) { delete handle; }
 
+int64_t lc_open_library(int64_t library, const char *path, char *text) {
+    try {
+        write_text(text, 1024, lc::open_library(library, path).c_str());
+        return 0;
+    } catch (const std::exception &error) {
+        write_text(text, 1024, error.what());
+        return 1;
+    }
+}
+
 int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
                   char *text) {
     try {
@@ -134,14 +153,12 @@ int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, voi
                          {static_cast<uint8_t *>(out), static_cast<size_t>(out_nbytes)}, scratch);
         return LC_OK;
     } catch (const lc::DecodeError &error) {
-        std::strncpy(text, error.what(), 255);
-        text[255] = 0;
+        write_text(text, 256, error.what());
         return LC_DECODE;
     } catch (const std::bad_alloc &) {
         return LC_MEMORY;
     } catch (const std::exception &error) {
-        std::strncpy(text, error.what(), 255);
-        text[255] = 0;
+        write_text(text, 256, error.what());
         return LC_INTERNAL;
     }
 }

@@ -1,14 +1,11 @@
 #include "codecs.hpp"
 
-#define ZSTD_STATIC_LINKING_ONLY
-#include <lz4.h>
-#include <zlib.h>
-#include <zstd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
+
+#include "libraries.hpp"
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #endif
@@ -18,6 +15,8 @@ namespace {
 
 using Bytes = std::span<const u8>;
 using Target = std::span<u8>;
+
+[[noreturn]] void refuse(const char *text) { throw DecodeError(text); }
 
 template <class... Args> [[noreturn]] void refuse(const char *format, Args... args) {
     char text[256];
@@ -75,32 +74,35 @@ Bytes without_checksum(Bytes data, const char *name) {
 
 // zstd
 
-ZSTD_DCtx *zstd_of(DecodeScratch &scratch) {
-    if (!scratch.zstd) scratch.zstd.reset(ZSTD_createDCtx());
-    if (!scratch.zstd) throw std::bad_alloc();
-    return scratch.zstd.get();
-}
-
 // Maximum window of a frame of unknown size: numcodecs decodes such frames as streams, whose window zstd limits.
 constexpr u64 ZSTD_WINDOW = (u64(1) << 27) + 1;
+
+// The window of a frame of unknown size; format: RFC 8878, "Window_Descriptor".
+u64 zstd_window(Bytes frame) {
+    const u8 descriptor = frame[5];
+    const u64 base = u64(1) << (10 + (descriptor >> 3));
+    return base + base / 8 * (descriptor & 7);
+}
+
+bool is_zstd(Bytes stored) {
+    const u32 magic = little<u32>(stored.data());
+    return magic == 0xfd2fb528u || (magic & 0xfffffff0u) == 0x184d2a50u;  // the latter: frames to skip
+}
 
 // Check before decoding that the sizes of all frames add up to a chunk, as far as the frames state them.
 void check_zstd_frames(Bytes stored, size_t expected) {
     u64 total = 0;
     bool all_known = true, too_wide = false;
     while (!stored.empty()) {
-        ZSTD_frameHeader head;
-        const size_t state = ZSTD_getFrameHeader(&head, stored.data(), stored.size());
-        if (ZSTD_isError(state)) refuse("the stored bytes are no zstd frame");
-        const size_t nbytes = state ? 0 : ZSTD_findFrameCompressedSize(stored.data(), stored.size());
-        if (state || ZSTD_isError(nbytes)) refuse("a zstd frame is cut off");
-        if (head.frameType != ZSTD_skippableFrame) {
-            if (head.frameContentSize == ZSTD_CONTENTSIZE_UNKNOWN) {
-                all_known = false;
-                too_wide |= head.windowSize > ZSTD_WINDOW;
-            } else {
-                total += head.frameContentSize;
-            }
+        if (stored.size() >= 4 && !is_zstd(stored)) refuse("the stored bytes are no zstd frame");
+        const u64 content = zstd().content_size(stored.data(), stored.size());  // 0 for frames to skip
+        const size_t nbytes = zstd().frame_nbytes(stored.data(), stored.size());
+        if (content == Zstd::INVALID || zstd().is_error(nbytes)) refuse("a zstd frame is broken or cut off");
+        if (content == Zstd::UNKNOWN) {
+            all_known = false;
+            too_wide |= zstd_window(stored) > ZSTD_WINDOW;
+        } else {
+            total += content;
         }
         stored = stored.subspan(nbytes);
     }
@@ -108,11 +110,18 @@ void check_zstd_frames(Bytes stored, size_t expected) {
     else if (too_wide) refuse("a zstd frame whose size is not known has a window of more than 128 MiB");
 }
 
-void decode_zstd(Bytes stored, Target out, DecodeScratch &scratch) {
-    if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != out.size()) check_zstd_frames(stored, out.size());
-    const size_t decoded = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
-    if (ZSTD_isError(decoded)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(decoded));
+void decode_zstd_frames(Bytes stored, Target out, DecodeScratch &scratch) {
+    const Zstd &library = zstd();
+    if (!scratch.zstd) scratch.zstd.reset(library.create());
+    if (!scratch.zstd) throw std::bad_alloc();
+    const size_t decoded = library.decompress(scratch.zstd.get(), out.data(), out.size(), stored.data(), stored.size());
+    if (library.is_error(decoded)) refuse("Zstd decompression error: %s", library.error_name(decoded));
     check_size(decoded, out.size());
+}
+
+void decode_zstd(Bytes stored, Target out, DecodeScratch &scratch) {
+    if (zstd().content_size(stored.data(), stored.size()) != out.size()) check_zstd_frames(stored, out.size());
+    decode_zstd_frames(stored, out, scratch);
 }
 
 // LZ4
@@ -120,8 +129,8 @@ void decode_zstd(Bytes stored, Target out, DecodeScratch &scratch) {
 void decode_lz4_block(Bytes stored, Target out) {
     if (stored.size() > INT32_MAX || out.size() > INT32_MAX) refuse("%zu bytes are too many for LZ4", stored.size());
     const int got =
-        LZ4_decompress_safe(reinterpret_cast<const char *>(stored.data()), reinterpret_cast<char *>(out.data()),
-                            static_cast<int>(stored.size()), static_cast<int>(out.size()));
+        lz4().decompress(reinterpret_cast<const char *>(stored.data()), reinterpret_cast<char *>(out.data()),
+                         static_cast<int>(stored.size()), static_cast<int>(out.size()));
     if (got < 0) refuse("LZ4 decompression error: %d", got);
     check_size(static_cast<size_t>(got), out.size());
 }
@@ -135,11 +144,12 @@ void decode_lz4(Bytes stored, Target out) {
 // zlib and gzip
 
 struct Inflater {
-    z_stream stream{};
+    const Zlib &library = zlib();
+    ZlibStream stream{};
     explicit Inflater(int window) {
-        if (inflateInit2(&stream, window) != Z_OK) throw std::bad_alloc();
+        if (library.init(&stream, window, Zlib::VERSION, sizeof stream) != Zlib::OK) throw std::bad_alloc();
     }
-    ~Inflater() { inflateEnd(&stream); }
+    ~Inflater() { library.end(&stream); }
     Inflater(const Inflater &) = delete;
     Inflater &operator=(const Inflater &) = delete;
 };
@@ -148,25 +158,25 @@ struct Inflater {
 // `ended`: whether the end of the stream was reached; else the input is cut off.
 size_t inflate_stream(Inflater &inflater, Bytes stored, Target out, size_t &done, bool &ended) {
     constexpr size_t MAX_STEP = 1u << 30;
-    z_stream &stream = inflater.stream;
+    ZlibStream &stream = inflater.stream;
     size_t consumed = 0;
     ended = false;
     u8 beyond;  // zlib needs space to find the end of a stream; a byte written here exceeds the chunk
     while (!ended) {
         const size_t input = std::min(MAX_STEP, stored.size() - consumed),
                      space = std::min(MAX_STEP, out.size() - done);
-        stream.next_in = const_cast<u8 *>(stored.data()) + consumed;
-        stream.avail_in = static_cast<uInt>(input);
+        stream.next_in = stored.data() + consumed;
+        stream.avail_in = static_cast<unsigned>(input);
         stream.next_out = space ? out.data() + done : &beyond;
-        stream.avail_out = space ? static_cast<uInt>(space) : 1;
-        const int state = inflate(&stream, Z_NO_FLUSH);
+        stream.avail_out = space ? static_cast<unsigned>(space) : 1;
+        const int state = inflater.library.inflate(&stream, 0);
         consumed += input - stream.avail_in;
         const size_t produced = (space ? space : 1) - stream.avail_out;
         if (!space && produced) refuse("more than %zu bytes were decoded, and a chunk has %zu", out.size(), out.size());
         done += space ? produced : 0;
-        ended = state == Z_STREAM_END;
-        if (state == Z_BUF_ERROR || (state == Z_OK && consumed == stored.size() && !produced)) break;
-        if (state != Z_OK && !ended) refuse("zlib: %s", stream.msg ? stream.msg : zError(state));
+        ended = state == Zlib::STREAM_END;
+        if (state == Zlib::BUFFER_ERROR || (state == Zlib::OK && consumed == stored.size() && !produced)) break;
+        if (state != Zlib::OK && !ended) refuse("zlib: %s", stream.msg ? stream.msg : inflater.library.error(state));
     }
     return consumed;
 }
@@ -278,15 +288,11 @@ void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &
 void decode_blosc_stream(i64 codec, Bytes stored, Target out, DecodeScratch &scratch) {
     if (stored.size() == out.size()) std::memcpy(out.data(), stored.data(), out.size());
     else if (codec == LC_LZ4) decode_lz4_block(stored, out);
-    else if (codec == LC_ZSTD) {
-        const size_t decoded =
-            ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
-        if (ZSTD_isError(decoded)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(decoded));
-        check_size(decoded, out.size());
-    } else {
-        uLongf got = out.size();
-        const int state = uncompress(out.data(), &got, stored.data(), stored.size());
-        if (state != Z_OK) refuse("zlib: %s", zError(state));
+    else if (codec == LC_ZSTD) decode_zstd_frames(stored, out, scratch);
+    else {
+        unsigned long got = out.size();
+        const int state = zlib().uncompress(out.data(), &got, stored.data(), stored.size());
+        if (state != Zlib::OK) refuse("zlib: %s", zlib().error(state));
         check_size(got, out.size());
     }
 }
@@ -369,7 +375,7 @@ i64 decode_scratch_nbytes(const lc_chain &chain, i64 chunk_nbytes) {
     return nbytes;
 }
 
-void FreeZstd::operator()(ZSTD_DCtx_s *context) const { ZSTD_freeDCtx(context); }
+void FreeZstd::operator()(ZSTD_DCtx_s *context) const { zstd().free(context); }
 
 void decode_chunk(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
     if (chain.stored_checksum) stored = without_checksum(stored, "stored bytes");

@@ -1,14 +1,14 @@
 // The C interface of the native core. linumpy/core/native.py declares the same records and functions to ctypes.
 //
 // Every function may be called from any thread and throws nothing. Only the `lc_wait` functions, `lc_shutdown`,
-// `lc_write_files` and `lc_list_files` wait for I/O. Integers are 64 bits wide, so that records have no padding that C
+// `lc_open_library`, `lc_write_files` and `lc_list_files` wait for I/O. Integers are 64 bits wide, so that records have no padding that C
 // and Python could lay out differently.
 #ifndef LINUMPY_CORE_H
 #define LINUMPY_CORE_H
 
 #include <stdint.h>
 
-#define LC_ABI 9
+#define LC_ABI 10
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -65,6 +65,9 @@ enum lc_dtype {
 };
 
 enum lc_compressor { LC_NONE, LC_ZSTD, LC_LZ4, LC_ZLIB, LC_GZIP, LC_BLOSC };
+
+// Libraries of decoders, which the core opens at run time.
+enum lc_library { LC_LIBZSTD, LC_LIBLZ4, LC_LIBZ };
 
 // How a chunk was encoded; see linumpy.plan.codecs.DecodeChain.
 typedef struct {
@@ -338,6 +341,11 @@ LC_API int64_t lc_job_cancel(lc_job *);
 LC_API void lc_job_error(lc_job *, lc_error *);
 LC_API void lc_job_report(lc_job *, lc_report *);
 LC_API void lc_job_release(lc_job *);
+
+// Open a library by its path or file name, unless it is open; before the first reader, and once more with another path
+// if it failed. Returns 0 with the library's path and version in `text` (1024 bytes), or 1 with the reason why it cannot
+// be used: chunks that need it then fail with LC_DECODE.
+LC_API int64_t lc_open_library(int64_t library, const char *path, char *text);
 
 // Decode one chunk, which must fill `out`. Returns 0, or an error code with the reason in `text` (256 bytes).
 LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,

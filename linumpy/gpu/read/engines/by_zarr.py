@@ -204,6 +204,7 @@ class ZarrEngine:
         """Make the report of a job that has ended."""
         is_compressed = layout.entries is not None and layout.entries.is_compressed
         why = "compressed entries of a ZIP file" if is_compressed else "a filter that only the host decodes"
+        why = native.why_not_decoded(layout.chain) or why
         why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(

@@ -8,6 +8,8 @@ it decodes, zarr-python all others. Errors: ``RuntimeError`` in a child of the p
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -43,6 +45,8 @@ from linumpy.gpu.read.ticket import GeometryJobs, Job, Ticket, Together
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
+log = logging.getLogger(__name__)
+
 
 class Engines:
     """The native core, if it is available, and zarr-python; closed when no reader and no ticket refers to them.
@@ -73,7 +77,11 @@ class Engines:
 
     def core_for(self, layout: ArrayLayout) -> CoreEngine | None:
         """Return the native core if it reads arrays of this layout."""
-        return self._core if self._core is not None and takes(layout) else None
+        if self._core is None or takes(layout):
+            return self._core
+        if (reason := native.why_not_decoded(layout.chain)) is not None:
+            _log_once(reason)
+        return None
 
     def submit(
         self,
@@ -244,6 +252,11 @@ class Engines:
     def close(self) -> None:
         """Cancel queued jobs, wait for running ones, and free threads, streams and memory."""
         _close(self._process, self._core, self._zarr)
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    log.warning("%s", reason)
 
 
 def _close(process: int, *engines: CoreEngine | ZarrEngine | None) -> None:
