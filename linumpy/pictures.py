@@ -292,11 +292,11 @@ class _Axes:
 def _ticks(limits: tuple[float, float], count: int) -> list[tuple[float, str]]:
     """Return about `count` round numbers within limits: their share of the way to the second limit, and their text."""
     low, high = min(limits), max(limits)
-    if not 1e-9 * max(-low, high) < high - low < math.inf:
+    if not 1e-9 * max(-low, high, 1e-280) < high - low < math.inf:
         return [(0.5, f"{low:g}")]
     count = max(2, count)
     power = 10.0 ** math.floor(math.log10((high - low) / count))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * count >= high - low)
+    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power * count >= high - low)
     numbers = np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     form = f".{digits}f" if digits < 5 and max(-low, high) < 1e6 else ".6g"

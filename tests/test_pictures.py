@@ -55,7 +55,7 @@ def test_colours_are_those_of_matplotlib(name):
 
 
 @pytest.mark.parametrize(
-    "limits", [(0, 3840), (500, 0), (-1.5, 2.5), (0.0097, 0.0103), (1e-9, 3e-9), (-4e7, 9e7), (0, 1)]
+    "limits", [(0, 3840), (500, 0), (-1.5, 2.5), (0.0097, 0.0103), (1e-9, 3e-9), (-4e7, 9e7), (0, 1), (0, 3e-300)]
 )
 @pytest.mark.parametrize("count", [0, 3, 9])
 def test_ticks_are_round_numbers_at_their_places(limits, count):
@@ -209,6 +209,10 @@ def test_positions_are_outlines_and_pairs():
     assert abs(columns[0] - (50 + 3.8) / (190 + 7.6) * width) < 4
     assert 0.4 < red.any(axis=0)[columns[0] : columns[-1]].mean() < 0.9  # dashed
     assert height / width == pytest.approx(107.6 / 197.6, rel=0.02)
+    row = np.stack([np.zeros((1, 50)), 90.0 * np.arange(50)[None]], axis=-1)
+    (panel,) = draw_positions(row, np.ones((1, 50), bool), (100, 100), []).rows[0]
+    assert panel.size == pytest.approx((4.8, 2.4))
+    assert panel.x_limits[1] - panel.x_limits[0] == pytest.approx(2 * (panel.y_limits[1] - panel.y_limits[0]))
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])

@@ -177,3 +177,30 @@ def test_the_device_reports_the_same(results, tmp_path):
         np.testing.assert_allclose(other.projection, one.projection, rtol=1e-5)
         for name in ("tissue", "sharpness", "similarity", "not_finite"):
             assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-3, abs=1e-3, nan_ok=True)
+
+
+def test_pictures_of_any_kind_are_shown(tmp_path):
+    """16 bits keep their gray, transparent pixels are white, and a picture that cannot be read is named."""
+    ramp = np.linspace(0, 65535, 1200 * 900).reshape(900, 1200)
+    Image.fromarray(ramp.astype(np.uint16)).save(tmp_path / "a16.png")
+    Image.fromarray((ramp / 257).astype(np.uint8)).save(tmp_path / "b8.png")
+    clear = np.zeros((30, 40, 4), np.uint8)
+    clear[:, 20:] = 255, 0, 0, 255
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    Image.fromarray(clear[..., 0] > 0).save(tmp_path / "mask.png")
+    (tmp_path / "damaged.png").write_bytes((tmp_path / "b8.png").read_bytes()[:500])
+    (tmp_path / "text.png").write_text("no picture")
+    write_report(tmp_path, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    data = dict(re.findall("alt='([^']*)' src='data:image/jpeg;base64,([^']*)'", page))
+    shown = {name: Image.open(io.BytesIO(base64.b64decode(text))) for name, text in data.items()}
+    assert set(shown) == {"a16.png", "b8.png", "clear.png", "mask.png"}
+    assert page.count("cannot be read") == 2
+    for name in ("a16.png", "b8.png"):
+        assert shown[name].size == (800, 600)
+        pixels = np.asarray(shown[name].convert("L")).astype(float)
+        expected = np.linspace(0, 255, 600)[:, None]
+        assert np.abs(pixels - expected).max() < 6
+    red = np.asarray(shown["clear.png"].convert("RGB")).astype(int)
+    assert (red[:, :10] > 245).all()
+    assert (np.abs(red[:, -10:] - [255, 0, 0]) < 12).all()

@@ -328,14 +328,17 @@ def draw_positions(
         Name of the mosaic, for the title.
     """
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1)) + tile_shape
-    margin = 0.02 * (high - low).max()
-    height, width = (float(length) for length in high - low + 2 * margin)
+    # Both axes have one scale; a short one is at least half as long as the other, for the labels.
+    margins = 0.04 * float((high - low).max())
+    longest = float((high - low).max()) + margins
+    height, width = (max(longest / 2, float(length) + margins) for length in high - low)
+    middle_y, middle_x = (float(middle) for middle in (low + high) / 2)
     outline = np.array([(0, 0), (0, 1), (1, 1), (1, 0), (0, 0)]) * tile_shape
     lines = []
     for tile in np.ndindex(*present.shape):
         y, x = (corners[tile] + outline).T
         lines.append(Line(x, y, "#444444", style="-" if present[tile] else ":", width=1.5))
-    colors = Colors((0.0, 1.0), "confidence of a pair (red, dashed: rejected)")
+    colors = Colors((0.0, 1.0), "confidence (red: rejected)")
     for fixed, moving, confidence, rejected in pairs:
         y, x = np.array([corners[tile] + np.array(tile_shape) / 2 for tile in (fixed, moving)]).T
         color = _RED if rejected else color_of(confidence, colors)
@@ -344,9 +347,9 @@ def draw_positions(
         title="",
         x_label="voxels along the second axis",
         y_label="voxels along the first",
-        size=(4.8 * min(1.0, width / height), 4.8 * min(1.0, height / width)),
-        x_limits=(float(low[1] - margin), float(high[1] + margin)),
-        y_limits=(float(low[0] - margin), float(high[0] + margin)),
+        size=(4.8 * width / longest, 4.8 * height / longest),
+        x_limits=(middle_x - width / 2, middle_x + width / 2),
+        y_limits=(middle_y - height / 2, middle_y + height / 2),
         colors=colors,
         lines=tuple(lines),
     )
