@@ -270,7 +270,9 @@ def _reduced(values: np.ndarray, max_pixels: int) -> np.ndarray:
     step = [-(-count // max_pixels) for count in values.shape]
     rows, columns = (count // size for count, size in zip(values.shape, step, strict=True))
     complete = values[: rows * step[0], : columns * step[1]]
-    blocks: np.ndarray = complete.reshape(rows, step[0], columns, step[1]).mean(axis=(1, 3))
+    # One axis after the other: both at a time take NumPy ten times as long.
+    lines = complete.reshape(rows, step[0], complete.shape[1]).mean(axis=1)
+    blocks: np.ndarray = lines.reshape(rows, columns, step[1]).mean(axis=2)
     return blocks
 
 

@@ -23,7 +23,7 @@ from linumpy.testing.brain_spec import BrainSpec
 
 _Floats = NDArray[np.floating]
 #: Maximum voxels of a volume that are compared.
-_VOXELS = 2**23
+_VOXELS = 2**20
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.io.volume import Volume, as_volume
-from linumpy.io.zarr_mode import read_chunks_on_host
 
 #: Approximate bytes of a column on a GPU, unless one column of chunks is larger.
 TILE_BYTES = 256 * 2**20
@@ -84,8 +83,6 @@ def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Array:
     """Read a box of an array or a volume to the device or the host."""
     volume = as_volume(array)
     region = volume.region(box)
-    if not use_gpu:
-        return read_chunks_on_host(volume.array, region)
-    from linumpy.gpu.zarr_io import read_zarr_to_gpu
+    from linumpy.gpu.zarr_io import read_zarr
 
-    return read_zarr_to_gpu(volume.array, region=region)
+    return read_zarr(volume.array, region=region, device="cuda" if use_gpu else "cpu")
