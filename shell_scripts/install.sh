@@ -65,15 +65,14 @@ fi
 # The compiler by which the core was not built, or an empty line; the file is missing if the core is there.
 no_core=$venv/.no-core
 
-# Whether a compiler compiles and links what the core needs: C++20 of GCC 11, and the static C++ runtime.
+# Whether a compiler compiles and links what the core needs: C++20 of GCC 11.
 compiles() {
     local folder failed=0
     folder=$(mktemp -d)
     printf '#include <bit>\n#include <span>\n#include <string>\n%s\n%s\n' \
         'unsigned f(float x) { return std::bit_cast<unsigned>(x); }' \
         'std::string g(std::span<const char> x) { return {x.begin(), x.end()}; }' >"$folder/probe.cpp"
-    "$@" -std=c++20 -fPIC -shared -static-libstdc++ "$folder/probe.cpp" -o "$folder/probe.so" >"$folder/log" 2>&1 ||
-        failed=1
+    "$@" -std=c++20 -fPIC -shared "$folder/probe.cpp" -o "$folder/probe.so" >"$folder/log" 2>&1 || failed=1
     rm -rf -- "$folder"
     return "$failed"
 }
