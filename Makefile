@@ -15,13 +15,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 
-# What an installation is made of: after a change of these it is made again.
+# What an installation is made of: after a change of these it is made again, and if the native core is missing and a
+# compiler has appeared.
 BUILT := pyproject.toml CMakeLists.txt $(wildcard linumpy/core/src/*)
+ifneq ($(wildcard $(VENV)/.no-core),)
+BUILT += $(shell $(INSTALL) cured)
+endif
 
 # Scripts that tests start need not compile linumpy's modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow gpu-test sanitize bench lint format docs clean
+.PHONY: again demo test test-slow gpu-test sanitize bench lint format docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.has-base

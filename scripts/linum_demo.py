@@ -39,11 +39,14 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    from linumpy.core import native
     from linumpy.demo import run_demo
     from linumpy.demo_brain import run_brain_demo
 
     demonstrate = run_brain_demo if arguments.pipeline else run_demo
     print(demonstrate(arguments.out, arguments.size, arguments.device, overwrite=arguments.overwrite))
+    if why := native.why_no_core():
+        print(f"note       zarr-python read, slowly: {why}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from linumpy.core import native
 from linumpy.device import why_no_cuda
 from tests.support import budget
 
@@ -90,6 +91,8 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("needs_core") and (why := native.why_no_core()):
+        pytest.skip(f"needs the native core: {why}")
     if item.get_closest_marker("gpu") is None:
         return
     missing = why_no_cuda()

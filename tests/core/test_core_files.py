@@ -12,6 +12,7 @@ import pytest
 
 from linumpy.core.files import list_files, write_files
 
+pytestmark = pytest.mark.needs_core
 rng = np.random.default_rng(3)
 
 

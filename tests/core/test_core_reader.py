@@ -22,7 +22,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.gpu import Reader
 from tests.support import budget
 
-pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
+pytestmark = pytest.mark.needs_core
 SHAPE = (40, 37, 41)
 
 

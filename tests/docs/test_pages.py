@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
+from linumpy.core import native
 from linumpy.device import DEVICE_VARIABLE, is_device_array, to_host
 from linumpy.errors import ChunkError
 from linumpy.io.ome import open_image, read_omezarr
@@ -75,13 +76,14 @@ def reader(names, folder):
     values = np.random.default_rng(0).integers(0, 60_000, (128, 128, 128)).astype("uint16")
     for crop, region in zip(names["crops"], names["regions"], strict=True):
         np.testing.assert_array_equal(crop, values[region])
-    assert (names["stats"].boxes, names["stats"].chunks) == (4, 3)
     np.testing.assert_array_equal(names["stack"][0], values[:64, :64, :64])
     np.testing.assert_array_equal(names["stack"][1], values[64:, 64:, :64])
     assert isinstance(names["error"], ChunkError)
-    assert "chunk (0, 0, 0)" in str(names["error"])
     assert "c/0/0/0" in str(names["error"])
     np.testing.assert_array_equal(names["rest"], values[32:])
+    if native.why_no_core() is None:  # zarr-python counts nothing, and its errors name the file alone
+        assert (names["stats"].boxes, names["stats"].chunks) == (4, 3)
+        assert "chunk (0, 0, 0)" in str(names["error"])
 
 
 def streaming(names, folder):

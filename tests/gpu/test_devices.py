@@ -25,7 +25,7 @@ from linumpy.resample.blocks import pipeline
 from linumpy.resample.blocks.pipeline import make_blocks_on_each
 from linumpy.write.writer import write_omezarr
 from tests.support.gpu import reference
-from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.gpu.emulator import needs_compiler
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,8 @@ def read_by_two(source, **options):
             release()
 
 
-@pytest.mark.skipif(**needs_stand_in[0].kwargs | {"condition": any(mark.args[0] for mark in needs_stand_in)})
+@needs_compiler
+@pytest.mark.needs_core
 def test_parts_of_a_read(array):
     parts = read_by_two(array, region=np.s_[3:40, 2], dtype="f4")
     assert [part.shape for part, _ in parts] == [(21, 7), (16, 7)]

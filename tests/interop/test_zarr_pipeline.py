@@ -15,13 +15,12 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 import linumpy
-from linumpy.core import native
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
 from linumpy.interop.zarr_pipeline import LinumpyCodecPipeline
 from tests.support.stores import encoded_cases, write
 
-pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason="without the core nothing is read by it")
+pytestmark = pytest.mark.needs_core
 
 PATH = "codec_pipeline.path"
 

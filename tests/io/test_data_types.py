@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linumpy import convert_zarr, read_zarr, resample_zarr
+from linumpy.core import native
 from linumpy.errors import SourceError
 from linumpy.gpu.read.reader import Reader
 from linumpy.io.data_types import NAMES
@@ -50,7 +51,8 @@ def test_bits_and_dtype_are_tensorstores(tmp_path, name):
     def check(sharded, compressed, start):
         expected = stored(tmp_path / "a", name, sharded=sharded, compressed=compressed)
         region = tuple(slice(n, None) for n in start)
-        for found in (read_zarr(tmp_path / "a", region=region, strict=True), open_source(tmp_path / "a")[region]):
+        strict = native.why_no_core() is None
+        for found in (read_zarr(tmp_path / "a", region=region, strict=strict), open_source(tmp_path / "a")[region]):
             assert found.dtype == expected.dtype == np.dtype(getattr(ml_dtypes, name))
             assert found.tobytes() == expected[region].tobytes()
 

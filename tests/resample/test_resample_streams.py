@@ -235,6 +235,7 @@ def test_a_missing_wait_would_show(job, request, monkeypatch):
     assert not np.array_equal(zarr.open_array(job.target)[...], expected)
 
 
+@pytest.mark.needs_core
 def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
     """By the production reader: a limit of its own makes threads, streams and pinned memory once, and frees them."""
     image = np.random.default_rng(0).integers(0, 60000, (40, 36)).astype("u2")
@@ -264,6 +265,7 @@ def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
         assert np.array_equal(boxes[block.number], image[block.source_box])
 
 
+@pytest.mark.needs_core
 def test_coarser_levels_are_read_by_one_reader_within_the_limit(tmp_path, monkeypatch):
     """The device has no byte more: the reader that all callers share would take 512 MiB."""
     limit, made = 2**23, []

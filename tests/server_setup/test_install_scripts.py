@@ -1,6 +1,7 @@
-"""If this fails, install.sh or gpu_extra.sh install the wrong extra, or none."""
+"""If this fails, install.sh or gpu_extra.sh install the wrong extra, or no native core where it can be built."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,18 +12,24 @@ from tests.server_setup.server_tools import SETUP_DIR
 
 INSTALL, GPU_EXTRA = SETUP_DIR.parent / "install.sh", SETUP_DIR.parent / "gpu_extra.sh"
 
-#: Takes the calls that install.sh makes; VENV_FAILS is what `-m venv` does once it has begun.
+#: Takes the calls that install.sh makes; VENV_FAILS is what `-m venv` does once it has begun. The core is there after
+#: an installation, unless it is switched off.
 PYTHON = """#!/bin/sh
 case "$*" in
+    "-c "*why_no_core*) ! tail -n 1 "$PIP_LOG" | grep -q "off|" ;;
     "-c "*) exit 0 ;;
     "-m venv "*)
         mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo made >"$3/pyvenv.cfg"
         eval "${VENV_FAILS:-}" ;;
     "-m pip --version") exit "${NO_PIP:-0}" ;;
-    "-m pip install "*) echo "$*" >>"$PIP_LOG" ;;
+    "-m pip install "*ziglang*) echo "$*" >>"$PIP_LOG"; exit "${NO_ZIG:-0}" ;;
+    "-m pip install "*) echo "${CXX:-}|${LINUMPY_NATIVE:-}|$*" >>"$PIP_LOG" ;;
+    "-I -m ziglang c++ "*) exit "${ZIG_FAILS:-0}" ;;
     *) echo "unexpected: $*" >&2; exit 99 ;;
 esac
 """
+#: What install.sh tries, in this order.
+COMPILERS = ("c++", "g++", "clang++")
 
 
 def program(path, text):
@@ -34,11 +41,14 @@ def program(path, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A folder in which scripts run, the stand-in for Python, and an environment without a GPU."""
+    """A folder in which scripts run, the stand-in for Python, compilers, and an environment without a GPU."""
     python = program(tmp_path / "programs" / "python3", PYTHON)
+    for name in COMPILERS:
+        program(tmp_path / "programs" / name, '#!/bin/sh\nexec >>"$CXX_LOG"; echo "$0"; exit "${NO_COMPILER:-0}"\n')
     program(tmp_path / "programs" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
     environment = {"PATH": path, "PYTHON": str(python), "PIP_LOG": str(tmp_path / "pip.log")}
+    environment["CXX_LOG"] = str(tmp_path / "cxx.log")
     (tmp_path / "here").mkdir()
 
     def run(part, **more):
@@ -151,6 +161,99 @@ def test_an_environment_without_pip_says_so(machine, tmp_path):
     assert done.returncode == 1
     assert "VENV='mine' has no pip" in done.stderr
     assert (tmp_path / "here" / "mine" / "bin" / "python").exists()
+
+
+def installations(tmp_path):
+    """Return what pip was asked for: names, and for linumpy the compiler and LINUMPY_NATIVE."""
+    lines = (tmp_path / "pip.log").read_text().splitlines()
+    return [tuple(line.split("|")[:2]) if "|" in line else line.split()[-1] for line in lines]
+
+
+def test_the_compiler_of_the_machine_builds_the_core(machine, tmp_path):
+    assert machine("base", VENV="mine").returncode == 0
+    assert installations(tmp_path) == [("c++", "")]
+    assert not (tmp_path / "here/mine/.no-core").exists()
+
+
+@pytest.mark.parametrize("native", ["", "require"])
+@pytest.mark.parametrize("venv", ["mine", "a b"])
+def test_without_a_compiler_zig_builds_the_core(machine, tmp_path, venv, native):
+    done = machine("base", VENV=venv, NO_COMPILER="1", LINUMPY_NATIVE=native)
+    assert done.returncode == 0, done.stderr
+    compiler = tmp_path / "here" / venv / "bin" / "zig-c++"
+    assert installations(tmp_path) == ["ziglang>=0.17.1", (str(compiler), native)]
+    assert not (compiler.parents[1] / ".no-core").exists()
+    for status in (0, 3):
+        done = subprocess.run([compiler, "a.cpp"], env=machine.environment | {"ZIG_FAILS": str(status)})
+        assert done.returncode == status
+
+
+@pytest.mark.parametrize("fault", ["NO_ZIG", "ZIG_FAILS"])
+def test_without_a_compiler_and_zig_linumpy_is_pure_python_unless_the_core_is_required(machine, tmp_path, fault):
+    without = {"VENV": "mine", "NO_COMPILER": "1", fault: "1"}
+    done = machine("base", **without, LINUMPY_NATIVE="require")
+    assert done.returncode == 1
+    assert "LINUMPY_NATIVE=require: the native core needs a compiler for C++20" in done.stderr
+    assert installations(tmp_path) == ["ziglang>=0.17.1"]
+    assert not (tmp_path / "here/mine/.has-base").exists()
+    assert machine("base", **without).returncode == 0
+    assert installations(tmp_path)[2:] == [("", "off")]
+    assert (tmp_path / "here/mine/.no-core").exists()
+
+
+def test_switched_off_nothing_is_compiled_or_brought(machine, tmp_path):
+    assert machine("base", VENV="mine", LINUMPY_NATIVE="off", NO_COMPILER="1").returncode == 0
+    assert installations(tmp_path) == [("", "off")]
+    assert not (tmp_path / "cxx.log").exists()
+
+
+@pytest.mark.parametrize("given", ["nowhere/g++-9", "false -m64"])
+def test_a_given_compiler_that_does_not_compile_is_named_and_replaced(machine, tmp_path, given):
+    done = machine("base", VENV="mine", CXX=given)
+    assert done.returncode == 0
+    assert f"CXX='{given}' does not compile C++20" in done.stderr
+    assert installations(tmp_path) == [("c++", "")]
+
+
+@pytest.mark.parametrize("given", ["my compiler/c++", "env c++", "g++"])
+def test_a_given_compiler_is_taken(machine, tmp_path, given):
+    """A path with spaces; a program with an argument; the second of those that are tried."""
+    if "/" in given:
+        given = str(program(tmp_path / given, "#!/bin/sh\n"))
+    assert machine("base", VENV="mine", CXX=given).returncode == 0
+    assert installations(tmp_path) == [(given, "")]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_installs_again_once_a_compiler_has_appeared(machine, tmp_path):
+    """And at no other time, so that each `make` need not wait for an installation that changes nothing."""
+    venv, without = str(tmp_path / "mine"), {"NO_COMPILER": "1", "NO_ZIG": "1"}
+
+    def installs(**more):
+        command = ["make", "--dry-run", "-C", INSTALL.parents[1], f"VENV={venv}", "demo"]
+        done = subprocess.run(command, env=machine.environment | more, capture_output=True, text=True, check=True)
+        return "install.sh base" in done.stdout
+
+    assert installs()
+    assert machine("base", VENV=venv, **without).returncode == 0
+    assert not installs(**without)
+    assert not installs(LINUMPY_NATIVE="off")
+    assert installs()
+    assert machine("base", VENV=venv).returncode == 0
+    assert not installs()
+    # This compiler was tried: the core is missing for another reason.
+    (tmp_path / "mine/.no-core").write_text("c++\n")
+    assert not installs()
+
+
+def test_the_probe_is_what_a_compiler_of_c_plus_plus_20_compiles(machine, tmp_path):
+    real = shutil.which("c++")
+    if real is None or subprocess.run([real, "-std=c++20", "-E", "-xc++", "/dev/null"], capture_output=True).returncode:
+        pytest.skip("there is no compiler for C++20")
+    assert machine("base", VENV="mine", CXX=real).returncode == 0
+    assert installations(tmp_path) == [(real, "")]
+    older = program(tmp_path / "older", f'#!/bin/sh\nexec {real} "$@" -std=c++17\n')
+    assert "does not compile C++20" in machine("base", VENV="mine", CXX=str(older)).stderr
 
 
 def gpu_extra(tmp_path, smi):

@@ -9,11 +9,10 @@ import pytest
 import zarr
 
 from linumpy import stream
-from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from tests.support.stream_arrays import make_array
 
-pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
+pytestmark = pytest.mark.needs_core
 BOX = ((0, 4), (0, 5), (0, 6))
 
 

@@ -39,6 +39,7 @@ def check(case, kind, **options):
         return job
 
 
+@pytest.mark.needs_core
 @needs_compiler
 @inside_a_test
 @given(
@@ -203,6 +204,7 @@ def test_a_barrier_that_is_missing_is_noticed(name):
         decode_all()
 
 
+@pytest.mark.needs_core
 @needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
@@ -219,6 +221,7 @@ def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
     assert seen == 13
 
 
+@pytest.mark.needs_core
 @needs_compiler
 @pytest.mark.parametrize("name", sorted(TENSORSTORE))
 def test_stores_that_tensorstore_wrote(tmp_path, name):
@@ -262,6 +265,7 @@ def test_a_broken_inner_chunk_is_named_with_its_bytes(tmp_path):
         reference.execute(reference.make_job(array, decode_on="device"))
 
 
+@pytest.mark.needs_core
 @needs_compiler
 def test_what_a_slab_cannot_hold_goes_to_the_host(tmp_path):
     """A frame may be longer than its chunk: empty blocks, or skippable ones, of any number."""
@@ -277,6 +281,7 @@ def test_what_a_slab_cannot_hold_goes_to_the_host(tmp_path):
     assert job.stats.bytes_read == others + file.stat().st_size
 
 
+@pytest.mark.needs_core
 @needs_compiler
 def test_ranges_with_small_gaps_are_read_together(tmp_path):
     array = written(tmp_path / "a", shape=(64, 64, 64), chunks=(8, 8, 8), shards=(64, 64, 64))
@@ -295,6 +300,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("name", sorted(FILTERS))
 @pytest.mark.parametrize("compressor", [numcodecs.Zstd(3), numcodecs.Blosc("lz4")], ids=["zstd", "blosc"])
 def test_filters_that_the_host_undoes(tmp_path, name, compressor):
@@ -311,6 +317,7 @@ def test_filters_that_the_host_undoes(tmp_path, name, compressor):
         reference.execute(reference.make_job(tmp_path / "a"))
 
 
+@pytest.mark.needs_core
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
 @pytest.mark.parametrize("behind", ["none", "zstd", "blosc"])
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -144,6 +144,7 @@ def test_blocks_of_any_length():
     assert [got if code == 0 else None for got, code in zip(decoded, status.tolist(), strict=True)] == expected
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize(
     "region", [(), pytest.param((slice(900, 1030), slice(5, None)), marks=pytest.mark.slow)], ids=["all", "part"]
 )
@@ -166,6 +167,7 @@ def test_a_read_of_long_chunks(tmp_path, region):
         reference.execute(reference.make_job(array))
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("free", [0, 2**23, 2**27])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_chunk_that_does_not_fit_the_scratch(tmp_path, monkeypatch, free, fails):

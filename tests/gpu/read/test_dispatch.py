@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 import linumpy
+from linumpy.core import native
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
 from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceError
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu, release, zarr_to_dask
@@ -142,6 +143,7 @@ def test_a_report_reads_well():
         report.backend = "kvikio"
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("options", [{}, {"backend": "linumpy"}, {"backend": "kvikio"}, {"scratch_bytes": 2**21}])
 def test_the_report_names_the_reader_that_read(folder, monkeypatch, options):
     """Not kvikio, which need not even be installed: `engine` says what read the bytes."""
@@ -178,8 +180,10 @@ def test_read_zarr_reads_into_host_memory_without_a_gpu(folder, region, monkeypa
     assert found.flags.c_contiguous
     assert (found.dtype, found.shape) == (np.dtype("=f4"), expected.shape)
     np.testing.assert_array_equal(found, expected)
-    assert (report.backend, report.shape, report.bytes_decoded) == ("linumpy", expected.shape, found.nbytes)
-    assert report.bytes_read <= 40
+    by_core = native.why_no_core() is None
+    backend = "linumpy" if by_core else "zarr-python"
+    assert (report.backend, report.shape, report.bytes_decoded) == (backend, expected.shape, found.nbytes)
+    assert not by_core or report.bytes_read <= 40
     assert "not counted" not in str(report)
     assert "host memory: asked for" in str(report)
 

@@ -172,6 +172,7 @@ print(more < 2**10 * int(sys.argv[2]), not got.any(), stats.index_misses)
 """
 
 
+@pytest.mark.needs_core
 def test_few_indexes_of_shards_at_a_time_are_in_memory(tmp_path):
     """70 shards, each with an index of 4 MiB, of which a part of each is read."""
     zarr.create_array(tmp_path / "a", shape=(70 * 512, 512), chunks=(1, 1), shards=(512, 512), dtype="u1")

@@ -22,6 +22,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from linumpy.core import native
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
@@ -162,7 +163,8 @@ def check(place, job):
     assert same(place.get(array), job.expected)
     report = job.ticket.report
     assert report.shape == array.shape
-    assert report.chunks_read + report.chunks_filled == chunks_of(job)
+    if native.why_no_core() is None:
+        assert report.chunks_read + report.chunks_filled == chunks_of(job)
 
 
 def chunks_of(job):
@@ -295,6 +297,7 @@ def native_threads():
 KINDS = {"raw": {}, "zstd": {"compressors": "auto"}, "shards": {"shards": (16, 48)}}
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, one, kind):
     array = make(tmp_path / "a", **KINDS[kind])
@@ -490,6 +493,7 @@ def test_a_relative_path_of_another_folder(tmp_path, one, monkeypatch):
         assert one.submit("x").result().shape == (8 + ord(name), 9)
 
 
+@pytest.mark.needs_core
 def test_a_shard_is_opened_once_for_its_index_and_its_data(tmp_path, one):
     array = make(tmp_path / "a", shards=(16, 48))
     ticket = one.submit(array)
@@ -497,6 +501,7 @@ def test_a_shard_is_opened_once_for_its_index_and_its_data(tmp_path, one):
     assert ticket.report.files_opened == 3
 
 
+@pytest.mark.needs_core
 def test_a_shard_that_is_replaced_between_two_reads_is_noticed(tmp_path, one):
     array = make(tmp_path / "a", compressors="auto", shards=(16, 48))
     for seed in range(3):
@@ -649,6 +654,7 @@ def rows_of_one_array(place, tmp_path, options):
         assert one.submit_rows(array, regions[1:], held[:, 1], np.array([1]), kept).exception() is None
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
 @pytest.mark.parametrize("where", [on_host, on_fake])
 def test_rows_of_one_array(tmp_path, where, options):

@@ -79,6 +79,7 @@ def test_parts_of_a_region_are_all_of_it_once(data: st.DataObject) -> None:
     assert (seen == 1).all()
 
 
+@pytest.mark.needs_core
 @given(st.data())
 def test_chunks_written_by_hand(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Regions through a Reader, several at once and cast, are those of the NumPy array; missing chunks too."""
@@ -109,6 +110,7 @@ def chunks_in(layout: ArrayLayout, box: list[list[int]]) -> int:
     return count
 
 
+@pytest.mark.needs_core
 def test_errors_name_the_chunk_and_regions_are_checked(tmp_path: Path) -> None:
     """A chunk of the wrong size is named by its own path and shape; a region must lie in the array."""
     _, layout = stored_by_hand(tmp_path, [[2, 3, 3], [4, 1]])

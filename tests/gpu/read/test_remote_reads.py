@@ -106,6 +106,7 @@ def test_any_array_is_read_as_from_its_folder(served, case, on_device, kept):
             assert same(np.asarray(read_zarr(url, region=case.region, device="cpu")), wanted)
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_are_as_few_as_may_be(served, kind):
     """A request for each chunk without shards; with them one for the index, and one for chunks that lie together."""
@@ -140,6 +141,7 @@ def test_indexes_of_shards_are_asked_for_at_the_same_time(served, monkeypatch):
     assert np.array_equal(values, VALUES[:16, :, :32])
 
 
+@pytest.mark.needs_core
 def test_all_open_the_same_way(served, tmp_path):
     url, region = f"{served.url}/zstd", np.s_[2:20, 5:9, 1:35]
     store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}), read_only=True)
@@ -162,6 +164,7 @@ def test_all_open_the_same_way(served, tmp_path):
     assert np.array_equal(read_zarr(read_again, device="cpu"), expected())
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("kind", KINDS)
 def test_zarr_s_own_arrays_are_accelerated(served, kind):
     store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}), read_only=True)
@@ -211,6 +214,7 @@ def test_the_device_gets_what_a_reader_by_gpudirect_storage_reads_from_elsewhere
         assert np.array_equal(reference.execute(job, reference.PreadFile), expected()[1:23])
 
 
+@pytest.mark.needs_core
 def test_kept_chunks_are_read_again_where_the_object_is_another(served, tmp_path):
     for name, codec in (("kept raw", None), ("kept", zarr.codecs.ZstdCodec())):
         folder = served.folder / name
@@ -232,6 +236,7 @@ def test_kept_chunks_are_read_again_where_the_object_is_another(served, tmp_path
             served.faults.no_etags = False
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec()], ids=["raw", "zstd"])
 def test_indexes_of_shards_are_kept_while_the_object_is_the_same(served, codec):
     name = f"indexes {codec is None}"
@@ -273,6 +278,7 @@ def test_indexes_of_shards_are_kept_while_the_object_is_the_same(served, codec):
         assert (read()[0] == 0).all()
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize(
     "faults",
     [{"busy": 9}, {"no_ranges": True}, {"no_etags": True}, {"cut": 3}, {"redirects": True}, {"seconds": 0.002}],
@@ -312,6 +318,7 @@ def test_an_error_names_the_object_and_the_reason_without_credentials(served, ki
     assert "Basic dXNlcjpwYXNzIHdvcmQ=" in served.credentials
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
@@ -339,6 +346,7 @@ def test_ranges_that_are_not_what_was_asked_for(served, monkeypatch, caplog, fau
         assert secret not in str(caught.value) + caplog.text
 
 
+@pytest.mark.needs_core
 def test_ranges_are_asked_for_again(served, monkeypatch):
     """A response of a whole object holds for a while, and not for as long as the process."""
     served.faults = Faults("/c/", no_ranges=True)
@@ -357,6 +365,7 @@ def test_ranges_are_asked_for_again(served, monkeypatch):
     assert all(ranges())
 
 
+@pytest.mark.needs_core
 def test_a_redirect_takes_no_credentials_to_another_server(served):
     with serve(served.folder) as other:
         served.faults = Faults("/c/", elsewhere=other.url)
@@ -367,6 +376,7 @@ def test_a_redirect_takes_no_credentials_to_another_server(served):
         assert other.credentials == {""}
 
 
+@pytest.mark.needs_core
 def test_a_raw_chunk_in_pieces_that_changes_between_them(served):
     array = zarr.create_array(served.folder / "pieces", shape=(2, 1024, 1024), chunks=(2, 1024, 1024), dtype="u1",
                               compressors=None, overwrite=True)  # fmt: skip
@@ -380,6 +390,7 @@ def test_a_raw_chunk_in_pieces_that_changes_between_them(served):
         read_zarr(url, region=region, device="cpu")
 
 
+@pytest.mark.needs_core
 def test_an_object_that_changes_while_it_is_read(served):
     url = f"{served.url}/blosc shards"
     served.faults = Faults("/c/0/1/1", changes_after=1)
@@ -392,6 +403,7 @@ def test_an_object_that_changes_while_it_is_read(served):
     assert np.array_equal(read_zarr(url, device="cpu"), expected())
 
 
+@pytest.mark.needs_core
 def test_a_raw_object_of_another_size(served):
     url = f"{served.url}/raw"
     file = served.folder / "raw/c/0/0/0"
@@ -403,6 +415,7 @@ def test_a_raw_object_of_another_size(served):
     file.write_bytes(content)
 
 
+@pytest.mark.needs_core
 def test_an_encoded_object_that_is_longer_than_expected(served):
     """Its size is not known before it comes: it is asked for a second time."""
     folder = served.folder / "long"
@@ -418,6 +431,7 @@ def test_an_encoded_object_that_is_longer_than_expected(served):
     assert len(served.of("/long/c/0/0")) == 2
 
 
+@pytest.mark.needs_core
 def test_many_requests_are_under_way_and_cancelled_ones_do_not_begin(served):
     served.faults = Faults("/c/", hold=threading.Event())
     with Reader("cpu") as reader:
@@ -438,6 +452,7 @@ def test_many_requests_are_under_way_and_cancelled_ones_do_not_begin(served):
         assert np.array_equal(out, before)
 
 
+@pytest.mark.needs_core
 def test_a_reader_is_closed_while_requests_are_under_way(served):
     served.faults = Faults("/c/", hold=threading.Event())
     reader = Reader("cpu")
@@ -457,6 +472,7 @@ def test_a_reader_is_closed_while_requests_are_under_way(served):
         reader.submit(layout).result()
 
 
+@pytest.mark.needs_core
 def test_threads_share_readers_and_stores(served):
     def one(number):
         kind = list(KINDS)[number % len(KINDS)]
@@ -550,6 +566,7 @@ assert read_zarr(url, device="cpu").shape == (24, 40, 36)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.needs_core
 def test_s3(tmp_path):
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(port=0, verbose=False)

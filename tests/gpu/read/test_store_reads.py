@@ -87,6 +87,7 @@ def fill(store, *, v2=True):
         array[:16] = VALUES[:16]
 
 
+@pytest.mark.needs_core
 def test_any_store_of_zarr_is_read_by_the_core(store):
     for name in KINDS:
         if name == "v2" and "Icechunk" in type(store).__name__:
@@ -100,6 +101,7 @@ def test_any_store_of_zarr_is_read_by_the_core(store):
         assert np.array_equal(reference.execute(reference.Job(array, np.s_[3:20])), array[3:20])
 
 
+@pytest.mark.needs_core
 def test_requests_to_a_store_are_as_few_as_may_be():
     """One for each index of a shard, and one for what lies together; none for sizes."""
     asked = []
@@ -162,6 +164,7 @@ def test_a_store_that_brings_other_bytes_than_asked_for(more):
             read_zarr((store, name), device="cpu")
 
 
+@pytest.mark.needs_core
 def test_an_array_that_is_gone_is_no_fill_value(tmp_path):
     pytest.importorskip("obstore")
     memory = MemoryStore()
@@ -194,6 +197,7 @@ def test_bytes_are_lent_until_they_are_used():
     assert not requests._STORES._lent
 
 
+@pytest.mark.needs_core
 def test_an_interrupt_does_not_wait_for_requests(tmp_path):
     pytest.importorskip("obstore")
     zarr.create_array(tmp_path / "a", shape=VALUES.shape, chunks=(8, 8, 8), dtype="u2", compressors=None)[...] = VALUES

@@ -45,6 +45,7 @@ def make(folder, kind="raw", shape=(40, 48), values=random_values):
     return stored(folder, values("u2", shape, 1), (8, 16), **KINDS[kind])
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["auto", "linumpy", "kvikio"])
 def test_without_kvikio_linumpy_reads_all_the_same(tmp_path, monkeypatch, caplog, kind, backend):
@@ -101,6 +102,7 @@ DRIVER = RuntimeError("cuFile error: 5011\nnvidia-fs driver error")
 ERRORS = {"driver": DRIVER, "its number": OSError(errno.EIO, "Input/output error")}
 
 
+@pytest.mark.needs_core
 @needs_compiler
 @pytest.mark.parametrize(
     ("kind", "decode_on"), [("raw", None), ("shards", None), ("zstd", "device"), ("zstd shards", "device")]
@@ -135,6 +137,7 @@ def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(
         assert "which go through host memory without it" in said
 
 
+@pytest.mark.needs_core
 def test_it_is_logged_once_and_told_of_each_read(tmp_path, caplog):
     array = make(tmp_path / "a")
     with reference.fake_device(0, failing(DRIVER, "get", 1)), Reader(0, direct=True) as reader:
@@ -145,6 +148,7 @@ def test_it_is_logged_once_and_told_of_each_read(tmp_path, caplog):
         assert len([one for one in caplog.records if one.name == direct.__name__]) == 1
 
 
+@pytest.mark.needs_core
 def test_an_error_of_the_file_is_an_error_all_the_same(tmp_path):
     array = make(tmp_path / "a")
     os.truncate(tmp_path / "a/c/1/1", 5)
@@ -155,6 +159,7 @@ def test_an_error_of_the_file_is_an_error_all_the_same(tmp_path):
             rows[1].result()
 
 
+@pytest.mark.needs_core
 def test_reads_that_do_not_fail_are_not_repeated(tmp_path):
     array = make(tmp_path / "a")
     with reference.fake_device(0, reference.PreadFile), Reader(0, direct=True) as reader:

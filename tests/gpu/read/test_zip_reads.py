@@ -70,6 +70,7 @@ def test_any_array_is_read_as_from_its_folder(case, method, force_zip64, extra, 
         assert same(np.asarray(read_zarr(source, region=case.region, device="cpu")), expected)
 
 
+@pytest.mark.needs_core
 def test_stored_entries_are_read_by_the_core_and_deflated_ones_by_zarr(folder, file, tmp_path):
     _, report = read(file)
     assert (report.backend, report.files_opened, report.bytes_read) == ("linumpy", 16, VALUES.nbytes + 4 * 60 - 240)
@@ -78,6 +79,7 @@ def test_stored_entries_are_read_by_the_core_and_deflated_ones_by_zarr(folder, f
     assert (report.backend, report.fallback) == ("zarr-python", "compressed entries of a ZIP file")
 
 
+@pytest.mark.needs_core
 def test_a_missing_entry_is_the_fill_value(folder, tmp_path):
     array = zarr.create_array(tmp_path / "f", shape=(20, 24), chunks=(5, 6), dtype="u2", compressors=None, fill_value=7)
     array[:10] = VALUES[:10]
@@ -87,6 +89,7 @@ def test_a_missing_entry_is_the_fill_value(folder, tmp_path):
     assert report.chunks_filled == 8
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("shards", [None, (10, 12)])
 @pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec()])
@@ -109,6 +112,7 @@ def test_a_device_reads_entries(tmp_path, monkeypatch, direct, shards, codec):
     assert str(file) in job.report.engine
 
 
+@pytest.mark.needs_core
 def test_kept_chunks_are_read_again_where_the_file_is_another(folder, file):
     with reference.fake_device(1), Reader(0, cache_bytes=2**20) as reader:
         for _ in range(2):
@@ -127,6 +131,7 @@ def test_a_path_is_read_anew_where_the_file_is_another(folder, file):
         assert not reader.submit(file).result()[:5].any()
 
 
+@pytest.mark.needs_core
 def test_an_open_array_of_a_file_that_was_replaced_is_an_error(folder, file):
     array = open_source(file)
     zarr.open_array(folder, mode="r+")[:5] = 0
@@ -154,6 +159,7 @@ def test_a_local_header_that_disagrees_with_the_directory_is_an_error(folder, tm
     assert np.array_equal(read(file, slice(0, 5))[0], VALUES[:5])
 
 
+@pytest.mark.needs_core
 def test_a_size_that_disagrees_is_an_error(file):
     patch(file, header_of(file, "c/1/2") + 18, struct.pack("<2L", 59, 59))
     with pytest.raises(ChunkError, match="states 59 bytes, and the directory 60"):
@@ -167,6 +173,7 @@ def test_a_local_header_that_moves_the_bytes_behind_the_end_is_an_error(file):
         reader.submit(f"{file}", None).result()
 
 
+@pytest.mark.needs_core
 def test_a_crc_counts_where_zarr_reads_entries(folder, file, tmp_path):
     """The core compares no CRC-32 of an entry: of files there is none either."""
     patch(file, data_of(file, "c/0/0"), b"\xff\xff")
@@ -179,6 +186,7 @@ def test_a_crc_counts_where_zarr_reads_entries(folder, file, tmp_path):
         read(deflated)
 
 
+@pytest.mark.needs_core
 def test_an_entry_of_a_wrong_size_is_an_error(folder, tmp_path):
     with open(folder / "c/0/0", "ab") as chunk:
         chunk.write(b"12")

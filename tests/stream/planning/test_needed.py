@@ -259,8 +259,8 @@ READERS = ["core", "no core", "zarr-python"]
 @pytest.mark.parametrize(("pad", "reader"), matrix(PADS, READERS))
 def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, reader):
     read = []
-    if reader == "core" and native.why_no_core() is not None:
-        pytest.skip(native.why_no_core())
+    if reader == "core" and (why := native.why_no_core()):
+        pytest.skip(why)
     if reader == "no core":
         monkeypatch.setenv("LINUMPY_CORE", "0")
     if reader == "zarr-python":
@@ -297,7 +297,7 @@ def take_nothing(monkeypatch):
     monkeypatch.setattr(sources_module, "open_info", opened)
 
 
-@pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
+@pytest.mark.needs_core
 def test_the_bytes_of_the_chunks_that_are_needed_are_read_once(tmp_path, pipeline, monkeypatch):
     """One crop: chunks that several crops need are read once or more, as it happens."""
     values = np.random.default_rng(0).integers(0, 60_000, (64, 64, 64)).astype("u2")

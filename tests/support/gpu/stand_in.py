@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from linumpy.core import native
 from linumpy.gpu.kernels import source_text
 from tests.support.gpu import decoders, emulator
 from tests.support.gpu.compiled import already_compiled, kept
@@ -24,10 +23,7 @@ _SOURCE = Path(__file__).parents[2] / "core" / "fake_cuda.cpp"
 #: Blocks that run a decoder: few, so that each has many streams; odd, since warps take the tasks of zstd in turn.
 _BLOCKS = 3
 
-needs_stand_in = [
-    emulator.needs_compiler,
-    pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core())),
-]
+needs_stand_in = [emulator.needs_compiler, pytest.mark.needs_core]
 
 _WAITS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_long)
 _KERNEL = ctypes.CFUNCTYPE(
