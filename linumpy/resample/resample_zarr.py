@@ -129,7 +129,9 @@ def resample_zarr(
         whose voxels may be labels, is never smoothed.
     mode : str, optional
         SciPy's name of the extension of the source beyond its edges. By default ``"nearest"`` for a spacing, whose grid
-        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``.
+        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``. Coordinates that a
+        rounding error (1e-6 voxels) puts outside of the source are at its edge, and order 0 takes the upper of two
+        voxels at the same distance.
     cval : float
         Value outside the source, for the constant modes. For labels it is 0.
     chunks, shards, codec, compressors, levels

@@ -27,7 +27,7 @@ from linumpy.io.scenes import map_between, map_from_system
 from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
-from linumpy.plan.grid.regrid import Regrid, plan_regrid
+from linumpy.plan.grid.regrid import Regrid, plan_regrid, without_rounding
 from linumpy.write.new_image import LEADING_AXES
 
 
@@ -136,14 +136,11 @@ def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], o
     rank = len(shape)
     matrix = as_matrix(compose(steps), rank)
     if matrix is None:
-        linear, offset, warp = np.eye(rank), np.zeros(rank), compose(steps)
+        matrix, warp = np.eye(rank, rank + 1), compose(steps)
     else:
-        # Rounding errors must not put the first voxel of an equal grid outside of the source.
-        linear, offset, warp = matrix[:, :-1].round(12), matrix[:, -1].round(9), ()
-    return Regrid(
-        tuple(shape), tuple(map(tuple, linear.tolist())), tuple(offset.tolist()), tuple(map(float, spacing)),
-        tuple(map(float, origin)), warp,
-    )  # fmt: skip
+        warp = ()
+    linear, offset = without_rounding(matrix[:, :-1], matrix[:, -1], shape)
+    return Regrid(tuple(shape), linear, offset, tuple(map(float, spacing)), tuple(map(float, origin)), warp)
 
 
 def _from_voxels(chosen: Chosen) -> PointMap:
