@@ -147,8 +147,9 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         "box_start": block.source_start,
         "out_start": block.start,
     }
-    source, sampler = sampling.contiguous(source), sampling.SplineSampling(
-        grid.order, grid.mode, float(cval), pad, grid.snaps
+    source, sampler = (
+        sampling.contiguous(source),
+        sampling.SplineSampling(grid.order, grid.mode, float(cval), pad, grid.snaps),
     )
     affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.shift))
     module = sampling if rank in sampling.RANKS else general
