@@ -35,6 +35,8 @@ _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "w
 _DEFINED = ("ome", "linumpy", *_NGFF)
 #: Keys of a multiscale image that the writer of a new image sets.
 _REWRITTEN = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
+#: Keys of the ``metadata`` of a multiscale image that describe how its resolutions were made.
+_METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 if number != image.multiscale
             ),
             *lost,
-            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _REWRITTEN),
+            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _rewritten(multiscale)),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
@@ -219,6 +221,13 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
     """Return the attributes of an image's group that neither NGFF nor linumpy defines."""
     return {key: value for key, value in group.attrs.asdict().items() if key not in _DEFINED}
+
+
+def _rewritten(multiscale: Multiscale) -> tuple[str, ...]:
+    """Return the keys of a multiscale image that the writer of a new image sets."""
+    metadata = multiscale.get("metadata")
+    describes_levels = isinstance(metadata, Mapping) and metadata.keys() <= _METHOD_KEYS
+    return (*_REWRITTEN, "metadata") if describes_levels else _REWRITTEN
 
 
 def _text(value: object) -> str | None:

@@ -46,8 +46,6 @@ class TargetImage:
         Metadata that the image takes from the source.
     image : NewImage
         The image to make.
-    downsampling : str
-        Method that makes the coarser resolutions.
     """
 
     folder: str
@@ -55,7 +53,6 @@ class TargetImage:
     grid: AffineGrid
     carried: Carried
     image: NewImage
-    downsampling: str
 
     @property
     def voxels_nbytes(self) -> int:
