@@ -19,6 +19,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.errors import MetadataError
 from linumpy.io.codecs import encoding_like
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import ome_attributes
@@ -208,7 +209,12 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
     systems = systems_of(multiscale, image.name)
     if systems is None:
         return None, []
-    if len(image.axes) != len(chosen.leading) + len(image.spatial_axes):  # transformations need all axes
+    try:
+        has_order_of_arrays = image.system_order == tuple(range(len(image.axes)))
+    except MetadataError:  # the levels are turned
+        has_order_of_arrays = False
+    # Transformations need all axes, in the order of the new image.
+    if not has_order_of_arrays or len(image.axes) != len(chosen.leading) + len(image.spatial_axes):
         kept: list[Transformation] = []
     else:  # paths of stored arrays are relative to the group of the source
         kept = [transformation for transformation in systems.transformations if not stored_paths(transformation)]

@@ -80,8 +80,8 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spaci
     labels = _select_for_image(_open(chosen.image, name, spacing), chosen, volumes)
     if labels.axes != volumes.axes:
         raise MetadataError(
-            f"the labels {name!r} of {volumes.name} have the axes of space {', '.join(labels.axes)}, and the image has "
-            f"{', '.join(volumes.axes)}: {_ADVICE}"
+            f"the labels {name!r} of {volumes.name} have the axes of space {labels.names}, and the image has "
+            f"{volumes.names}: {_ADVICE}"
         )
     if labels.first.dtype.kind not in "biuf" or labels.first.dtype.itemsize > 8:
         raise MetadataError(

@@ -252,7 +252,7 @@ def resample_zarr(
     def target_of(
         folder: str, own_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
     ) -> TargetImage:
-        planned = plan_target_image(own_volumes, regrid, kept, downsampling=method, **storage, **options)
+        planned = plan_target_image(own_volumes, regrid, new_grid.axes, kept, downsampling=method, **storage, **options)
         return TargetImage(folder, own_volumes, grid, kept, planned)
 
     method = downsampling or ("mean" if order else "label")
