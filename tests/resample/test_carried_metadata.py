@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.errors import MetadataError, ResumeError
+from linumpy.errors import ChunkError, MetadataError, ResumeError
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
 from linumpy.resample.blocks import pipeline
@@ -222,6 +222,9 @@ def test_a_label_image_is_not_averaged(tmp_path, caplog):
     resample_zarr(tmp_path / "e", tmp_path / "f", 2.0, **HERE)
     assert caplog.text.count("holds few values") == 1
     assert "pass order=0 (--order 0)" in caplog.text
+    (tmp_path / "e/0/c/0/0/0").write_bytes(b"broken")
+    with pytest.raises(ChunkError, match="c/0/0/0"):
+        resample_zarr(tmp_path / "e", tmp_path / "g", 2.0, **HERE)
 
 
 @pytest.mark.parametrize("seed", range(8))
