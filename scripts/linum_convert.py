@@ -46,6 +46,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Voxel spacing in µm along z, y, x (or y, x), of a TIFF stack or an array.",
     )  # fmt: skip
     cli.add_levels_argument(parser)
+    parser.add_argument(
+        "--downsampling", choices=("mean", "label", "nearest"),
+        help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
+    )  # fmt: skip
     cli.add_device_memory_argument(parser)
     cli.add_tile_arguments(parser)
     return parser
@@ -60,6 +64,7 @@ def _convert(parsed: argparse.Namespace) -> None:
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
+        downsampling=parsed.downsampling,
         device=device, device_memory=cli.device_nbytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip

@@ -57,8 +57,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_levels_argument(parser, "1; with --like, as many as OTHER has")
     cli.add_codec_argument(parser)
     parser.add_argument(
-        "--order", type=int, default=1, metavar="N",
-        help="Order of the spline: 0 nearest, for labels; 1 linear; 3 cubic; up to 5. [%(default)s]",
+        "--order", type=int, metavar="N",
+        help="Order of the spline: 0 nearest; 1 linear; 3 cubic; up to 5. [0 for label images, else 1]",
     )  # fmt: skip
     parser.add_argument(
         "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,

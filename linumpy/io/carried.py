@@ -19,6 +19,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.errors import MetadataError
 from linumpy.io.codecs import encoding_like
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import ome_attributes
@@ -35,6 +36,8 @@ _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "w
 _DEFINED = ("ome", "linumpy", *_NGFF)
 #: Keys of a multiscale image that the writer of a new image sets.
 _REWRITTEN = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
+#: Keys of the ``metadata`` of a multiscale image that describe how its resolutions were made.
+_METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 if number != image.multiscale
             ),
             *lost,
-            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _REWRITTEN),
+            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _rewritten(multiscale)),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
@@ -206,7 +209,12 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
     systems = systems_of(multiscale, image.name)
     if systems is None:
         return None, []
-    if len(image.axes) != len(chosen.leading) + len(image.spatial_axes):  # transformations need all axes
+    try:
+        has_order_of_arrays = image.system_order == tuple(range(len(image.axes)))
+    except MetadataError:  # the levels are turned
+        has_order_of_arrays = False
+    # Transformations need all axes, in the order of the new image.
+    if not has_order_of_arrays or len(image.axes) != len(chosen.leading) + len(image.spatial_axes):
         kept: list[Transformation] = []
     else:  # paths of stored arrays are relative to the group of the source
         kept = [transformation for transformation in systems.transformations if not stored_paths(transformation)]
@@ -219,6 +227,13 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
     """Return the attributes of an image's group that neither NGFF nor linumpy defines."""
     return {key: value for key, value in group.attrs.asdict().items() if key not in _DEFINED}
+
+
+def _rewritten(multiscale: Multiscale) -> tuple[str, ...]:
+    """Return the keys of a multiscale image that the writer of a new image sets."""
+    metadata = multiscale.get("metadata")
+    describes_levels = isinstance(metadata, Mapping) and metadata.keys() <= _METHOD_KEYS
+    return (*_REWRITTEN, "metadata") if describes_levels else _REWRITTEN
 
 
 def _text(value: object) -> str | None:

@@ -35,7 +35,7 @@ from linumpy.io.ngff.axes import (
     transformations_of_levels,
 )
 from linumpy.io.ngff.collection import image_paths, kind_of, ome_attributes, why_not_image
-from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
+from linumpy.io.ngff.coordinate_systems import TurnedLevelError, as_axes_and_scales, order_of_axes, with_unit_steps
 from linumpy.io.paths import has_dots
 from linumpy.io.source import Source, open_node, with_options
 
@@ -99,6 +99,12 @@ class OmeZarrImage:
             The position is unknown.
         """
         return tuple(placement.origin for placement in self.placements)
+
+    @property
+    def system_order(self) -> tuple[int, ...]:
+        """For each axis of the image's coordinate system the axis of the arrays; they differ only in NGFF 0.6."""
+        multiscale = ome_attributes(self.group)["multiscales"][self.multiscale]
+        return tuple(range(len(self.axes))) if "axes" in multiscale else order_of_axes(multiscale, self.name)
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
@@ -212,7 +218,11 @@ def open_image(
     group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
     version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
-    described = as_axes_and_scales(described, name)
+    turned = ""
+    try:
+        described = as_axes_and_scales(described, name)
+    except TurnedLevelError as error:  # voxels can be read
+        described, turned = with_unit_steps(described, name), str(error)
     axes = axes_of(described, name)
     datasets = datasets_of(described, name)
     levels = tuple(_array(group, dataset) for dataset in datasets)
@@ -224,6 +234,9 @@ def open_image(
     chains = transformations_of_levels(described, datasets, spacing is not None, name)
     steps, origins = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
     placements = place_levels(steps, origins, axes, spacing, name)
+    if turned and (spacing is None or len(levels) > 1):
+        advice = "an array of one level, with its spacing=" if len(levels) > 1 else "spacing="
+        placements = (Unplaced(f"{turned}; pass {advice} in µm along the array's own axes"),) * len(levels)
     attribute = group.attrs.get("linumpy")
     own_metadata = attribute if isinstance(attribute, Mapping) else {}
     return OmeZarrImage(name, version, axes, levels, placements, own_metadata, steps, origins, group, number)

@@ -171,6 +171,12 @@ class Volumes:
         return next(iter(self.volumes.values()))
 
     @property
+    def names(self) -> str:
+        """Names of the axes of space, for messages."""
+        image = None if self.chosen is None else self.chosen.image
+        return ", ".join(self.axes if image is None else (image.axes[axis].name for axis in image.spatial_axes))
+
+    @property
     def leading_shape(self) -> tuple[int, ...]:
         """Number of entries along each leading axis."""
         return tuple(n + 1 for n in max(self.volumes))
@@ -287,10 +293,8 @@ def open_source_volumes(
         return Volumes(name, axes, Placement(tuple(map(float, steps)), (0.0,) * node.ndim), "", single, {})
     image = open_image(node, spacing=spacing)
     volumes = select_volumes(image, level, channel=channel, time=time)
-    if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):
-        raise MetadataError(
-            f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
-        )
+    if len(volumes.axes) != volumes.first.ndim or len(volumes.axes) < 2 or not set(volumes.axes) <= set("zyx"):
+        raise MetadataError(f"{image.name} has the axes of space {volumes.names}: two or three of z, y, x are read")
     return volumes
 
 

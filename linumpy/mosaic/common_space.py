@@ -29,6 +29,7 @@ from linumpy.mosaic.io.slice_table import find_slices, open_slices
 from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, slices_in_box
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
+from linumpy.plan.grid.regrid import without_rounding
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -127,12 +128,10 @@ def _grid(
     """Return the map from the voxels of a slice's box in the stack to the voxels of the slice."""
     box_to_um = np.diag([*spacing, 1.0])
     box_to_um[:3, 3] = origin + np.array(offset) * spacing
-    # Without this, rounding errors could put the outermost voxels of an equal grid outside of the slice.
     box_to_slice = np.linalg.inv(to_stack) @ box_to_um
-    linear, shift = box_to_slice[:3, :3].round(12), box_to_slice[:3, 3].round(9)
-    rows = tuple(map(tuple, linear.tolist()))
+    rows, shift = without_rounding(box_to_slice[:3, :3], box_to_slice[:3, 3], shape)
     sigmas = anti_aliasing_sigmas(rows) if (spacing > 1.01 * np.array(image.spacing)).any() else ()
-    return AffineGrid(tuple(image.array.shape), tuple(shape), rows, tuple(shift.tolist()), 1, "constant", sigmas)
+    return AffineGrid(tuple(image.array.shape), tuple(shape), rows, shift, 1, "constant", sigmas)
 
 
 def open_stack(

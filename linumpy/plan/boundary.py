@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from linumpy.arrays import Array
+
 #: Every mode; kernels number them in this order.
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
+#: Upper bound of the rounding error of a coordinate, in voxels.
+ROUNDING = 1e-6
+
+
+def snap_to_edges(coordinates: Array, size: int) -> None:
+    """Move coordinates that are outside of an axis of `size` voxels by a rounding error to its edge, in place."""
+    coordinates[(coordinates < 0) & (coordinates >= -ROUNDING)] = 0
+    coordinates[(coordinates > size - 1) & (coordinates <= size - 1 + ROUNDING)] = size - 1
 
 
 def period(size: np.ndarray | int, mode: str) -> np.ndarray:

@@ -27,7 +27,7 @@ from linumpy.resample.cluster import client_of
 from linumpy.resample.convert.conversion import Parameters, plan_conversion
 from linumpy.resample.convert.copying import CopyJob, copy_box, open_copier, plan_copy
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar
+from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
 from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.workers import Needs, make_on, metadata_digest, survey
@@ -49,6 +49,7 @@ def convert_zarr(
     ngff_version: str | None = None,
     spacing: Spacing | None = None,
     levels: int = 1,
+    downsampling: str | None = None,
     device: str = "auto",
     device_memory: int | None = None,
     overwrite: bool = False,
@@ -80,8 +81,11 @@ def convert_zarr(
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing in µm, required for a TIFF stack or an array. Groups keep their own spacing: pass none.
     levels : int
-        Number of resolutions of a TIFF stack or an array; coarser ones are means of 2 × 2 × 2 voxels. Groups keep their
-        own resolutions: pass none.
+        Number of resolutions of a TIFF stack or an array. Groups keep their own resolutions: pass none.
+    downsampling : {"mean", "label", "nearest"}, optional
+        Method that makes the coarser resolutions of a TIFF stack or an array, as for
+        :class:`linumpy.write.writer.OmeZarrWriter`: ``"label"`` for labels. By default ``"mean"``, with a warning if
+        integers have few values.
     device, device_memory, overwrite, durable, progress, distributed, storage_options
         As for :func:`linumpy.resample_zarr`. Workers cannot read a TIFF stack: with one, `distributed` is an error.
 
@@ -119,7 +123,7 @@ def convert_zarr(
     if isinstance(source, (str, Path)):
         check_apart([target_path], [source])
     storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
-    parameters = Parameters(target_path.name, storage, ngff_version, spacing, levels)
+    parameters = Parameters(target_path.name, storage, ngff_version, spacing, levels, downsampling)
     with ExitStack() as scope:
         conversion = plan_conversion(with_options(source, storage_options), parameters, scope)
         arrays = conversion.arrays
@@ -137,13 +141,15 @@ def convert_zarr(
         request = conversion.request(data)
         with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
             conversion.log_dropped(target_path)
+            if levels > 1 and downsampling is None:
+                warn_of_labels(arrays[0].source, "pass downsampling='label' (--downsampling label) if they are labels")
             with progress_or_bar(progress, "convert", nbytes) as report:
                 for number, (copy, job) in enumerate(zip(arrays, jobs, strict=True)):
                     job = replace(job, target=str(state.folder / copy.path))
                     record = BlockRecord(state, number, copy.stored, copy.dtype.itemsize, report)
                     _copy(copy, job, record, client, needs)
             if conversion.image is not None:
-                make_coarser_levels(state.folder, conversion.image, "mean", "cpu" if client else kind, device_memory)
+                make_coarser_levels(state.folder, conversion.image, "cpu" if client else kind, device_memory)
             drop_partial_files(state.folder)
             if data is not None and conversion.data() not in (None, data):
                 raise SourceError(

@@ -6,19 +6,32 @@ In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.re
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import zarr
+
 from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import unfinished_beside
 from linumpy.io.paths import absolute
+from linumpy.io.source import describe_source
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, shape_of
 from linumpy.progress import bytes_progress
 from linumpy.resample.resumable import Resumable
 from linumpy.write.writer import Progress
+
+log = logging.getLogger(__name__)
+
+#: A chunk of so many voxels with at most so many different values is probably one of labels.
+_MIN_VOXELS, _FEW_VALUES = 512, 32
+#: Larger chunks are not decoded only to count their values.
+_MAX_CHUNK_NBYTES = 64 * 2**20
 
 
 def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
@@ -33,6 +46,22 @@ def check_space(target: Path, nbytes: int, *, encoded: bool) -> None:
     """Raise an error if the disk lacks the space for a target, unless a stopped run has begun to fill the target."""
     if not unfinished_beside(target).exists():
         check_free_space(target, nbytes, encoded=encoded)
+
+
+def warn_of_labels(array: zarr.Array, advice: str) -> None:
+    """Log a warning if the chunk in the middle of an array of integers holds few values: means of labels are no labels.
+
+    `advice` says what to do. Chunks of more than 64 MiB are not read.
+    """
+    middle = tuple(slice(n // 2 // c * c, n // 2 // c * c + c) for n, c in zip(array.shape, array.chunks, strict=True))
+    if array.dtype.kind not in "iu" or math.prod(array.chunks) * array.dtype.itemsize > _MAX_CHUNK_NBYTES:
+        return
+    try:
+        voxels = read_on_host(array, middle)
+    except Exception:  # the run reads this chunk again, and its error names the chunk
+        return
+    if voxels.size >= _MIN_VOXELS and 1 < len(np.unique(voxels)) <= _FEW_VALUES:
+        log.warning("%s holds few values, of which means are computed: %s", describe_source(array), advice)
 
 
 def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:

@@ -19,7 +19,7 @@ from linumpy.io.ngff.axes import Placement, Spacing
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
-from linumpy.plan.grid.regrid import Regrid
+from linumpy.plan.grid.regrid import Regrid, without_rounding
 
 #: Values of the parameter `labels` of ``resample_zarr``.
 LABELS = ("resample", "drop")
@@ -80,8 +80,8 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spaci
     labels = _select_for_image(_open(chosen.image, name, spacing), chosen, volumes)
     if labels.axes != volumes.axes:
         raise MetadataError(
-            f"the labels {name!r} of {volumes.name} have the axes of space {', '.join(labels.axes)}, and the image has "
-            f"{', '.join(volumes.axes)}: {_ADVICE}"
+            f"the labels {name!r} of {volumes.name} have the axes of space {labels.names}, and the image has "
+            f"{volumes.names}: {_ADVICE}"
         )
     if labels.first.dtype.kind not in "biuf" or labels.first.dtype.itemsize > 8:
         raise MetadataError(
@@ -178,5 +178,4 @@ def _map_to_labels(
     matrix = (image_spacing / labels_spacing)[:, None] * np.array(regrid.matrix)
     shift = np.array(volumes.origin) - np.array(labels.origin)
     offset = (shift + image_spacing * np.array(regrid.offset)) / labels_spacing
-    # A voxel of the image may lie on the edge of two labels: rounding errors must not choose between them.
-    return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())
+    return without_rounding(matrix, offset, regrid.shape)

@@ -23,7 +23,7 @@ from linumpy.write.tasks import Finish, done
 from linumpy.write.writer import STEP_BYTES
 
 
-def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
+def make_coarser_levels(folder: Path, image: NewImage, kind: str, limit: int | None = None) -> None:
     """Make the coarser resolutions of an image, on the device or the host (`kind`), within `limit` bytes."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
@@ -39,10 +39,10 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                 source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
                 if kind == "cuda":
-                    block = halve(read_to_device(finer.array, source, reader), downsampling, factors)
+                    block = halve(read_to_device(finer.array, source, reader), image.downsampling, factors)
                 else:
                     on_host = read_on_host(finer.array, source)
-                    block = halve_by_threads(on_host, downsampling, pool, threads, factors)
+                    block = halve_by_threads(on_host, image.downsampling, pool, threads, factors)
                 finish_next = coarser.start(box, block)
                 finish()  # wait for the last box while the device works on this box
                 finish = finish_next

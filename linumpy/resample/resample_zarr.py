@@ -34,7 +34,7 @@ from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
 from linumpy.resample.cluster import client_of
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar
+from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import resumable_folder
@@ -64,7 +64,7 @@ def resample_zarr(
     like: Source | Volumes | None = None,
     coordinate_system: str | None = None,
     output_shape: Sequence[int] | None = None,
-    order: int = 1,
+    order: int | None = None,
     anti_aliasing: bool | None = None,
     mode: str | None = None,
     cval: float = 0.0,
@@ -119,8 +119,9 @@ def resample_zarr(
     output_shape : sequence of int, optional
         Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
         with the spacing adapted to fill it; for a matrix, the shape of the source.
-    order : int
+    order : int, optional
         Order of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 need the mode ``"constant"`` or ``"nearest"``.
+        By default 0 for a label image (with ``image-label`` in its metadata), and else 1.
     anti_aliasing : bool, optional
         Whether to smooth the source along axes that get coarser, by a Gaussian whose sigma is (factor - 1) / 2 voxels,
         as scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default
@@ -129,7 +130,9 @@ def resample_zarr(
         whose voxels may be labels, is never smoothed.
     mode : str, optional
         SciPy's name of the extension of the source beyond its edges. By default ``"nearest"`` for a spacing, whose grid
-        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``.
+        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``. Coordinates that a
+        rounding error (1e-6 voxels) puts outside of the source are at its edge, and order 0 takes the upper of two
+        voxels at the same distance.
     cval : float
         Value outside the source, for the constant modes. For labels it is 0.
     chunks, shards, codec, compressors, levels
@@ -224,14 +227,16 @@ def resample_zarr(
     target_path, ngff_version = checked_target(target, ngff_version)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
-    if downsampling is None:
-        downsampling = "label" if order == 0 else "mean"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
     volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
+    if order is None:
+        order = 1 if carried_from(volumes).image_label is None else 0
+        if order:
+            warn_of_labels(volume.array, "pass order=0 (--order 0) if they are labels, or order=1")
     _check_dtype(volume, order)
     new_grid = plan_target_grid(
         volumes, transform_or_spacing, like, coordinate_system, output_shape, spacing_given=spacing is not None
@@ -247,10 +252,11 @@ def resample_zarr(
     def target_of(
         folder: str, own_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
     ) -> TargetImage:
-        planned = plan_target_image(own_volumes, regrid, kept, downsampling=method, **storage, **options)
-        return TargetImage(folder, own_volumes, grid, kept, planned, method)
+        planned = plan_target_image(own_volumes, regrid, new_grid.axes, kept, downsampling=method, **storage, **options)
+        return TargetImage(folder, own_volumes, grid, kept, planned)
 
-    targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
+    method = downsampling or ("mean" if order else "label")
+    targets = [target_of("", volumes, grid, carried, method, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
         kept = _carried(label.volumes, volumes, new_grid, version, "own", "labels")
@@ -290,7 +296,7 @@ def resample_zarr(
                         _make_missing_blocks(volume_job, record, client, needs, numbers)
             for image in targets:
                 folder, levels_kind = state.folder / image.folder, kind if client is None else "cpu"
-                make_coarser_levels(folder, image.image, image.downsampling, levels_kind, device_memory)
+                make_coarser_levels(folder, image.image, levels_kind, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)

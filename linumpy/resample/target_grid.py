@@ -27,7 +27,7 @@ from linumpy.io.scenes import map_between, map_from_system
 from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
-from linumpy.plan.grid.regrid import Regrid, plan_regrid
+from linumpy.plan.grid.regrid import Regrid, plan_regrid, without_rounding
 from linumpy.write.new_image import LEADING_AXES
 
 
@@ -47,6 +47,8 @@ class TargetGrid:
         Default number of resolutions.
     carried : Carried or None
         Metadata of the image, or of the coordinate system, that the grid is taken from.
+    axes : str or None
+        Names of the axes of space, in the order of the output; None if it is the order of the source.
     """
 
     regrid: Regrid
@@ -54,6 +56,7 @@ class TargetGrid:
     mode: str
     levels: int = 1
     carried: Carried | None = field(default=None)
+    axes: str | None = None
 
     @property
     def scaled(self) -> tuple[tuple[float, ...], ...]:
@@ -103,9 +106,9 @@ def plan_target_grid(
 
 def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bool) -> TargetGrid:
     """Plan the grid of another image, aligned in µm or by coordinate systems."""
-    if like.axes != volumes.axes:
+    if sorted(like.axes) != sorted(volumes.axes):
         raise MetadataError(
-            f"{like.name} has the axes of space {', '.join(like.axes)}, and {volumes.name} {', '.join(volumes.axes)}: "
+            f"{like.name} has the axes of space {like.names}, and {volumes.name} {volumes.names}: "
             "like= needs an image with the same ones"
         )
     between: PointMap | None = None
@@ -117,8 +120,9 @@ def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_give
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
     if between is None:
         old = np.array(volumes.spacing)
-        linear = np.diag(np.array(like.spacing) / old)
-        steps: PointMap = (affine(linear, (np.array(like.origin) - np.array(volumes.origin)) / old),)
+        same = np.array([[float(a == b) for b in like.axes] for a in volumes.axes])
+        linear = same * np.array(like.spacing) / old[:, None]
+        steps: PointMap = (affine(linear, (same @ np.array(like.origin) - np.array(volumes.origin)) / old),)
     else:
         if spacing_given:
             raise ValueError("coordinate systems are reached from the metadata's spacing: leave out spacing=")
@@ -128,7 +132,7 @@ def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_give
     regrid = _regrid(steps, like.first.shape, like.spacing, like.origin)
     max_levels = (max(like.first.shape) - 1).bit_length() + 1
     levels = 1 if like.chosen is None else min(len(like.chosen.image.levels), max_levels)
-    return TargetGrid(regrid, True, "constant", levels, carried_from(like))
+    return TargetGrid(regrid, True, "constant", levels, carried_from(like), like.axes)
 
 
 def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], origin: Sequence[float]) -> Regrid:
@@ -136,14 +140,11 @@ def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], o
     rank = len(shape)
     matrix = as_matrix(compose(steps), rank)
     if matrix is None:
-        linear, offset, warp = np.eye(rank), np.zeros(rank), compose(steps)
+        matrix, warp = np.eye(rank, rank + 1), compose(steps)
     else:
-        # Rounding errors must not put the first voxel of an equal grid outside of the source.
-        linear, offset, warp = matrix[:, :-1].round(12), matrix[:, -1].round(9), ()
-    return Regrid(
-        tuple(shape), tuple(map(tuple, linear.tolist())), tuple(offset.tolist()), tuple(map(float, spacing)),
-        tuple(map(float, origin)), warp,
-    )  # fmt: skip
+        warp = ()
+    linear, offset = without_rounding(matrix[:, :-1], matrix[:, -1], shape)
+    return Regrid(tuple(shape), linear, offset, tuple(map(float, spacing)), tuple(map(float, origin)), warp)
 
 
 def _from_voxels(chosen: Chosen) -> PointMap:
@@ -152,14 +153,16 @@ def _from_voxels(chosen: Chosen) -> PointMap:
     linear = np.zeros((len(image.axes), len(image.spatial_axes)))
     for column, axis in enumerate(image.spatial_axes):
         linear[axis, column] = image.scale[level][axis]
-    return (affine(linear, image.translation[level]),)
+    order = list(image.system_order)
+    return (affine(linear[order], np.array(image.translation[level])[order]),)
 
 
 def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
     """Return the map from coordinates of an image along all axes to voxels along the axes of space."""
     image, level = chosen.image, chosen.level
-    spatial = list(image.spatial_axes)
-    scale, shift = np.array(image.scale[level])[spatial], np.array(image.translation[level])[spatial]
+    arrays = list(image.spatial_axes)
+    scale, shift = np.array(image.scale[level])[arrays], np.array(image.translation[level])[arrays]
+    spatial = [image.system_order.index(axis) for axis in arrays]  # in the coordinate system
     for step in between:
         if isinstance(step, Affine) and step.inputs == step.outputs == len(image.axes):
             others = [axis for axis in range(len(image.axes)) if axis not in spatial]
@@ -179,11 +182,11 @@ def _plan_in_system(
     space = [number for number, axis in enumerate(axes) if axis.get("type") == "space"]
     names = "".join(str(axes[number].get("name")).lower() for number in space)
     units = [MICROMETERS.get(str(axes[number].get("unit"))) for number in space]
-    if names != volumes.axes or None in units:
+    if sorted(names) != sorted(volumes.axes) or None in units:
         listed = ", ".join(f"{axes[number].get('name')} ({axes[number].get('unit') or 'no unit'})" for number in space)
         raise MetadataError(
             f"{volumes.name}: the coordinate system {system!r} has the axes of space {listed}; "
-            f"{', '.join(volumes.axes)} with units of length are needed"
+            f"{volumes.names} with units of length are needed"
         )
     rank, factors = len(space), np.array(units, np.float64)
     inner = compose((affine(np.eye(len(axes))[:, space] / factors, np.zeros(len(axes))),), steps)
@@ -219,7 +222,7 @@ def _plan_in_system(
         },
         systems=Systems(system, (), ()),
     )
-    return TargetGrid(_regrid(voxels, shape, steps_um.tolist(), origin.tolist()), True, "constant", 1, carried)
+    return TargetGrid(_regrid(voxels, shape, steps_um.tolist(), origin.tolist()), True, "constant", 1, carried, names)
 
 
 def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:

@@ -46,8 +46,6 @@ class TargetImage:
         Metadata that the image takes from the source.
     image : NewImage
         The image to make.
-    downsampling : str
-        Method that makes the coarser resolutions.
     """
 
     folder: str
@@ -55,7 +53,6 @@ class TargetImage:
     grid: AffineGrid
     carried: Carried
     image: NewImage
-    downsampling: str
 
     @property
     def voxels_nbytes(self) -> int:
@@ -90,6 +87,7 @@ def plan_target(image: TargetImage, kind: str, limit: int | None) -> BlockPlan:
 def plan_target_image(
     volumes: Volumes,
     regrid: Regrid,
+    axes: str | None,
     carried: Carried,
     *,
     name: str,
@@ -97,14 +95,17 @@ def plan_target_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image to which volumes are resampled; `options` are those of :func:`plan_image`."""
+    """Plan the image to which volumes are resampled; `options` are those of :func:`plan_image`.
+
+    `axes` are the axes of space of the image; None for those of the volumes.
+    """
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,
         volumes.first.dtype.newbyteorder("="),
         regrid.spacing,
         name=carried.name or name,
-        axes=volumes.leading + volumes.axes,
+        axes=volumes.leading + (axes or volumes.axes),
         chunks=_with_leading("chunks", chunks, rank, leading),
         shards=_with_leading("shards", shards, rank, leading),
         origin=regrid.origin,

@@ -209,7 +209,7 @@ def predict(
                 free = free_memory() if target_device.is_cuda else host_memory()
                 limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
             _PredictionRun(task, image, state, call, report, target_device).run(config, limit)
-            make_coarser_levels(state.folder, image, task.downsampling, target_device.kind)
+            make_coarser_levels(state.folder, image, target_device.kind)
         drop_partial_files(state.folder)
         if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
             raise SourceError(

@@ -82,11 +82,6 @@ class Prediction:
         return times if self.written is None else (*times, self.written)
 
     @property
-    def downsampling(self) -> str:
-        """Method that makes coarser levels."""
-        return "label" if self.argmax else "mean"
-
-    @property
     def carried(self) -> Carried:
         """Metadata of the source that are also true for predictions."""
         carried = carried_from(self.volumes).without("own", "labels", "image_label", "omero")
@@ -124,7 +119,7 @@ class Prediction:
             chunks=None if chunks is None else (*ones, *sizes(chunks, "chunks")),
             shards=None if shards is None else (*ones, *sizes(shards, "shards")),
             origin=self.volumes.origin,
-            downsampling=self.downsampling,
+            downsampling="label" if self.argmax else "mean",
             attributes={"linumpy": {"predicted": predicted}},
             carried=carried,
             **options,

@@ -23,6 +23,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike
 
+from linumpy import __version__
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.codecs import zarr_codecs
 from linumpy.io.ngff.axes import MICROMETERS
@@ -69,6 +70,8 @@ class NewImage:
         Value of voxels that are never written.
     ngff_version : str
         ``"0.6"``, ``"0.5"`` or ``"0.4"``.
+    downsampling : str
+        Method that makes the coarser resolutions, one of :data:`DOWNSAMPLING`.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -81,6 +84,7 @@ class NewImage:
     fill_value: np.generic
     ngff_version: str
     encoding: Encoding | None = None
+    downsampling: str = "mean"
 
     @property
     def object_name(self) -> str:
@@ -163,7 +167,7 @@ def plan_image(
     compressors: Any = BY_CODEC,
     origin: Sequence[float] | None = None,
     levels: int = 1,
-    downsampling: str = "mean",
+    downsampling: str | None = None,
     ngff_version: str | None = None,
     fill_value: complex | np.generic = 0,
     attributes: Mapping[str, object] | None = None,
@@ -187,6 +191,8 @@ def plan_image(
         raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
     if not isinstance(ngff_version, str) or ngff_version not in ZARR_FORMATS:
         raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
+    if downsampling is None:
+        downsampling = "mean" if carried.image_label is None else "label"
     if downsampling not in DOWNSAMPLING:
         raise ValueError(f"downsampling={downsampling!r}: choose one of {', '.join(DOWNSAMPLING)}")
     if shards is not None and ZARR_FORMATS[ngff_version] == 2:
@@ -221,6 +227,7 @@ def plan_image(
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
         encoding=encoding,
+        downsampling=downsampling,
     )
 
 
@@ -387,6 +394,10 @@ def _metadata(
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
+        image["metadata"] = {
+            "method": "linumpy.write.pyramid.halve", "version": __version__, "args": [],
+            "kwargs": {"downsampling": downsampling, "factors": [1] * leading_count + list(factors[1])},
+        }  # fmt: skip
     carried_fields = {"omero": carried.omero, "image-label": carried.image_label}
     others = {
         key: {**value, "version": version} if "version" in value else dict(value)

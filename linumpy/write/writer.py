@@ -91,11 +91,12 @@ class OmeZarrWriter:
     levels : int
         Number of resolutions. Each resolution has half the voxels of the last along each axis of space with more than
         one voxel, and all times and channels.
-    downsampling : {"mean", "label", "nearest"}
+    downsampling : {"mean", "label", "nearest"}, optional
         Method that makes a voxel from 2 × 2 × 2 finer ones: their mean, exact for integers and rounded half to even;
         the most frequent value, for labels (the first of equally frequent values); or the first voxel. The last voxel
         of an odd length counts twice. The metadata have the centre of all eight voxels as the position of the coarser
-        voxel, and this method as the ``type`` of the multiscales.
+        voxel, and this method as the ``type`` of the multiscales. By default
+        ``"label"`` if `carried` is the metadata of a label image, and else ``"mean"``.
     ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the metadata (0.4 in zarr v2, others in v3). By default the version in `carried`, or else 0.5.
     fill_value : number
@@ -176,7 +177,7 @@ class OmeZarrWriter:
         name: str | None = None,
         origin: Sequence[float] | None = None,
         levels: int = 1,
-        downsampling: str = "mean",
+        downsampling: str | None = None,
         ngff_version: str | None = None,
         fill_value: complex | np.generic = 0,
         attributes: Mapping[str, object] | None = None,
@@ -196,7 +197,7 @@ class OmeZarrWriter:
         )  # fmt: skip
         check_target(self.path, overwrite=overwrite)
         image.check_fits(self.path)
-        self._downsampling, self._progress = downsampling, progress
+        self._progress = progress
         self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         self._cut = CutChunks(buffer_bytes, image.dtype.itemsize)
@@ -255,7 +256,9 @@ class OmeZarrWriter:
             with named_errors(self._target):
                 arrays = self._image.create(folder)
             self._chunks = [chunks_of(array, pool, self._threads) for array in arrays]
-            self._levels = Levels(self._chunks, self._pyramid, self._downsampling, self._state, pool, self._threads)
+            self._levels = Levels(
+                self._chunks, self._pyramid, self._image.downsampling, self._state, pool, self._threads
+            )
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()

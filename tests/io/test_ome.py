@@ -225,7 +225,7 @@ def test_a_given_spacing_that_cannot_be(tmp_path, spacing):
         (translation(float("nan"), 0, 0), "is no scale or translation"),
         (scale(1, 1, 0), r"scale \(1\.0, 1\.0, 0\.0\) is not positive"),
         (scale(1, 1, -2), "is not positive"),
-        ("scale", "are no list of transformations"),
+        ("scale", "are no list of objects"),
     ],
 )
 @pytest.mark.parametrize("spacing", [None, (1, 1, 1)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.errors import MetadataError, ResumeError
+from linumpy.errors import ChunkError, MetadataError, ResumeError
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
 from linumpy.resample.blocks import pipeline
@@ -127,7 +127,7 @@ def test_what_is_dropped_is_told_once(tmp_path, caplog):
     group = zarr.open_group(tmp_path / "a")
     group.create_group("tables")
     ome = group.attrs["ome"]
-    ome["multiscales"][0]["metadata"] = {"method": "mean"}
+    ome["multiscales"][0]["metadata"] = {"method": "mean", "laser": "red"}
     ome["multiscales"].append({"name": "second", "datasets": []})
     group.attrs["ome"] = ome | {"_creator": "somebody"}
     group.attrs["linumpy"] = {"tile_shape": {"y": 8, "x": 8}}
@@ -203,6 +203,28 @@ def test_labels_of_the_image_grid(tmp_path, version):
         assert ome["image-label"] == colors
         assert ome["multiscales"][0]["name"] == name
         assert np.array_equal(found.levels[0][...], nearest(found, open_image(tmp_path / "a/labels" / name), cells))
+
+
+def test_a_label_image_is_not_averaged(tmp_path, caplog):
+    """By default, which also holds for coarser resolutions; order 1 is an explicit choice."""
+    labelled(tmp_path / "a")
+    cells = np.random.default_rng(2).choice([0, 9, 300], (12, 14, 10)).astype("u2")
+    label(tmp_path / "a", "cells", cells)
+    for target, options in (("b", {}), ("c", {"like": tmp_path / "a", "levels": 3}), ("d", {"order": 1})):
+        new = () if "like" in options else ((15.0, 4.2, 6.25),)
+        resample_zarr(tmp_path / "a/labels/cells", tmp_path / target, *new, **{"levels": 2} | options, **HERE)
+        ome, _ = said(tmp_path / target)
+        kept = all(set(np.unique(level[...])) <= {0, 9, 300} for level in open_image(tmp_path / target).levels)
+        by = ome["multiscales"][0]["type"]
+        assert (kept, "image-label" in ome, by) == (target != "d", target != "d", "mean" if target == "d" else "label")
+    assert "few values" not in caplog.text
+    write_omezarr(tmp_path / "e", cells, (1, 1, 1))
+    resample_zarr(tmp_path / "e", tmp_path / "f", 2.0, **HERE)
+    assert caplog.text.count("holds few values") == 1
+    assert "pass order=0 (--order 0)" in caplog.text
+    (tmp_path / "e/0/c/0/0/0").write_bytes(b"broken")
+    with pytest.raises(ChunkError, match="c/0/0/0"):
+        resample_zarr(tmp_path / "e", tmp_path / "g", 2.0, **HERE)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -429,7 +451,7 @@ def test_a_label_image_by_itself_keeps_its_colors_only_where_labels_stay_labels(
     resample_zarr(tmp_path / "a/labels/cells", tmp_path / "nearest", 7.0, order=0, **HERE)
     assert said(tmp_path / "nearest")[0]["image-label"] == colors
     assert not caplog.records
-    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, **HERE)
+    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, order=1, **HERE)
     assert "image-label" not in said(tmp_path / "linear")[0]
     assert "'image-label' of NGFF" in caplog.text
 

@@ -29,6 +29,7 @@ from linumpy.resample.convert import copying
 from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
+from scripts import linum_convert
 from tests.support.budget import examples
 
 pytestmark = [
@@ -285,6 +286,28 @@ def test_arrays_and_packed_images(tmp_path):
         assert array.chunks == tuple(min(4, n) for n in array.shape)
         assert np.array_equal(array[...], data)
         data = halve(data)
+
+
+def test_coarser_labels_are_labels(tmp_path, caplog):
+    data = np.zeros((16, 32, 32), "u2")
+    data[3:9, 5:21, 7:23], data[9:12, 5:21, 7:23] = 300, 9
+    tifffile.imwrite(tmp_path / "masks.tif", data, photometric="minisblack")
+    options = {"spacing": (4, 0.5, 0.5), "levels": 3, **HERE}
+    convert_zarr(tmp_path / "masks.tif", tmp_path / "a", downsampling="label", **options)
+    assert all(set(np.unique(level[...])) == {0, 9, 300} for level in open_image(tmp_path / "a").levels)
+    assert not caplog.text
+    arguments = ["--spacing", "4", "0.5", "0.5", "--levels", "3", "--no-use_gpu", "--downsampling", "nearest"]
+    assert linum_convert.main([str(tmp_path / "masks.tif"), str(tmp_path / "b"), *arguments]) == 0
+    assert np.array_equal(open_image(tmp_path / "b").levels[2][...], data[::4, ::4, ::4])
+    convert_zarr(tmp_path / "masks.tif", tmp_path / "c", **options)
+    assert caplog.text.count("holds few values") == 1
+    assert "pass downsampling='label' (--downsampling label)" in caplog.text
+    caplog.clear()
+    tifffile.imwrite(tmp_path / "image.tif", voxels((16, 32, 32)), photometric="minisblack")
+    convert_zarr(tmp_path / "image.tif", tmp_path / "d", **options)
+    assert "few values" not in caplog.text
+    with pytest.raises(ValueError, match="is a group, which keeps its own"):
+        convert_zarr(tmp_path / "d", tmp_path / "e", downsampling="label", **HERE)
 
 
 def zip_folder(folder, path):

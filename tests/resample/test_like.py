@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+from fractions import Fraction
 
 import dask.array
 import numpy as np
@@ -163,6 +164,25 @@ def test_an_equal_grid_gives_equal_voxels(tmp_path):
     both(tmp_path / "s", between(affine(TURN, (1, 2, 3))))
     resample_zarr(tmp_path / "s/source", tmp_path / "p", like=tmp_path / "s/source", cval=7, **FAST)
     assert np.array_equal(result(tmp_path / "p"), VALUES)
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("old", "new", "first"),
+    [("3", "1", "-3"), ("0.7", "4.9", "0"), ("0.3", "0.1", "0.6"), ("6.5", "0.325", "12.35"), ("0.35", "0.05", "-0.1")],
+)
+def test_no_plane_at_the_edge_is_lost(tmp_path, order, old, new, first):
+    """Exact fractions decide what is inside of the image, and of its labels."""
+    n, m, (old, new, first) = 8, 40, map(Fraction, (old, new, first))
+    write_omezarr(tmp_path / "a", np.full((n, 4, 4), 100, "u2"), [float(old)] * 3)
+    zarr.create_group(tmp_path / "a/labels", attributes={"ome": {"version": "0.5", "labels": ["cells"]}})
+    write_omezarr(tmp_path / "a/labels/cells", np.full((n, 4, 4), 9, "u1"), [float(old)] * 3)
+    origin = float(first), 0.0, 0.0
+    write_omezarr(tmp_path / "b", np.zeros((m, 4, 4), "u1"), [float(new), float(old), float(old)], origin=origin)
+    resample_zarr(tmp_path / "a", tmp_path / "o", like=tmp_path / "b", order=order, anti_aliasing=False, **FAST)
+    inside = [0 <= (first + i * new) / old <= n - 1 for i in range(m)]
+    assert (result(tmp_path / "o")[:, 1, 1] > 0).tolist() == inside
+    assert (result(tmp_path / "o/labels/cells")[:, 1, 1] > 0).tolist() == inside
 
 
 @pytest.mark.parametrize("inverse", [False, True])

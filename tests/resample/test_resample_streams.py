@@ -285,12 +285,12 @@ def test_coarser_levels_are_read_by_one_reader_within_the_limit(tmp_path, monkey
     monkeypatch.setattr(levels, "STEP_BYTES", 2**16)
     monkeypatch.setattr(levels, "halve", lambda block, *how: real(block.get(), *how))
     with reference.fake_device():
-        levels.make_coarser_levels(tmp_path / "a", planned, "mean", "cuda", limit)
+        levels.make_coarser_levels(tmp_path / "a", planned, "cuda", limit)
     (reader,) = made
     assert reader.scratch_nbytes <= limit // 4
     assert reader.is_closed
     got = [zarr.open_array(tmp_path / "a" / str(level))[...] for level in (1, 2)]
-    levels.make_coarser_levels(tmp_path / "a", planned, "mean", "cpu")
+    levels.make_coarser_levels(tmp_path / "a", planned, "cpu")
     for level, values in enumerate(got, 1):
         assert values.any()
         assert np.array_equal(values, zarr.open_array(tmp_path / "a" / str(level))[...])

@@ -26,12 +26,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
+import linumpy
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import gpu_mode
+from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write import chunk_file, levels, raw_chunks, writer
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
-from linumpy.write.writer import OmeZarrWriter
+from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import examples, shown
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
@@ -208,6 +210,27 @@ def test_times_and_channels(tmp_path, version, axes):
     assert image.spacing == (sizes, tuple(2 * s for s in sizes), tuple(4 * s for s in sizes))
     assert image.origin[:2] == (sizes, tuple(1.5 * s for s in sizes))
     assert image.linumpy == {"a": 1}
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
+def test_a_pyramid_says_how_it_was_made(tmp_path, version):
+    """As the strict schemas of the specification demand it."""
+    ngff_zarr = pytest.importorskip("ngff_zarr")
+    pytest.importorskip("jsonschema")
+    write_omezarr(tmp_path / "i", values((6, 1, 8)), (1, 1, 1), levels=2, ngff_version=version, downsampling="label")
+    attributes = zarr.open_group(tmp_path / "i").attrs.asdict()
+    ngff_zarr.validate(attributes, version=version, model="image", strict=True)
+    image = attributes.get("ome", attributes)["multiscales"][0]
+    assert image["type"] == "label"
+    assert image["metadata"] == {
+        "method": "linumpy.write.pyramid.halve", "version": linumpy.__version__, "args": [],
+        "kwargs": {"downsampling": "label", "factors": [2, 1, 2]},
+    }  # fmt: skip
+    voxels = open_image(tmp_path / "i").levels
+    assert np.array_equal(voxels[1][...], halve(voxels[0][...], **image["metadata"]["kwargs"]))
+    resample_zarr(tmp_path / "i", tmp_path / "j", 0.7, levels=2, device="cpu")
+    image = zarr.open_group(tmp_path / "j").attrs.asdict()
+    assert image.get("ome", image)["multiscales"][0]["metadata"]["kwargs"]["downsampling"] == "mean"
 
 
 def test_times_in_chunks_and_shards_of_several(tmp_path):

@@ -14,6 +14,10 @@
 #ifndef PAD
 #define PAD 0
 #endif
+// Mode CONSTANT moves points outside of the image by up to this distance in voxels to its edge; SciPy has no tolerance.
+#ifndef ROUNDING
+#define ROUNDING 0.0
+#endif
 
 constexpr int TAPS = ORDER + 1;
 constexpr bool IS_EVEN = ORDER % 2 == 0;
@@ -109,6 +113,10 @@ __device__ __forceinline__ int fold(int64 i, int n) {
 // Maps a point into the image exactly as SciPy's map_coordinate does; false where the result is `cval`.
 __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {
+        if (MODE == CONSTANT && ROUNDING > 0 && c >= -ROUNDING && c <= n - 1 + ROUNDING) {
+            c = c < 0 ? 0 : n - 1;
+            return true;
+        }
         if (MODE == CONSTANT || c != c) return false;
         if (MODE == NEAREST) {
             // Above order 1 a spline changes beyond the last voxel until all its taps fold to that voxel. At order 1

@@ -161,8 +161,6 @@ def _by_parts(
                 getattr(image, part), how.part(part), Target(target.shape, component.dtype), sample, *inputs
             )
         return target.take(out)
-    if image.dtype.kind == "b":
-        image = image.view(np.uint8)
     if target.dtype.kind == "b":
         in_float64 = xp.empty(target.shape, np.float64)
         sample(image, how, in_float64)
@@ -241,8 +239,9 @@ def _as_floats(array: Array) -> Array:
 
 def _prepare(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Array, sampling.SplineSampling]:
     """Return an image or a stack as the kernels need it, contiguous and filtered, with the parameters to sample it."""
-    order, mode = how.order, how.mode
+    order, mode, own_dtype = how.order, how.mode, image.dtype
     sampler = sampling.SplineSampling(order, mode, float(how.cval))
+    image = image.view(np.uint8) if own_dtype.kind == "b" else image
     if not how.needs_filter:
         return sampling.contiguous(image), sampler
     dtype = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
@@ -251,7 +250,7 @@ def _prepare(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Ar
         return splines.filtered(image, splines.Ends(mode, order=order), dtype, axes=axes), sampler
     sampler = sampling.SplineSampling(order, mode, float(how.cval), SPLINE_PAD)
     # In the padding `cval` has the image's dtype, as in SciPy; beyond the padding it is exact.
-    value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
+    value = np.pad(np.zeros(1, own_dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
     if image.ndim == rank in (2, 3):
         ends = splines.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
         return splines.filtered(image, ends, dtype), sampler

@@ -113,7 +113,7 @@ def kernel_spec(image: Array, coordinates: Array | None, how: SplineSampling, ou
         "OUT_RANK": str(columns),
         "ORDER": str(how.order),
         "MODE": str(MODES.index(how.mode)),
-        "PAD": str(how.pad),
+        **how.defines,
         "INDEX": index_type(math.prod(image.shape)),
         "THREADS": str(_THREADS),
     }

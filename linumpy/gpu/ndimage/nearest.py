@@ -18,6 +18,7 @@ from linumpy.arrays import Array
 from linumpy.gpu.kernels import UNSIGNED_TYPES, KernelSpec, Uploaded, address_of, int32, load
 from linumpy.gpu.rounding import rounded
 from linumpy.gpu.tables import Queue, queue_of, upload
+from linumpy.plan.boundary import snap_to_edges
 
 _UNITS = UNSIGNED_TYPES | {16: "uint4"}
 _LANES, _WARPS, _MARCH = 32, 8, 8
@@ -40,6 +41,8 @@ class Line:
         In voxels of the image, except `before`, which is in voxels of the result.
     box : (int, int), optional
         Offset and size, along this axis, of the box of the image that is in memory; None for the whole axis.
+    snaps : bool
+        Whether coordinates outside of the axis by a rounding error are moved to its edge.
     """
 
     size: int
@@ -48,6 +51,7 @@ class Line:
     offset: float = 0.0
     before: float = 0.0
     box: tuple[int, int] | None = None
+    snaps: bool = False
 
 
 def can_take(image: Array, lines: Sequence[Line]) -> bool:
@@ -150,5 +154,7 @@ def nearest_voxels(line: Line, mode: str) -> np.ndarray:
     from scipy import ndimage
 
     coordinates = line.scale * (np.arange(line.length) + line.before) + line.offset
+    if line.snaps:
+        snap_to_edges(coordinates, line.size)
     indices = np.arange(line.size, dtype=np.float64)
     return ndimage.map_coordinates(indices, coordinates[None], order=0, mode=mode, cval=-1, output=np.int64)

@@ -36,6 +36,7 @@ from linumpy.gpu.ndimage.sampling_launch import (
     three,
     three_sizes,
 )
+from linumpy.plan.boundary import ROUNDING
 from linumpy.plan.grid.affine import plan_brick
 
 RANKS = (2, 3)
@@ -88,12 +89,20 @@ class SplineSampling:
     pad : int
         Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates count from
         the first voxel that is not padding; `mode` applies beyond the padding.
+    snaps : bool
+        Whether mode "constant" moves coordinates outside of the image by a rounding error to its edge.
     """
 
     order: int
     mode: str
     cval: float
     pad: int = 0
+    snaps: bool = False
+
+    @property
+    def defines(self) -> dict[str, str]:
+        """Definitions of boundary.cuh that are not the order and the mode."""
+        return {"PAD": str(self.pad)} | ({"ROUNDING": str(ROUNDING)} if self.snaps else {})
 
 
 def can_sample(image: Array) -> bool:
@@ -160,7 +169,7 @@ def _launch_points(
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
         GRID=str(int(call.is_grid)),
-        PAD=str(how.pad),
+        **how.defines,
         **({"BATCH": "1"} if is_stack else {}),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **cell_defines(image.itemsize)}),
     )
@@ -309,6 +318,8 @@ def sample_affine(
     )
     if is_stack:
         extra["BATCH"] = "1"
+    if how.snaps:
+        extra["ROUNDING"] = str(ROUNDING)
     kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), config, **extra))
     shared = 0 if brick is None else brick.nbytes
     if shared > _DEFAULT_SHARED_NBYTES and kernel.max_dynamic_shared_size_bytes < shared:

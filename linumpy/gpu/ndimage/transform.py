@@ -47,7 +47,8 @@ def map_coordinates(
         Of any rank.
     coordinates : numpy.ndarray or cupy.ndarray, (rank, ...)
         Coordinates in voxels, one row for each axis of the image; on the same side (host or device) as the image.
-        Where one is NaN or infinite, the result is `cval` in the constant modes and NaN (0 in integers) in the others.
+        Where one is NaN or infinite, the result is `cval` in the constant modes and NaN in the others (both parts of a
+        complex number, 0 in integers); SciPy's result is then undefined, such as `cval` with ``"reflect"``.
         With ``"nearest"`` an infinite coordinate means the outermost voxel.
     order : int
         Spline order: 0 nearest, 1 linear, up to 5; 3 by default, as in SciPy.
@@ -276,7 +277,9 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
         Spline order, 2 to 5.
     output : dtype or array
         Dtype of the coefficients, or the array to write to. Intermediate results between axes have this dtype, too:
-        integers are truncated after each axis, as in SciPy.
+        integers are truncated after each axis and keep their low bits, as by a cast in C and in SciPy. Coefficients are
+        not limited to the range of the image: as uint16, -3 becomes 65533. Beyond the range of int64 the cast is
+        undefined.
     mode : str
         Boundary mode, by SciPy's names. ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have filters of their own;
         ``"nearest"`` uses the filter of ``"reflect"``, all others use the filter of ``"mirror"``.

@@ -177,7 +177,7 @@ def transformations_of_levels(
         A level has no scale. This is allowed only if the image has one level and no transformation at all, and the
         caller passes the spacing (`spacing_given`).
     """
-    common = transformation_list(multiscale, name)
+    common = common_transformations(multiscale, name)
     chains = []
     for dataset in datasets:
         own = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
@@ -189,15 +189,18 @@ def transformations_of_levels(
     return chains
 
 
+def common_transformations(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the transformations of all levels: not those that lead to another coordinate system, as SpatialData's."""
+    return [one for one in transformation_list(multiscale, name) if "output" not in one]
+
+
 def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Return the coordinate transformations in the metadata of a level or of a multiscale image; empty without any."""
     transformations = holder.get("coordinateTransformations") or []
     if not isinstance(transformations, list) or not all(
         isinstance(transformation, Mapping) for transformation in transformations
     ):
-        raise MetadataError(
-            f"{name}: the coordinate transformations {transformations!r} are no list of transformations"
-        )
+        raise MetadataError(f"{name}: the coordinate transformations are no list of objects")
     return transformations
 
 
@@ -233,7 +236,7 @@ def compose_scales(
         values = transformation.get(kind) if kind in ("scale", "translation") else None
         if not isinstance(values, list) or len(values) != rank or not all(map(is_number, values)):
             raise MetadataError(
-                f"{name}: the coordinate transformation {dict(transformation)!r} is no scale or translation"
+                f"{name}: a coordinate transformation of type {kind!r} is no scale or translation by {rank} numbers"
             )
         if kind == "scale":
             step = [a * b for a, b in zip(step, values, strict=True)]

@@ -1,8 +1,8 @@
 """Convert the coordinate systems of NGFF 0.6 (RFC-5) to the axes, scales and translations of 0.5, and back.
 
-In: the metadata of a multiscale image. Out: the metadata with ``axes``, and with transformations of the types scale and
-translation only. Errors: :class:`~linumpy.errors.MetadataError` for missing or ambiguous metadata, and for
-transformations that are not a scale and translation along the axes.
+In: the metadata of a multiscale image. Out: the metadata with ``axes``, in the order of the arrays, and with
+transformations of the types scale and translation only. Errors: :class:`~linumpy.errors.MetadataError` for missing or
+ambiguous metadata, and :class:`TurnedLevelError` for levels that are not scaled and translated along the axes.
 
 In 0.6 each level has one transformation, to the coordinate system of the image. Transformations from that system to
 other systems (such as an atlas) are left out. But if the system of the image has no axes of space, the first system
@@ -13,9 +13,11 @@ Format: https://ngff.openmicroscopy.org/rfc/5/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from linumpy.errors import MetadataError
 from linumpy.io.ngff.axes import datasets_of, is_number, transformation_list
@@ -62,15 +64,57 @@ def as_axes_and_scales(multiscale: Multiscale, name: str) -> Multiscale:
         return multiscale
     system, further = _image_system(multiscale, name)
     axes = _axes_of_systems(multiscale, name)[system]
+    order = order_of_axes(multiscale, name)
     datasets = []
     for dataset in datasets_of(multiscale, name):
-        chain = [_level_transformation(dataset, name), *further]
-        scales = [scale for transformation in chain for scale in _scales(transformation, len(axes), name)]
-        # NGFF 0.5 requires a scale, which a level of 0.6 may lack.
-        unit_scale = {"type": "scale", "scale": [1.0] * len(axes)}
-        datasets.append({"path": dataset["path"], "coordinateTransformations": [unit_scale, *scales]})
+        matrix = _level_matrix(dataset, further, len(axes), name)
+        scale, shift = np.ones(len(axes)), np.zeros(len(axes))
+        scale[list(order)], shift[list(order)] = matrix[range(len(axes)), order], matrix[:-1, -1]
+        steps = [
+            {"type": "scale", "scale": scale.tolist()}, {"type": "translation", "translation": shift.tolist()}
+        ]  # fmt: skip
+        datasets.append({"path": dataset["path"], "coordinateTransformations": steps})
+    kept = {key: value for key, value in multiscale.items() if key != "coordinateTransformations"}
+    return {**kept, "axes": [axes[order.index(axis)] for axis in range(len(axes))], "datasets": datasets}
+
+
+def with_unit_steps(multiscale: Multiscale, name: str) -> Multiscale:
+    """Convert as :func:`as_axes_and_scales`, with steps of 1 in place of the transformations of the levels."""
+    axes = _axes_of_systems(multiscale, name)[_image_system(multiscale, name)[0]]
+    steps = [{"type": "scale", "scale": [1.0] * len(axes)}]
+    datasets = [{**dataset, "coordinateTransformations": steps} for dataset in datasets_of(multiscale, name)]
     kept = {key: value for key, value in multiscale.items() if key != "coordinateTransformations"}
     return {**kept, "axes": axes, "datasets": datasets}
+
+
+def order_of_axes(multiscale: Multiscale, name: str) -> tuple[int, ...]:
+    """Return, for each axis of the coordinate system of an image of NGFF 0.6, the axis of its arrays that it scales.
+
+    Raises
+    ------
+    TurnedLevelError
+        A level is turned or sheared, or levels have their axes in different orders.
+    """
+    system, further = _image_system(multiscale, name)
+    rank, orders = len(_axes_of_systems(multiscale, name)[system]), {}
+    for dataset in datasets_of(multiscale, name):
+        linear = _level_matrix(dataset, further, rank, name)[:-1, :-1]
+        order = tuple(map(int, np.abs(linear).argmax(axis=1))) if rank else ()
+        off = np.count_nonzero(linear) != rank or sorted(order) != list(range(rank))
+        if off or not (linear[range(rank), order] > 0).all():
+            raise _level_error([_level_transformation(dataset, name), *further][-1], name)
+        orders[order] = dataset
+    if len(orders) != 1:
+        raise TurnedLevelError(f"{name}: the levels have their axes in different orders")
+    return next(iter(orders))
+
+
+def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, name: str) -> np.ndarray:
+    """Return the map from voxels of a level to the coordinate system of the image, as a homogeneous matrix."""
+    matrix = np.eye(rank + 1)
+    for transformation in (_level_transformation(dataset, name), *further):
+        matrix = _affine(transformation, rank, name) @ matrix
+    return matrix
 
 
 def systems_of(multiscale: Multiscale, name: str) -> Systems | None:
@@ -179,38 +223,58 @@ def _level_transformation(dataset: Metadata, name: str) -> Transformation:
     return transformations[0]
 
 
-def _scales(transformation: Transformation, rank: int, name: str) -> Iterator[Transformation]:
-    """Yield the scales and translations that make up a transformation, in the order of their application."""
-    kind = transformation.get("type")
+def _affine(transformation: Transformation, rank: int, name: str) -> np.ndarray:
+    """Return a transformation of `rank` coordinates as a homogeneous matrix, if its metadata hold the numbers."""
+    kind, matrix = transformation.get("type"), np.eye(rank + 1)
     if kind == "sequence":
-        parts = transformation.get("transformations")
-        if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-            raise MetadataError(f"{name}: the coordinate transformation {dict(transformation)!r} is no sequence")
-        for part in parts:
-            yield from _scales(part, rank, name)
+        for part in _parts(transformation, name):
+            matrix = _affine(part, rank, name) @ matrix
+    elif kind == "byDimension":
+        matrix[:rank] = 0
+        for part in _parts(transformation, name):
+            inputs, outputs = (part.get(f"{end}Axes", part.get(f"{end}_axes")) for end in ("input", "output"))
+            inner = part.get("transformation")
+            if not (_are_axes(inputs, rank) and _are_axes(outputs, rank) and len(inputs) == len(outputs)):
+                raise _level_error(transformation, name)
+            part_matrix = _affine(inner if isinstance(inner, Mapping) else {}, len(inputs), name)
+            matrix[np.ix_(outputs, inputs)], matrix[outputs, -1] = part_matrix[:-1, :-1], part_matrix[:-1, -1]
+    elif kind == "mapAxis" and _are_axes(axes := transformation.get("mapAxis"), rank) and len(axes) == rank:
+        matrix[:rank] = matrix[axes]
     elif kind in ("scale", "translation"):
-        yield transformation
+        values = _numbers(transformation, (rank,), name)
+        matrix[range(rank), range(rank) if kind == "scale" else rank] = values
     elif kind in ("affine", "rotation"):
-        matrix = _diagonal(transformation.get(kind), rank, rank + (kind == "affine"))
-        if matrix is None:
-            raise _scale_error(transformation, name)
-        yield {"type": "scale", "scale": [row[number] for number, row in enumerate(matrix)]}
-        if kind == "affine":
-            yield {"type": "translation", "translation": [row[rank] for row in matrix]}
+        columns = rank + (kind == "affine")
+        matrix[:rank, :columns] = _numbers(transformation, (rank, columns), name)
     elif kind != "identity":
-        raise _scale_error(transformation, name)
-
-
-def _diagonal(matrix: object, rows: int, columns: int) -> list[list[float]] | None:
-    """Return a matrix if its first `rows` columns are diagonal, with positive numbers; None for any other value."""
-    if not isinstance(matrix, list) or len(matrix) != rows:
-        return None
-    for number, row in enumerate(matrix):
-        if not isinstance(row, list) or len(row) != columns or not all(map(is_number, row)):
-            return None
-        if not row[number] > 0 or any(value for other, value in enumerate(row[:rows]) if other != number):
-            return None
+        raise _level_error(transformation, name)
     return matrix
+
+
+def _parts(transformation: Transformation, name: str) -> list[Transformation]:
+    parts = transformation.get("transformations")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        raise transformation_error(transformation, name, "has no list of transformations")
+    return parts
+
+
+def _are_axes(axes: object, rank: int) -> TypeGuard[list[int]]:
+    """Return whether a value is a list of different indices of axes."""
+    return isinstance(axes, list) and all(axis in range(rank) for axis in axes) and len(set(axes)) == len(axes) > 0
+
+
+def _numbers(transformation: Transformation, shape: tuple[int, ...], name: str) -> list[Any]:
+    """Return the numbers of a transformation, which its metadata must hold in this shape."""
+    kind = str(transformation.get("type"))
+    values = transformation.get(kind)
+    if values is None and "path" in transformation:
+        raise _level_error(transformation, name)
+    rows = values if len(shape) > 1 else [values]
+    if not isinstance(rows, list) or len(rows) != (shape[0] if len(shape) > 1 else 1) or not all(
+        isinstance(row, list) and len(row) == shape[-1] and all(map(is_number, row)) for row in rows
+    ):  # fmt: skip
+        raise transformation_error(transformation, name, f"has no {' × '.join(map(str, shape))} numbers")
+    return values  # type: ignore[return-value]
 
 
 def transformation_error(transformation: Transformation, name: str, problem: str) -> MetadataError:
@@ -220,7 +284,10 @@ def transformation_error(transformation: Transformation, name: str, problem: str
     return MetadataError(f"{name}: the coordinate transformation {called}of type {kind!r} {problem}")
 
 
-def _scale_error(transformation: Transformation, name: str) -> MetadataError:
-    return transformation_error(
-        transformation, name, "is no positive scale and translation along the axes, which place the levels of an image"
-    )
+class TurnedLevelError(MetadataError):
+    """A level is not placed by a positive scale and a translation along the axes."""
+
+
+def _level_error(transformation: Transformation, name: str) -> TurnedLevelError:
+    problem = "is no positive scale and translation along the axes, which place the levels of an image"
+    return TurnedLevelError(str(transformation_error(transformation, name, problem)))

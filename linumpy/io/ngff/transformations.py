@@ -109,7 +109,7 @@ class _Reader:
 
     def read(self, transform: object, rank: int, inverse: bool) -> PointMap:
         if not isinstance(transform, Mapping):
-            raise MetadataError(f"{self.name}: the coordinate transformation {transform!r} is no object")
+            raise MetadataError(f"{self.name}: a coordinate transformation is no object")
         kind = transform.get("type")
         if kind == "identity":
             steps: PointMap = ()

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from linumpy.io.ngff.axes import common_transformations, transformation_list
 from linumpy.io.ngff.coordinate_systems import (
     INTRINSIC,
     Metadata,
     Multiscale,
     Systems,
-    Transformation,
     as_axes_and_scales,
+    referred,
     systems_of,
     with_systems,
 )
@@ -98,42 +99,27 @@ def _convert_multiscale(image: Multiscale, version: str, name: str) -> tuple[dic
     """Return a multiscale image in a version, and descriptions of the coordinate systems that are lost."""
     systems = systems_of(image, name)
     if version == "0.6":
-        return (dict(image) if systems is not None else _to_systems(image)), []
+        return (dict(image), []) if systems is not None else _to_systems(image, name)
     if systems is None:
         return dict(image), []
     plain = dict(as_axes_and_scales(image, name))
     plain.pop("coordinateSystems", None)
-    plain["datasets"] = [
-        {**level, "coordinateTransformations": _composed(level["coordinateTransformations"])}
-        for level in plain["datasets"]
-    ]
     lost = [f"the coordinate system {system['name']!r}" for system in systems.others]
     return plain, lost
 
 
-def _to_systems(image: Multiscale) -> dict[str, Any]:
-    """Convert a multiscale image of 0.4 or 0.5 to 0.6.
+def _to_systems(image: Multiscale, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Convert a multiscale image of 0.4 or 0.5 to 0.6; return also descriptions of transformations that are lost.
 
     Transformations that apply to all levels are appended to the transformations of each level, since 0.6 has only the
     latter.
     """
-    common = list(image.get("coordinateTransformations", ()))
+    common = common_transformations(image, name)
+    others = [one for one in transformation_list(image, name) if one not in common]
+    lost = [f"the transformation to the coordinate system {referred(one.get('output'))!r}" for one in others]
     changed = {key: value for key, value in image.items() if key != "coordinateTransformations"}
     changed["datasets"] = [
         {**level, "coordinateTransformations": [*level.get("coordinateTransformations", ()), *common]}
         for level in image["datasets"]
     ]
-    return with_systems(changed, Systems(INTRINSIC, (), ()))
-
-
-def _composed(chain: list[Transformation]) -> list[dict[str, Any]]:
-    """Compose scales and translations into one scale and one translation, all that 0.4 and 0.5 allow."""
-    rank = len(next(iter(chain))["scale"])
-    scale, translation = [1.0] * rank, [0.0] * rank
-    for step in chain:
-        if "scale" in step:
-            scale = [a * b for a, b in zip(scale, step["scale"], strict=True)]
-            translation = [a * b for a, b in zip(translation, step["scale"], strict=True)]
-        else:
-            translation = [a + b for a, b in zip(translation, step["translation"], strict=True)]
-    return [{"type": "scale", "scale": scale}, {"type": "translation", "translation": translation}]
+    return with_systems(changed, Systems(INTRINSIC, (), ())), lost

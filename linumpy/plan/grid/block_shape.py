@@ -114,7 +114,7 @@ def _axis_read(grid: AffineGrid, axis: int, along: int, block_shape: Sequence[in
     for begin in range(0, length, step):
         m = grid.matrix[axis][along]
         ends = (m * begin, m * (min(begin + step, length) - 1))
-        box = axis_box(grid, axis, grid.offset[axis] + min(ends), grid.offset[axis] + max(ends))
+        box = axis_box(grid, axis, grid.shift[axis] + min(ends), grid.shift[axis] + max(ends))
         if box is not None:
             total += min(-(-box[1] // chunk) * chunk, n) - box[0] // chunk * chunk
     return total

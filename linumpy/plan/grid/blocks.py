@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from linumpy.plan.boundary import MODES, fold, period
+from linumpy.plan.boundary import MODES, ROUNDING, fold, period
 from linumpy.plan.grid.point_map import PointMap
 
 #: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
@@ -25,8 +25,6 @@ CLIPPED_MODES = ("constant", "nearest")
 _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 #: Voxels by which SciPy pads an image before it filters for mode "nearest".
 SPLINE_PAD = 12
-#: Upper bound of the rounding error of a coordinate, in voxels. Boxes include the voxels that an error may add.
-_ROUNDING = 1e-6
 #: Standard deviations at which a Gaussian is cut, as in SciPy's gaussian_filter.
 _TRUNCATE = 4.0
 
@@ -143,6 +141,22 @@ class AffineGrid:
         same_edge = np.abs(np.array(self.offset) - (scales - 1) / 2) <= 1e-9 * np.maximum(1, scales)
         return bool((matrix == np.diag(scales)).all() and (scales > 0).all() and same_edge.all())
 
+    @cached_property
+    def shift(self) -> tuple[float, ...]:
+        """The offset that voxels are sampled with.
+
+        Order 0 takes the upper of two voxels at the same distance: the offset is increased by less than the tolerance,
+        so that rounding errors do not choose between them. Not in modes that repeat the image, as in SciPy.
+        """
+        if self.order or self.mode not in (*CLIPPED_MODES, "grid-constant"):
+            return self.offset
+        return tuple(shift + ROUNDING / 2 for shift in self.offset)
+
+    @property
+    def snaps(self) -> bool:
+        """Whether coordinates outside of the source by a rounding error are moved to its edge."""
+        return self.mode == "constant"
+
     @property
     def reach(self) -> tuple[int, ...]:
         """Margin of the box that the smoothing needs, in voxels for each axis of the source."""
@@ -155,14 +169,14 @@ class AffineGrid:
             voxels = zip(scales, start, stop, strict=True)
             return tuple(((a + 0.5) * f - 0.5, (b - 0.5) * f - 0.5) for f, a, b in voxels)
         bounds = []
-        for row, shift in zip(self.matrix, self.offset, strict=True):
+        for row, shift in zip(self.matrix, self.shift, strict=True):
             ends = [(m * a, m * (b - 1)) for m, a, b in zip(row, start, stop, strict=True)]
             bounds.append((shift + sum(map(min, ends)), shift + sum(map(max, ends))))
         return tuple(bounds)
 
     def stays_inside(self, axis: int, low: float, high: float) -> bool:
         """Return whether linear interpolation at coordinates from `low` to `high` needs only voxels of the source."""
-        return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
+        return low >= ROUNDING and high < self.source_shape[axis] - 1 - ROUNDING
 
     @property
     def support(self) -> tuple[int, int]:
@@ -315,11 +329,11 @@ def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[i
 def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
     """Find the voxels that are sampled at coordinates from `low` to `high`; None if mode "constant" samples none."""
     n, (before, after) = grid.source_shape[axis], grid.support
-    if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
+    if grid.mode == "constant" and (high < -ROUNDING or low > n - 1 + ROUNDING):
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
         # Beyond the edges the value is constant, or the value of the last voxel.
-        low, high = min(max(low - _ROUNDING, 0.0), n - 1.0), min(max(high + _ROUNDING, 0.0), n - 1.0)
+        low, high = min(max(low - ROUNDING, 0.0), n - 1.0), min(max(high + ROUNDING, 0.0), n - 1.0)
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:
         return 0, n

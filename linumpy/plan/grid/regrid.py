@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike
 
 from linumpy.plan.grid.point_map import PointMap
 
+#: Largest rounding error of a map that is removed, in voxels of the source, over the whole output.
+_REMOVED = 1e-9
+
 
 @dataclass(frozen=True)
 class Regrid:
@@ -100,6 +103,32 @@ def plan_regrid(
         spacing=tuple(new_spacing.tolist()),
         origin=tuple(new_origin),
     )
+
+
+def without_rounding(
+    linear: np.ndarray, offset: np.ndarray, shape: Sequence[int]
+) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """Make numbers of a computed map whole that are whole except for rounding: 1 for equal grids, 0 for other axes.
+
+    Other numbers are not rounded: the error of a rounded slope would grow along the output.
+
+    Parameters
+    ----------
+    linear, offset : numpy.ndarray
+        Map from voxels of the output to voxels of the source.
+    shape : sequence of int
+        Shape of the output.
+
+    Returns
+    -------
+    matrix, offset : tuple
+        As in :class:`Regrid`.
+    """
+    limit = _REMOVED * np.minimum(1, np.abs(linear).max(axis=1, keepdims=True))
+    whole = np.abs(linear - linear.round()) * np.array(shape) <= limit
+    matrix = np.where(whole, linear.round(), linear)
+    shift = np.where(np.abs(offset - offset.round()) <= _REMOVED, offset.round(), offset)
+    return tuple(map(tuple, matrix.tolist())), tuple(shift.tolist())
 
 
 def centred(old: float, new: float) -> tuple[float, float]:

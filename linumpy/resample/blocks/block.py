@@ -28,6 +28,7 @@ from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, store_rounded
 from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
+from linumpy.plan.boundary import snap_to_edges
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
 #: Output voxels of a strip: only the coordinates of one strip are in memory at a time.
@@ -147,8 +148,11 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         "box_start": block.source_start,
         "out_start": block.start,
     }
-    source, sampler = sampling.contiguous(source), sampling.SplineSampling(grid.order, grid.mode, float(cval), pad)
-    affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset))
+    source, sampler = (
+        sampling.contiguous(source),
+        sampling.SplineSampling(grid.order, grid.mode, float(cval), pad, grid.snaps),
+    )
+    affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.shift))
     module = sampling if rank in sampling.RANKS else general
     module.sample_affine(source, affine, sampler, out, **coordinates)
     return out
@@ -160,8 +164,8 @@ def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None
     boxes = zip(block.source_start, block.source_shape, strict=True)
-    columns = (grid.source_shape, block.shape, np.diagonal(matrix).tolist(), grid.offset, block.start, boxes)
-    return tuple(Line(*line) for line in zip(*columns, strict=True))
+    columns = (grid.source_shape, block.shape, np.diagonal(matrix).tolist(), grid.shift, block.start, boxes)
+    return tuple(replace(Line(*line), snaps=grid.snaps) for line in zip(*columns, strict=True))
 
 
 def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, out: np.ndarray) -> np.ndarray:
@@ -307,11 +311,13 @@ def _coordinates(
             line = np.arange(start + bounds.start, start + bounds.stop, dtype=np.float64)
             voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
         coordinates = np.empty((grid.rank, *(bounds.stop - bounds.start for bounds in strip)), np.float64)
-        for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
+        for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.shift, origin, strict=True)):
             sum_: float | np.ndarray = shift
             for weight, line in zip(row, voxels, strict=True):
                 sum_ = sum_ + line * weight
             coordinates[axis] = sum_
+            if grid.snaps:
+                snap_to_edges(coordinates[axis], grid.source_shape[axis])
             coordinates[axis] -= first
         yield strip, coordinates
 

@@ -25,6 +25,7 @@ from linumpy.device import array_module, to_host
 from linumpy.gpu.kernels import computed_in
 from linumpy.gpu.ndimage.transform import map_coordinates
 from linumpy.gpu.resize.resizing import apply_tables
+from linumpy.plan.boundary import snap_to_edges
 from linumpy.plan.grid.blocks import AffineGrid, Block, axis_box
 from linumpy.plan.grid.point_map import Affine, Field, affine, compose
 from linumpy.resample.blocks.block import fill, gaussians
@@ -36,8 +37,6 @@ ReadField = Callable[[Any, tuple[slice, ...]], Array]
 
 #: Bytes of a part for each of its voxels and axes: coordinates, indices in a field, and their temporary sums.
 _AXIS_NBYTES = 48
-#: Coordinates outside the source by less than this distance, a result of rounding, are moved to the edge.
-_ROUNDING = 1e-6
 #: Vectors around the reached box of a field that a cubic spline needs: vectors further away do not change the result.
 _CUBIC_MARGIN = 24
 
@@ -115,7 +114,7 @@ def _make_part(
     """Make a part, a (start, stop) box of the output; raise an error if it needs a box of more than `limit` bytes."""
     points = _coordinates(grid, *part, array_module(out), read_field, limit)
     for axis, size in enumerate(grid.source_shape):
-        _snap(points[axis], size)
+        snap_to_edges(points[axis], size)
     plain_grid = replace(grid, sigmas=(), warp=())
     boxes = []
     for axis, (low, high) in enumerate(_extrema(points)):
@@ -156,7 +155,7 @@ def _coordinates(
     lines = [xp.arange(a, b, dtype=np.float64) for a, b in zip(start, stop, strict=True)]
     points = [line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]) for axis, line in enumerate(lines)]
     shape = tuple(b - a for a, b in zip(start, stop, strict=True))
-    for step in compose(grid.warp, (affine(grid.matrix, grid.offset),)):
+    for step in compose(grid.warp, (affine(grid.matrix, grid.shift),)):
         if isinstance(step, Affine):
             points = _apply_affine(step, points)
         else:
@@ -220,9 +219,3 @@ def _extrema(points: Array) -> list[tuple[float, float]]:
     high = xp.where(xp.isfinite(flat), flat, -np.inf).max(axis=1)
     both = to_host(xp.stack([low, high], axis=1))
     return [(float(a), float(b)) for a, b in both]
-
-
-def _snap(values: Array, size: int) -> None:
-    """Move coordinates that rounding put outside an axis back to its edge."""
-    values[(values < 0) & (values > -_ROUNDING)] = 0
-    values[(values > size - 1) & (values < size - 1 + _ROUNDING)] = size - 1

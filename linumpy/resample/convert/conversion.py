@@ -37,6 +37,7 @@ class Parameters:
     ngff_version: str | None
     spacing: Spacing | None
     levels: int
+    downsampling: str | None
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) ->
                 f"{', '.join(axes)}: transpose or rename them first"
             )
         return _plan_image(name, node, axes, parameters, None)
-    if parameters.spacing is not None or parameters.levels != 1:
+    if (parameters.spacing, parameters.levels, parameters.downsampling) != (None, 1, None):
         raise ValueError(
-            f"spacing={parameters.spacing!r}, levels={parameters.levels}: {name} is a group, which keeps its own; they "
-            "are for arrays and TIFF stacks"
+            f"spacing={parameters.spacing!r}, levels={parameters.levels}, downsampling={parameters.downsampling!r}: "
+            f"{name} is a group, which keeps its own; they are for arrays and TIFF stacks"
         )
     copy = plan_hierarchy(node, parameters.storage, parameters.ngff_version)
     if parameters.name.endswith(".ozx") and "ome" not in copy.groups.get("", {}):
@@ -155,7 +156,7 @@ def _plan_image(
     copy = plan_array("0", array, storage, ZARR_FORMATS[version])
     image = plan_image(
         array.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
-        codec=str(copy.encoding), levels=parameters.levels, ngff_version=version,
+        codec=str(copy.encoding), levels=parameters.levels, ngff_version=version, downsampling=parameters.downsampling,
         fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
     )  # fmt: skip
     return Conversion(source, (copy,), image.create, image, stack, {"image": digest_of(image.metadata)})

@@ -233,7 +233,8 @@ def specs():
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
         kinds = (*launch.kinds_of(image, out, order, mode)[:-1], source in ("u2", "f4"))  # of these, in 64-bit numbers
         for warp_x in ("32", "8"):
-            yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X=warp_x)
+            snaps = {"ROUNDING": "1e-06"} if mode == "constant" and warp_x == "8" else {}
+            yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X=warp_x, **snaps)
         if rank == 3 and order in launch.BRICKS:
             yield launch.spec_of("affine", "affine_brick", kinds, launch.BRICKS[order], PITCH="40")
         for coordinate, field, grid in (

@@ -293,6 +293,36 @@ def test_the_pad_holds_what_the_image_can_hold(cval):
 
 
 @needs_compiler
+@pytest.mark.parametrize("cval", [300.0, 256.0, -3.0, 0.4, 1.0])
+@pytest.mark.parametrize("mode", ["grid-constant", "constant"])
+@pytest.mark.parametrize("shape", [(9, 8), (5, 6, 7), (2, 3, 4, 5)])
+def test_booleans_are_padded_by_booleans(monkeypatch, shape, mode, cval):
+    """In SciPy the padding of the image has its dtype: 300 is True, which is 1, and no number of uint8."""
+    image = np.random.default_rng(0).integers(0, 2, shape).astype(bool)
+    options = {"mode": mode, "cval": cval, "output": np.float64}
+    factors = (2.3,) * len(shape)
+    expected = [ndimage.zoom(image, factors, **options), ndimage.shift(image, 0.7, **options)]
+    on_cpu.patch(monkeypatch)
+    got = [interpolation.zoom(image, factors, **options), interpolation.shift(image, 0.7, **options)]
+    for one, other in zip(got, expected, strict=True):
+        assert np.allclose(one, other, atol=1e-6 * max(1, abs(cval)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("source", ["u1", "u2", "i2", "f4", "f8"])
+@pytest.mark.parametrize("target", ["u1", "i1", "u2", "i2", "u4", "i4", "i8"])
+def test_coefficients_in_integers_keep_their_low_bits(monkeypatch, source, target):
+    """Negative coefficients of unsigned integers, too, as in SciPy."""
+    image = (np.random.default_rng(1).integers(0, 100, (6, 9)) * 2).astype(source)
+    image[2, 3] = 0
+    expected = ndimage.spline_filter(image, 3, output=np.dtype(target))
+    assert np.array_equal(interpolation.spline_filter(image, 3, output=target), expected)
+    on_cpu.patch(monkeypatch)
+    assert np.array_equal(interpolation.spline_filter(image, 3, output=target), expected)
+    assert (ndimage.spline_filter(image, 3) < 0).any()
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["f4", "f8"])
 def test_places_in_a_pad_that_are_no_numbers(kind):
     image = image_of(kind, (5, 6, 7), 1)

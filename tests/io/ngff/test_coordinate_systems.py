@@ -12,6 +12,7 @@ from linumpy.errors import MetadataError
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.carried import Carried
 from linumpy.io.ome import level_transforms, open_image
+from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
 
@@ -21,9 +22,9 @@ ORIENTATION = {"type": "anatomical", "value": "left-to-right"}
 SPACE = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
 
 
-def by_hand(folder, level, *, axes=SPACE, more=(), whole=(), output="physical"):
+def by_hand(folder, level, *, axes=SPACE, more=(), whole=(), output="physical", data=None):
     group = zarr.create_group(folder)
-    group.create_array("s0", shape=(4, 5, 6), dtype="u1")
+    group.create_array("s0", data=np.zeros((4, 5, 6), "u1") if data is None else data)
     named = {"input": {"path": "s0"}, "output": {"name": output}, **level}
     multiscale = {
         "coordinateSystems": [{"name": "physical", "axes": axes}, *more],
@@ -42,6 +43,14 @@ def sequence(*transformations):
     return {"type": "sequence", "transformations": list(transformations)}
 
 
+def by_dimension(*parts):
+    inner = [{"inputAxes": a, "outputAxes": b, "transformation": one} for a, b, one in parts]
+    return {"type": "byDimension", "transformations": inner}
+
+
+UNCHANGED, FLIP = {"type": "identity"}, {"type": "scale", "scale": [-3]}
+TURNED = {"type": "rotation", "rotation": [[1, 0, 0], [0, 0, -1], [0, 1, 0]]}
+TO_ATLAS = {**TURNED, "input": {"name": "physical"}, "output": {"name": "atlas"}}
 SCALE = {"type": "scale", "scale": [2.0, 3.0, 4.0]}
 SHIFT = {"type": "translation", "translation": [5.0, 6.0, 7.0]}
 
@@ -105,26 +114,128 @@ def test_transformations_along_the_axes(tmp_path, transformation, step, first):
         ({"type": "affine", "affine": [[1, 0.1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]}, "of type 'affine'"),
         (affine((1, 1, -1), (0, 0, 0)), "of type 'affine'"),
         (affine((1, 1, 0), (0, 0, 0)), "of type 'affine'"),
-        ({"type": "affine", "affine": [[1, 0, 0], [0, 1, 0]]}, "of type 'affine'"),
         (sequence(SCALE, {"type": "displacements", "path": "field"}), "of type 'displacements'"),
         ({"type": "byDimension", "transformations": []}, "of type 'byDimension'"),
-        ({"type": "mapAxis", "mapAxis": [0, 2, 1]}, "of type 'mapAxis'"),
+        (
+            by_dimension(([2], [0], {"type": "scale", "scale": [-3]}), ([0, 1], [2, 1], UNCHANGED)),
+            "of type 'byDimension'",
+        ),
+        ({"type": "mapAxis", "mapAxis": [0, 2, 2]}, "of type 'mapAxis'"),
         ({"type": ["scale"]}, r"of type \['scale'\]"),
     ],
 )
-def test_transformations_that_are_not_read(tmp_path, transformation, named):
-    by_hand(tmp_path / "i", transformation)
-    with pytest.raises(MetadataError, match=rf"/i: the coordinate transformation {named} is no .* levels"):
-        open_image(tmp_path / "i")
-    assert read_zarr(tmp_path / "i", level=0, device="cpu").shape == (4, 5, 6)  # voxels need none
+def test_levels_that_are_turned_have_voxels(tmp_path, transformation, named):
+    """Only their spacing and origin are unknown."""
+    group = by_hand(tmp_path / "i", transformation)
+    image = open_image(tmp_path / "i")
+    assert ([axis.name for axis in image.axes], image.levels[0].shape) == (["z", "y", "x"], (4, 5, 6))
+    with pytest.raises(MetadataError, match=rf"/i: the coordinate transformation {named} is no .* pass spacing= in µm"):
+        _ = image.spacing
+    assert open_image(tmp_path / "i", spacing=(2, 3, 4)).spacing == ((2, 3, 4),)
+    resample_zarr(tmp_path / "i", tmp_path / "o", 5.0, spacing=(2, 3, 4), device="cpu")
+    with pytest.raises(MetadataError, match="is no positive scale and translation"):  # 0.5 cannot express it
+        convert_zarr(tmp_path / "i", tmp_path / "p", ngff_version="0.5")
+    ome = group.attrs["ome"]
+    (level,) = ome["multiscales"][0]["datasets"]
+    ome["multiscales"][0]["datasets"] = [level, level]
+    group.attrs["ome"] = ome
+    with pytest.raises(MetadataError, match="pass an array of one level, with its spacing="):
+        _ = open_image(tmp_path / "i", spacing=(2, 3, 4)).spacing
+
+
+@pytest.mark.parametrize(
+    ("transformation", "order", "step", "first"),
+    [
+        ({"type": "mapAxis", "mapAxis": [1, 2, 0]}, "xzy", (1, 1, 1), (0, 0, 0)),
+        (sequence(SCALE, {"type": "mapAxis", "mapAxis": [1, 2, 0]}, SHIFT), "xzy", (2, 3, 4), (7, 5, 6)),
+        (
+            by_dimension(
+                ([2], [0], sequence({"type": "scale", "scale": [3]}, {"type": "translation", "translation": [9]})),
+                ([0, 1], [2, 1], {"type": "scale", "scale": [5, 6]}),
+            ),
+            "xyz", (5, 6, 3), (0, 0, 9),
+        ),
+        ({"type": "affine", "affine": [[0, 2, 0, 1], [0, 0, 3, 2], [4, 0, 0, 3]]}, "xzy", (4, 2, 3), (3, 1, 2)),
+    ],
+)  # fmt: skip
+def test_axes_are_in_the_order_of_the_arrays(tmp_path, transformation, order, step, first):
+    group = by_hand(tmp_path / "i", transformation, more=[{"name": "atlas", "axes": SPACE}], whole=[TO_ATLAS])
+    group["s0"][...] = voxels = np.random.default_rng(0).integers(1, 99, (4, 5, 6)).astype("u1")
+    image = open_image(tmp_path / "i")
+    assert "".join(axis.name for axis in image.axes) == order
+    assert (image.spacing, image.origin) == ((step,), (first,))
+    moved = write_omezarr(tmp_path / "like", np.zeros((4, 5, 6), "u1"), step, origin=first, axes=order)
+    resample_zarr(tmp_path / "i", tmp_path / "o", like=moved, device="cpu")
+    assert np.array_equal(open_image(tmp_path / "o").levels[0][...], voxels)
+    for version in ("0.5", "0.6"):
+        convert_zarr(tmp_path / "i", tmp_path / version, ngff_version=version)
+        found = open_image(tmp_path / version)
+        assert (found.axes, found.spacing, found.origin) == (image.axes, image.spacing, image.origin)
+    ngff_zarr.from_ngff_zarr(tmp_path / "0.5")
+
+
+@pytest.mark.parametrize("kind", ["mapAxis", "byDimension"])
+def test_swapped_axes_are_swapped_back(tmp_path, kind):
+    """By resampling: into a coordinate system, or onto the grid of an image with the usual order of axes."""
+    swap = {"type": "mapAxis", "mapAxis": [1, 2, 0]}
+    if kind == "byDimension":
+        swap = by_dimension(([1], [0], UNCHANGED), ([2, 0], [1, 2], UNCHANGED))
+    more = [{"name": "atlas", "axes": SPACE}]
+    group = by_hand(tmp_path / "i", sequence(swap, SCALE, SHIFT), more=more, whole=[TO_ATLAS])
+    group["s0"][...] = voxels = np.random.default_rng(0).integers(1, 99, (4, 5, 6)).astype("u1")
+    by_hand(tmp_path / "j", sequence(SCALE, SHIFT), more=more, whole=[TO_ATLAS], data=voxels.transpose(1, 2, 0))
+    like = write_omezarr(tmp_path / "like", np.zeros((6, 7, 8), "u1"), (1.5, 2, 4), origin=(5, 4, 6))
+    for target, new, options in (
+        ("a", 2.5, {"coordinate_system": "atlas"}),
+        ("b", None, {"like": like}),
+        ("c", None, {"like": tmp_path / "ja", "coordinate_system": "atlas"}),
+    ):
+        for source in "ij":
+            resample_zarr(tmp_path / source, tmp_path / f"{source}{target}", new, device="cpu", **options)
+        one, other = (open_image(tmp_path / f"{source}{target}") for source in "ij")
+        assert (one.axes, one.spacing, one.origin) == (other.axes, other.spacing, other.origin)
+        assert [axis.name for axis in one.axes] == ["z", "y", "x"]
+        assert other.levels[0][...].any()
+        assert np.array_equal(one.levels[0][...], other.levels[0][...])
+    resample_zarr(like, tmp_path / "d", like=tmp_path / "i", device="cpu")
+    assert [axis.name for axis in open_image(tmp_path / "d").axes] == ["x", "z", "y"]
+
+
+def test_names_of_axes_are_whole_in_messages(tmp_path):
+    by_hand(tmp_path / "i", SCALE, axes=[{**axis, "name": f"dim_{axis['name']}"} for axis in SPACE])
+    like = write_omezarr(tmp_path / "like", np.zeros((6, 7, 8), "u1"), (1, 1, 1))
+    for source, options in ((tmp_path / "i", {"transform_or_spacing": 2.0}), (like, {"like": tmp_path / "i"})):
+        with pytest.raises(MetadataError, match="has the axes of space dim_z, dim_y, dim_x"):
+            resample_zarr(source, tmp_path / "o", **options)
+
+
+def test_images_of_spatialdata(tmp_path):
+    """Version 0.4, with transformations to other coordinate systems, which do not move the levels."""
+    axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", "unit": "micrometer"} for n in "yx")]
+    systems = {"input": {"name": "cyx", "axes": axes}, "output": {"name": "global", "axes": axes}}
+    matrix = [[1, 0, 0, 0], [0, 0.6, -0.8, 5], [0, 0.8, 0.6, 7]]
+    for one in (
+        {"type": "affine", "affine": matrix}, {"type": "scale", "scale": [1, 3, 3]}, {"type": "identity"},
+        {"type": "mapAxis", "mapAxis": {"c": "c", "y": "x", "x": "y"}},
+        sequence({"type": "scale", "scale": [1, 2, 2]}, {"type": "affine", "affine": matrix}),
+        {"type": "byDimension", "transformations": []},
+    ):  # fmt: skip
+        group = zarr.create_group(tmp_path / "i", zarr_format=2, overwrite=True)
+        group.create_array("0", data=np.ones((2, 5, 6), "u2"))
+        level = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.25]}]}
+        multiscale = {"version": "0.4", "axes": axes, "datasets": [level]}
+        group.attrs["multiscales"] = [{**multiscale, "coordinateTransformations": [{**one, **systems}]}]
+        assert open_image(tmp_path / "i").spacing == ((0.5, 0.25),)
+        convert_zarr(tmp_path / "i", tmp_path / "o", ngff_version="0.6", overwrite=True)
+        assert open_image(tmp_path / "o").spacing == ((0.5, 0.25),)
 
 
 @pytest.mark.parametrize(
     ("transformation", "message"),
     [
-        ({"type": "sequence", "transformations": 5}, "is no sequence"),
-        ({"type": "scale", "scale": [1, 2]}, "is no scale or translation"),
-        ({"type": "scale", "scale": [1, 2, -3]}, "is not positive"),
+        ({"type": "sequence", "transformations": 5}, "of type 'sequence' has no list of transformations"),
+        ({"type": "scale", "scale": [1, 2]}, "of type 'scale' has no 3 numbers"),
+        ({"type": "affine", "affine": [[1, 0, 0], [0, 1, 0]]}, "of type 'affine' has no 3 × 4 numbers"),
         ({"type": "identity", "output": {"name": "atlas"}}, "to the coordinate systems 'atlas'; one of 'physical' is"),
         ({"type": "identity", "output": None}, "to the coordinate systems None; one of 'physical' is needed"),
     ],

@@ -154,7 +154,7 @@ def test_fields_are_opened_unread(group, last):
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        (5, "5 is no object"),
+        (5, "g: a coordinate transformation is no object"),
         ({"type": "spline", "name": "s"}, "'s' of type 'spline' is not known"),
         ({"type": ["scale"]}, "is not known"),
         ({"type": "scale", "scale": [1, 2]}, r"numbers of shape \(2,\), and points have 3"),
