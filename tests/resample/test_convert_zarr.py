@@ -366,6 +366,157 @@ def test_a_file_of_pages(tmp_path, shape, axes, ours):
     assert str(encoding_of(image.levels[0])) == "zstd"
 
 
+TCZYX = voxels((2, 3, 5, 20, 30))
+MICRONS = {"PhysicalSizeZ": 5, "PhysicalSizeY": 4, "PhysicalSizeX": 2}
+NANOMETERS = {key: 1000 * size for key, size in MICRONS.items()} | {f"{key}Unit": "nm" for key in MICRONS}
+TIMES = {"TimeIncrement": 500, "TimeIncrementUnit": "ms"}
+IMAGEJ = {"imagej": True, "resolution": (1 / 2, 1 / 4)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "ours", "spacing"),
+    [
+        ("TZCYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "um", "finterval": 0.5}}, "tczyx", (5, 4, 2)),
+        ("ZCYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "\\u00B5m"}}, "czyx", (5, 4, 2)),
+        ("TZYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "micron"}}, "tzyx", (5, 4, 2)),
+        ("CYX", IMAGEJ | {"metadata": {"unit": "mm"}}, "cyx", (4000, 2000)),
+        ("ZYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "nm"}}, "zyx", (0.005, 0.004, 0.002)),
+        ("ZYX", IMAGEJ | {"metadata": {"spacing": 1, "unit": "inch"}}, "zyx", (25400, 101600, 50800)),
+        ("TZCYX", {"ome": True, "metadata": NANOMETERS | TIMES}, "tczyx", (5, 4, 2)),
+        ("TCZYX", {"ome": True, "metadata": MICRONS}, "tczyx", (5, 4, 2)),
+        ("CZYX", {"ome": True, "metadata": MICRONS | {"PhysicalSizeZUnit": "cm"}}, "czyx", (50000, 4, 2)),
+        ("YX", {"resolution": (5000, 2500), "resolutionunit": "CENTIMETER"}, "yx", (4, 2)),
+        ("YX", {"resolution": (2540, 1270), "resolutionunit": "INCH"}, "yx", (20, 10)),
+    ],
+)
+def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
+    """Whatever the order of the planes and the units, the copy has t, c, z, y, x and µm."""
+    data = TCZYX[tuple(slice(None) if axis in ours else 0 for axis in "tczyx")]
+    pages = data.transpose([ours.index(axis.lower()) for axis in stored])
+    if "metadata" in options:
+        options = options | {"metadata": options["metadata"] | {"axes": stored}}
+    tifffile.imwrite(tmp_path / "a.tif", np.ascontiguousarray(pages), photometric="minisblack", **options)
+    convert_zarr(tmp_path / "a.tif", tmp_path / "b", device_memory=10000, **HERE)
+    image = open_image(tmp_path / "b")
+    assert "".join(axis.name for axis in image.axes) == ours
+    assert np.allclose(image.spacing[0], spacing)
+    assert np.array_equal(image.levels[0][...], data)
+    if "finterval" in options.get("metadata", {}):
+        assert (image.axes[0].unit, image.scale[0][0]) == ("second", 0.5)
+    if "TimeIncrement" in options.get("metadata", {}):
+        assert (image.axes[0].unit, image.scale[0][0]) == ("millisecond", 500)
+    space = len(ours.lstrip("tc"))
+    convert_zarr(tmp_path / "a.tif", tmp_path / "c", spacing=(7, 8, 9)[-space:], **HERE)
+    assert open_image(tmp_path / "c").spacing[0] == (7.0, 8.0, 9.0)[-space:]
+    assert "_ARRAY_DIMENSIONS" not in image.group.attrs
+
+
+def test_metadata_of_tiff_that_are_no_lengths(tmp_path):
+    """Pixels are no unit, and the axis that has none is named; the caller's number for it is enough."""
+    for name, metadata, absent in [
+        ("pixels", {"spacing": 5, "unit": "pixel"}, "z, y, x"),
+        ("no unit", {"spacing": 5}, "z, y, x"),
+        ("no spacing", {"unit": "um"}, "z"),
+    ]:
+        options = IMAGEJ | {"metadata": metadata | {"axes": "ZYX"}}
+        tifffile.imwrite(tmp_path / f"{name}.tif", TCZYX[0, 0], **options)
+        with pytest.raises(MetadataError, match=f"spacing along {absent} that"):
+            convert_zarr(tmp_path / f"{name}.tif", tmp_path / "b", **HERE)
+    convert_zarr(tmp_path / "no spacing.tif", tmp_path / "b", spacing={"z": 3}, **HERE)
+    assert open_image(tmp_path / "b").spacing[0] == (3.0, 4.0, 2.0)
+
+
+def test_a_volume_of_one_plane(tmp_path):
+    """A plane with a spacing along z stays a volume; the caller may replace its spacing along y and x alone."""
+    options = IMAGEJ | {"metadata": {"spacing": 5, "unit": "um", "axes": "ZYX"}}
+    tifffile.imwrite(tmp_path / "a.tif", TCZYX[0, 0, :1], **options)
+    for spacing, expected in [(None, (5.0, 4.0, 2.0)), ((8, 9), (5.0, 8.0, 9.0)), ((7, 8, 9), (7.0, 8.0, 9.0))]:
+        convert_zarr(tmp_path / "a.tif", tmp_path / "b", spacing=spacing, overwrite=True, **HERE)
+        image = open_image(tmp_path / "b")
+        assert (image.levels[0].shape, image.spacing[0]) == ((1, 20, 30), expected)
+
+
+def test_channels_of_tiff(tmp_path):
+    """Names and colours: of OME a signed number of RGBA, of ImageJ labels of planes and lookup tables."""
+    channel = {"Name": ["DAPI", "GFP", "far red"], "Color": [65535, 16711935, -16776961]}
+    metadata = {"axes": "ZCYX", "Channel": channel, **MICRONS}
+    pages = np.ascontiguousarray(TCZYX[0].swapaxes(0, 1))
+    tifffile.imwrite(tmp_path / "ome.tif", pages, ome=True, metadata=metadata, photometric="minisblack")
+    ramp = np.arange(256, dtype="u1")
+    tables = [np.stack([ramp * (k == axis) for k in range(3)]) for axis in (2, 1, 0)]
+    metadata = {"axes": "ZCYX", "unit": "um", "spacing": 5, "LUTs": tables, "Labels": channel["Name"] * 5}
+    metadata |= {"mode": "composite", "Ranges": (0.0, 100.0, 1.0, 200.0, 2.0, 300.0)}
+    tifffile.imwrite(tmp_path / "imagej.tif", pages, metadata=metadata, **IMAGEJ)
+    for name, windows in [("ome.tif", [(0, 65535)] * 3), ("imagej.tif", [(0, 100), (1, 200), (2, 300)])]:
+        convert_zarr(tmp_path / name, tmp_path / f"{name}.zarr", **HERE)
+        made = zarr.open_group(tmp_path / f"{name}.zarr", mode="r").attrs["ome"]["omero"]["channels"]
+        assert [one["label"] for one in made] == ["DAPI", "GFP", "far red"]
+        assert [one["color"] for one in made] == ["0000FF", "00FF00", "FF0000"]
+        assert [(one["window"]["start"], one["window"]["end"]) for one in made] == windows
+
+
+def ome_set(folder, data, uuids):
+    """Write an OME-TIFF of one file for each plane along z."""
+    names = [f"p_Z{z}.ome.tif" for z in range(len(data))]
+    planes = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{one}</UUID></TiffData>'
+        for z, (name, one) in enumerate(zip(names, uuids, strict=True))
+    )
+    for plane, name, one in zip(data, names, uuids, strict=True):
+        xml = (
+            '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="urn:uuid:{one}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
+            f'SizeX="{data.shape[2]}" SizeY="{data.shape[1]}" SizeZ="{len(data)}" SizeC="1" SizeT="1" '
+            'PhysicalSizeX="2" PhysicalSizeY="4" PhysicalSizeZ="5">'
+            f'<Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}</Pixels></Image></OME>'
+        )
+        tifffile.imwrite(folder / name, plane, description=xml, metadata=None)
+    return [folder / name for name in names]
+
+
+def test_planes_of_tiff_that_are_missing(tmp_path, caplog):
+    """A stopped acquisition, and a set of files of which some are gone: an error that names the planes, or zeros."""
+    data = voxels((5, 16, 20)) + 1
+    tifffile.imwrite(tmp_path / "few.ome.tif", data, metadata={"axes": "TYX"})
+    whole = (tmp_path / "few.ome.tif").read_bytes()
+    whole = whole.replace(b'SizeT="5"', b'SizeT="8"').replace(b'PlaneCount="5"', b'PlaneCount="8"')
+    (tmp_path / "few.ome.tif").write_bytes(whole)
+    files = ome_set(tmp_path, data, [f"00000000-0000-0000-0000-{z:012}" for z in range(5)])
+    convert_zarr(files[0], tmp_path / "whole", **HERE)
+    assert np.array_equal(open_image(tmp_path / "whole").levels[0][...], data)
+    assert not caplog.records
+    files[2].unlink()
+    tifffile.imwrite(tmp_path / "shaped.tif", data, photometric="minisblack")
+    whole = (tmp_path / "shaped.tif").read_bytes()
+    (tmp_path / "shaped.tif").write_bytes(whole.replace(b'"shape": [5,', b'"shape": [7,'))
+    with pytest.raises(SourceError, match=r"shaped\.tif is cut off or broken: it ends before the last of 7 planes"):
+        convert_zarr(tmp_path / "shaped.tif", tmp_path / "b", spacing=(3, 2, 1), missing="fill", **HERE)
+    for source, planes, count in [
+        (tmp_path / "few.ome.tif", "t 5, t 6, t 7", 3),
+        (files[0], "z 2", 1),
+    ]:
+        caplog.clear()
+        with pytest.raises(SourceError, match=rf"{source.name}: {count} of \d planes .*: {planes}\. .*missing='fill'"):
+            convert_zarr(source, tmp_path / "b", spacing=(3, 2, 1), **HERE)
+        assert not (tmp_path / "b").exists()
+        assert sum("tifffile: " in record.message for record in caplog.records) == 1
+        space = (3, 2, 1)[-2 if "t " in planes else -3 :]
+        convert_zarr(source, tmp_path / "b", spacing=space, missing="fill", **HERE)
+        made = open_image(tmp_path / "b").levels[0][...]
+        lost = [int(word.split()[1]) for word in planes.split(", ")]
+        assert not made[lost].any()
+        there = [k for k in range(len(made)) if k not in lost]
+        assert np.array_equal(made[there], data[[k for k in range(5) if k not in lost]])
+        shutil.rmtree(tmp_path / "b")
+
+
+def test_missing_is_for_tiff(tmp_path):
+    image_with_labels(tmp_path / "a")
+    for value, message in (("fill", "is for TIFF files"), ("zero", "choose one of error, fill")):
+        with pytest.raises(ValueError, match=message):
+            convert_zarr(tmp_path / "a", tmp_path / "b", missing=value, **HERE)
+
+
 def test_a_folder_of_pages(tmp_path):
     data = voxels((12, 9, 8))
     (tmp_path / "pages").mkdir()
@@ -398,8 +549,14 @@ def test_tiff_that_is_no_stack(tmp_path):
 
 
 def test_tiff_that_is_cut_off_or_broken(tmp_path):
-    """No page is left out, and the error names the file."""
+    """No page is left out, and the error names the file; also of a file that ends in its header or its metadata."""
     data, options = voxels((6, 40, 50)), {"spacing": (5, 2, 3), **HERE}
+    tifffile.imwrite(tmp_path / "ome.tif", data, ome=True, metadata={"axes": "CYX"})
+    whole = (tmp_path / "ome.tif").read_bytes()
+    for length in (0, 3, 6, 9, 200, len(whole) - 1):  # the description of OME-XML is at the end
+        (tmp_path / "ome.tif").write_bytes(whole[:length])
+        with pytest.raises(SourceError, match=r"ome\.tif"):
+            convert_zarr(tmp_path / "ome.tif", tmp_path / "b", **options)
     (tmp_path / "pages").mkdir()
     for number, page in enumerate(data):
         tifffile.imwrite(tmp_path / f"pages/p{number}.tif", page, compression="zlib" if number % 2 else None)

@@ -111,13 +111,18 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
 
 def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
     """Read a box of a stack; raise an error that names the file if a page cannot be read."""
+    stored, others = [slice(0, 1)] * stack.array.ndim, tuple(set(range(stack.array.ndim)).difference(stack.order))
+    for axis, part in zip(stack.order, box, strict=True):
+        stored[axis] = part
     try:
-        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+        voxels = np.asarray(read_on_host(stack.array, tuple(stored)), stack.array.dtype.newbyteorder("="))
     except Exception as error:  # a decoder may raise anything
-        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
-        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
-            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # raises the error of the broken page
+        axis = stack.axes.find("z")
+        files = stack.files[box[axis]] if stack.is_folder else stack.files[:1]
+        for z in range(box[axis].start, box[axis].stop) if len(files) > 1 and stack.is_folder else ():
+            _read_pages(stack, (*box[:axis], slice(z, z + 1), *box[axis + 1 :]))  # raises the error of the broken page
         raise SourceError(f"{files[0]} cannot be read at {region_text(box)}: {error}") from error
+    return np.ascontiguousarray(voxels.squeeze(others).transpose(np.argsort(np.argsort(stack.order))))
 
 
 def copy_box(job: CopyJob, number: int) -> None:
@@ -146,11 +151,10 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * min_nbytes} bytes, and {max(0, budget)} "
                 "may be used: pass a larger device_memory, or smaller chunks and shards"
             )
-    shape, max_nbytes = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
+    shape, max_nbytes = copy.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
     size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
-    source_stored = copy.source.shards or copy.source.chunks
     for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
-        longer = min(math.lcm(copy.stored[axis], source_stored[axis]), shape[axis])
+        longer = min(math.lcm(copy.stored[axis], copy.source_stored[axis]), shape[axis])
         if math.prod(size) // size[axis] * longer * itemsize <= max_nbytes:
             size[axis] = longer
     block = grown(tuple(size), shape, itemsize, max_nbytes)

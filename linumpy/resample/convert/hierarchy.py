@@ -69,6 +69,9 @@ class ArrayCopy:
         Encoding of an (inner) chunk.
     names : tuple of str or None
         Names of the axes, for the metadata of zarr v3.
+    order : tuple of int or None
+        For each axis of the copy its index among the axes of the source, whose other axes have one entry; None if the
+        axes are the same.
     """
 
     path: str
@@ -77,6 +80,17 @@ class ArrayCopy:
     shards: tuple[int, ...] | None
     encoding: Encoding
     names: tuple[str, ...] | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels of the copy."""
+        return _in_order(self.source.shape, self.order)
+
+    @property
+    def source_stored(self) -> tuple[int, ...]:
+        """Shape of a shard of the source, or else of a chunk, along the axes of the copy."""
+        return _in_order(self.source.shards or self.source.chunks, self.order)
 
     @property
     def dtype(self) -> np.dtype:
@@ -86,7 +100,7 @@ class ArrayCopy:
     @property
     def nbytes(self) -> int:
         """Bytes of the voxels."""
-        return math.prod(self.source.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -96,7 +110,11 @@ class ArrayCopy:
     @property
     def counts(self) -> tuple[int, ...]:
         """Number of shards, or else of chunks, along each axis."""
-        return tuple(-(-n // s) for n, s in zip(self.source.shape, self.stored, strict=True))
+        return tuple(-(-n // s) for n, s in zip(self.shape, self.stored, strict=True))
+
+
+def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple(values) if order is None else tuple(values[axis] for axis in order)
 
 
 @dataclass(frozen=True)
@@ -225,25 +243,28 @@ def _named_paths(group: zarr.Group) -> list[str]:
     return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
 
 
-def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:
-    """Choose chunks, shards and encoding of one array of the copy."""
+def plan_array(
+    path: str, array: zarr.Array, storage: Storage, zarr_format: int, order: tuple[int, ...] | None = None
+) -> ArrayCopy:
+    """Choose chunks, shards and encoding of one array of the copy; `order` is as in :class:`ArrayCopy`."""
     dtype, name = np.dtype(array.dtype), describe_source(array)
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
         raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
     if not array.ndim or 0 in array.shape:
         raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")
-    shards = _along_last(storage.shards, array.ndim, "shards", name)
-    chunks = _along_last(storage.chunks, array.ndim, "chunks", name)
+    shape = _in_order(array.shape, order)
+    shards = _along_last(storage.shards, len(shape), "shards", name)
+    chunks = _along_last(storage.chunks, len(shape), "chunks", name)
     if shards is None and chunks is None and zarr_format == 3:
         shards = array.shards
     if shards is not None and zarr_format == 2:
         raise ValueError(f"shards={storage.shards}: NGFF 0.4 is zarr v2, which has none; leave them out, or pass 0.5")
-    chunks = chunks or tuple(array.chunks)
+    chunks = chunks or _in_order(array.chunks, order)
     if shards is None:
-        chunks = tuple(map(min, chunks, array.shape))
+        chunks = tuple(map(min, chunks, shape))
     elif any(s % c for s, c in zip(shards, chunks, strict=True)):
         raise ValueError(f"shards={shards} are no whole numbers of chunks={chunks} of {name}: pass both")
-    return ArrayCopy(path, array, chunks, shards, _encoding(array, storage.codec, zarr_format))
+    return ArrayCopy(path, array, chunks, shards, _encoding(array, storage.codec, zarr_format), order=order)
 
 
 def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -> tuple[int, ...] | None:
