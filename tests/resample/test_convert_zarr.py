@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ObjectStore
 
 from linumpy import convert_zarr, open_image, read_zarr
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
@@ -311,6 +312,43 @@ def test_files_that_are_not_of_zarr(tmp_path):
         found = {name: (tmp_path / f"b{number}" / name).read_bytes() for name in beside}
         assert found == beside
         assert not list((tmp_path / f"b{number}").glob(".*"))
+
+
+@pytest.mark.parametrize("member", ["notes//a.txt", "//a.txt", "/a.txt", "../a.txt", "labels/../../a.txt", "labels/./a.txt"])
+def test_members_that_no_folder_can_hold(tmp_path, member):
+    image_with_labels(tmp_path / "a")
+    zip_folder(tmp_path / "a", tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
+        archive.writestr(member, "text")
+    with pytest.raises(SourceError, match=rf"a\.zip has the member '{re.escape(member)}'"):
+        convert_zarr(tmp_path / "a.zip", tmp_path / "b", **HERE)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a.zip"]
+
+
+@pytest.mark.parametrize("member", ["0/c/0/0/0/0", "labels/cells/0/c/0/0/0", "notes.txt"])
+@pytest.mark.parametrize("shards", [None, (2, 8, 8, 8)])
+def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
+    """zipfile is the oracle; reading compares the checksums if it is asked to."""
+    image_with_labels(tmp_path / "a", codec="none", shards=shards)
+    zip_folder(tmp_path / "a", tmp_path / "a.zip")
+    convert_zarr(tmp_path / "a.zip", tmp_path / "whole", chunks=(3, 3, 3), **HERE)
+    assert_copied(tmp_path / "a", tmp_path / "whole")
+    whole = bytearray((tmp_path / "a.zip").read_bytes())
+    whole[whole.index((tmp_path / "a" / member).read_bytes()) + 7] ^= 0x40
+    (tmp_path / "a.zip").write_bytes(whole)
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.testzip() == member
+    with pytest.raises(ChunkError, match=f"{member} is broken"):
+        convert_zarr(tmp_path / "a.zip", tmp_path / "b", chunks=(3, 3, 3), **HERE)
+    assert not (tmp_path / "b").exists()
+    if member.startswith("0/"):
+        region = (slice(0, 1), slice(1, 3), slice(2, 3), slice(1, 2))
+        read_zarr(tmp_path / "a.zip", region=region, device="cpu")
+        with pytest.raises(ChunkError, match=f"{member} is broken"):
+            read_zarr(tmp_path / "a.zip", region=region, device="cpu", verify=True)
+        other = (slice(0, 1), slice(None), slice(8, 9))
+        data = read_zarr(tmp_path / "a.zip", region=other, device="cpu", verify=True)
+        assert np.array_equal(data, read_zarr(tmp_path / "a", region=other, device="cpu", verify=True))
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])

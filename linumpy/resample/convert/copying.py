@@ -22,11 +22,14 @@ from linumpy.device import kvikio_mode, require_cuda
 from linumpy.errors import DeviceMemoryError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.open import open_source
 from linumpy.io.stores.tiff import TiffStack
+from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
+from linumpy.plan.read.plan import plan_read
 from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.convert.hierarchy import ArrayCopy
@@ -102,6 +105,7 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
             if job.stack is not None:
                 voxels = _read_pages(job.stack, box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
+            verify_region(plan_read(LAYOUTS.get(source, 0), box))
             if on_device:
                 return read_to_device(source, box, reader)
             return np.asarray(read_zarr(source, region=box, device="cpu"), job.dtype)

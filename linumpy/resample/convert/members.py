@@ -23,6 +23,7 @@ from zarr.storage import StorePath
 
 from linumpy.errors import SourceError
 from linumpy.io.source import describe_source, open_at
+from linumpy.io.stores.zips import ArchiveStore
 
 _NODES = ("zarr.json", ".zgroup", ".zarray")
 _METADATA = (*_NODES, ".zattrs", ".zmetadata")
@@ -120,6 +121,8 @@ def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
     for path in paths:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         key, begin = _key(group, path), 0
+        if isinstance(group.store, ArchiveStore):
+            group.store.verify(key)
         size = sync(group.store.getsize(key))
         with open(folder / path, "wb") as target:
             while begin < size:
@@ -135,7 +138,18 @@ def _names(group: zarr.Group, path: str) -> tuple[str, ...]:
     async def listed() -> list[str]:
         return [name async for name in group.store.list_dir(_key(group, path).rstrip("/"))]
 
-    return tuple(sorted(sync(listed())))
+    async def first(prefix: str) -> str:
+        return await anext(group.store.list_prefix(prefix), prefix)  # type: ignore[call-overload, no-any-return]
+
+    names = sorted(sync(listed()))
+    for name in names:
+        if name in ("", ".", ".."):  # an empty name would be listed again and again, and dots lead out of the target
+            member = sync(first(f"{_key(group, path)}/{name}/" if _key(group, path) else f"{name}/"))
+            raise SourceError(
+                f"{describe_source(group)} has the member {member!r}, which no folder can hold: a part of the path is "
+                "empty or made of dots; write it again without this member"
+            )
+    return tuple(names)
 
 
 def _opened(group: zarr.Group, path: str) -> Node:
