@@ -27,6 +27,7 @@ from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.resample.convert import copying
+from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
@@ -288,6 +289,90 @@ def test_arrays_and_packed_images(tmp_path):
         data = halve(data)
 
 
+def plate_with_tables(path, zarr_format):
+    """Write a plate of one image with tables as anndata stores them, and other arrays that hold no voxels."""
+    (path / "A/1").mkdir(parents=True)
+    image_with_labels(path / "A/1/0", "0.4" if zarr_format == 2 else "0.5")
+    plate = {
+        "rows": [{"name": "A"}],
+        "columns": [{"name": "1"}],
+        "wells": [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}],
+    }
+    root = zarr.open_group(
+        path,
+        zarr_format=zarr_format,
+        attributes={"plate": plate} if zarr_format == 2 else {"ome": {"version": "0.5", "plate": plate}},
+    )
+    root.require_group("A").require_group("1")
+    tables = root["A/1/0"].create_group("tables", attributes={"tables": ["regions"]})
+    table = tables.create_group("regions", attributes={"encoding-type": "anndata"})
+    names = table.create_array(
+        "obs/name", shape=(3,), chunks=(2,), dtype=str, attributes={"encoding-type": "string-array"}
+    )
+    names[:] = np.array(["nerve", "", "vessel µ"], dtype=object)
+    table.create_array("X", data=voxels((3, 6), "f4"), chunks=(2, 6))
+    root.create_array("scalar", shape=(), dtype="i4")[...] = 7
+    root.create_array("empty", shape=(0, 4), dtype="u2", attributes={"of": "nothing"})
+    root.create_array("complex", data=voxels((4, 5), "c8"), chunks=(2, 5))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("zarr_format", "version"), [(2, None), (2, "0.4"), (2, "0.5"), (3, None), (3, "0.6"), (3, "0.4")]
+)
+def test_arrays_that_hold_no_voxels(tmp_path, caplog, zarr_format, version):
+    """Tables, scalars and empty arrays are copied beside the images, byte by byte in the same Zarr format."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plate_with_tables(tmp_path / "a", zarr_format)
+        convert_zarr(tmp_path / "a", tmp_path / "b", ngff_version=version, chunks=(2, 2, 2), codec="zstd", **HERE)
+        (record,) = caplog.records
+        for name in ("obs/name", "regions/X", "scalar", "empty", "complex"):
+            assert name in record.getMessage()
+        mine, theirs = arrays_of(tmp_path / "b"), arrays_of(tmp_path / "a")
+        assert mine.keys() == theirs.keys()
+        for name, array in mine.items():
+            assert np.array_equal(array[...], theirs[name][...]), name
+            assert array.attrs.asdict() == theirs[name].attrs.asdict()
+            assert array.metadata.zarr_format == {"0.4": 2, "0.5": 3, "0.6": 3}.get(version, zarr_format)
+    assert mine["A/1/0/0"].chunks == (1, 2, 2, 2)
+    if mine["scalar"].metadata.zarr_format == zarr_format:
+        for name in ("A/1/0/tables/regions/obs/name", "A/1/0/tables/regions/X", "scalar", "empty", "complex"):
+            files = [one.relative_to(tmp_path / "a") for one in (tmp_path / "a" / name).rglob("*") if one.is_file()]
+            assert files
+            for one in files:
+                assert (tmp_path / "a" / one).read_bytes() == (tmp_path / "b" / one).read_bytes()
+
+
+@pytest.mark.parametrize(("zarr_format", "attributes"), [(3, "0.4"), (2, "0.5")])
+def test_the_zarr_format_is_the_source_s(tmp_path, zarr_format, attributes):
+    """Whatever the version of NGFF that its attributes follow: early acquire-zarr wrote 0.4 in zarr v3, with shards."""
+    group = zarr.create_group(tmp_path / "a", zarr_format=zarr_format)
+    shards = (16, 16, 16) if zarr_format == 3 else None
+    data = voxels((16, 17, 18))
+    group.create_array("0", data=data, chunks=(4, 8, 8), shards=shards)
+    axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+    scale = [{"type": "scale", "scale": [1, 2, 3]}]
+    image = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}
+    group.attrs.update(
+        {"multiscales": [{"version": "0.4", **image}]}
+        if attributes == "0.4"
+        else {"ome": {"version": "0.5", "multiscales": [image]}}
+    )
+    convert_zarr(tmp_path / "a", tmp_path / "b", codec="zstd", **HERE)
+    made = zarr.open_group(tmp_path / "b", mode="r")
+    assert (made.metadata.zarr_format, made["0"].shards, made["0"].chunks) == (zarr_format, shards, (4, 8, 8))
+    assert made.attrs.asdict() == group.attrs.asdict()
+    assert open_image(tmp_path / "b").spacing == open_image(tmp_path / "a").spacing
+    resample_zarr(tmp_path / "a", tmp_path / "c", 2.0, **HERE)
+    assert zarr.open_group(tmp_path / "c", mode="r").metadata.zarr_format == zarr_format
+    for version, expected in (("0.4", 2), ("0.5", 3)):
+        convert_zarr(tmp_path / "a", tmp_path / version, ngff_version=version, **HERE)
+        assert zarr.open_group(tmp_path / version, mode="r").metadata.zarr_format == expected
+        assert open_image(tmp_path / version).version == version
+        assert np.array_equal(read_zarr(tmp_path / version, device="cpu"), data)
+
+
 def zip_folder(folder, path):
     with zipfile.ZipFile(path, "w") as archive:
         for one in sorted(folder.rglob("*")):
@@ -314,7 +399,9 @@ def test_files_that_are_not_of_zarr(tmp_path):
         assert not list((tmp_path / f"b{number}").glob(".*"))
 
 
-@pytest.mark.parametrize("member", ["notes//a.txt", "//a.txt", "/a.txt", "../a.txt", "labels/../../a.txt", "labels/./a.txt"])
+@pytest.mark.parametrize(
+    "member", ["notes//a.txt", "//a.txt", "/a.txt", "../a.txt", "labels/../../a.txt", "labels/./a.txt"]
+)
 def test_members_that_no_folder_can_hold(tmp_path, member):
     image_with_labels(tmp_path / "a")
     zip_folder(tmp_path / "a", tmp_path / "a.zip")
@@ -623,8 +710,10 @@ def test_tiff_that_is_cut_off_or_broken(tmp_path):
     [
         ({"chunks": (4,) * 5}, ValueError, "has 4 axes"),
         ({"chunks": (0, 4)}, ValueError, "a size from 1 on"),
-        ({"chunks": (4, 4), "shards": (6, 8)}, ValueError, "no whole numbers of chunks"),
-        ({"shards": (8, 8), "ngff_version": "0.4"}, ValueError, "zarr v2, which has none"),
+        ({"chunks": (4, 4)}, ValueError, r"chunks=\(4, 4\): .*/0 has 3 axes of space, each of which takes a size"),
+        ({"chunks": (4, 4, 4), "shards": (8, 8)}, ValueError, r"shards=\(8, 8\): .*/0 has 3 axes of space"),
+        ({"chunks": (4, 4, 4), "shards": (8, 6, 8)}, ValueError, "no whole numbers of chunks"),
+        ({"shards": (8, 8, 8), "ngff_version": "0.4"}, ValueError, "zarr v2, which has none"),
         ({"codec": "zst"}, ValueError, "codec='zst': choose one of"),
         ({"codec": "zstd+crc32c", "ngff_version": "0.4"}, ValueError, "zarr v2 stores no checksum"),
         ({"ngff_version": "0.3"}, ValueError, "choose one of 0.6, 0.5, 0.4"),
@@ -691,6 +780,7 @@ def test_what_would_be_lost_is_refused(tmp_path):
     for wrong, error in (
         ({"chunks": ()}, ValueError),
         ({"chunks": (2.5, 3, 3)}, TypeError),
+        ({"chunks": (3, 3)}, ValueError),
         ({"spacing": (1,) * 4}, ValueError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):

@@ -115,7 +115,7 @@ def test_an_array(main, image, tmp_path, capsys, rank):
     words = ["--resolution", "9", "--no-use_gpu", "--spacing", "10", "6", "5"]
     assert main([str(tmp_path / "a.zarr"), str(tmp_path / "b"), *words]) == 0, capsys.readouterr().err
     expected, _ = resample_volume(array[...], SPACING[-rank:], 9.0)
-    np.testing.assert_array_equal(values(tmp_path / "b"), np.rint(expected))
+    np.testing.assert_allclose(values(tmp_path / "b"), expected, atol=0.51)  # rounded to whole numbers
     assert f"{array.nbytes / 1024:.3g} KiB" in capsys.readouterr().out
 
 

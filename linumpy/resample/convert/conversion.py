@@ -60,6 +60,8 @@ class Conversion:
         Further values on which the target depends.
     dropped : tuple of str
         Descriptions of metadata that are not copied.
+    kept : tuple of zarr.Array
+        The arrays that are copied as they are.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Conversion:
     stack: TiffStack | None = None
     settings: Mapping[str, str | None] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    kept: tuple[zarr.Array, ...] = ()
 
     def request(self, data: str | None) -> Request:
         """Return everything on which the bytes of the target depend; `data` is the result of :meth:`data`."""
@@ -91,7 +94,7 @@ class Conversion:
         if self.stack is not None:
             status_of = [(name, os.stat(name)) for name in self.stack.files]
             return digest_of([(name, status.st_size, status.st_mtime_ns) for name, status in status_of])
-        digests = [identify_data(copy.source) for copy in self.arrays]
+        digests = [identify_data(array) for array in (*(copy.source for copy in self.arrays), *self.kept)]
         return None if None in digests else digest_of(digests)
 
     def needs(self, target: Path, device: str) -> Needs:
@@ -135,7 +138,8 @@ def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) ->
     if parameters.name.endswith(".ozx") and "ome" not in copy.groups.get("", {}):
         raise SourceError(f"{name} is no OME-Zarr image, which .ozx files hold: name a folder")
     settings = {"version": parameters.ngff_version, "groups": digest_of(list(copy.groups.items()))}
-    return Conversion(name, copy.arrays, copy.create, settings=settings, dropped=copy.dropped)
+    kept = tuple(copy.kept.values())
+    return Conversion(name, copy.arrays, copy.create, settings=settings, dropped=copy.dropped, kept=kept)
 
 
 def _plan_image(
@@ -151,7 +155,7 @@ def _plan_image(
     if stack is not None and storage.chunks is None:
         shape = tuple(array.shape[axis] for axis in stack.order)
         storage = replace(storage, chunks=plan_image(shape, array.dtype, steps, name=name, axes=axes).chunks)
-    copy = plan_array("0", array, storage, ZARR_FORMATS[version], order)
+    copy = plan_array("0", array, storage, ZARR_FORMATS[version], order=order, space=len(steps))
     carried = Carried(leading=read.leading, omero=read.omero(copy.dtype))
     image = plan_image(
         copy.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,

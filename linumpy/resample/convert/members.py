@@ -134,6 +134,15 @@ def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
                 begin = end
 
 
+def keys_of(group: zarr.Group, path: str) -> list[str]:
+    """List the paths of all files of an array: its metadata and its chunks."""
+
+    async def listed() -> list[str]:
+        return [key async for key in group.store.list_prefix(f"{_key(group, path)}/")]
+
+    return [key.removeprefix(f"{group.path}/") for key in sorted(sync(listed()))]
+
+
 def _names(group: zarr.Group, path: str) -> tuple[str, ...]:
     async def listed() -> list[str]:
         return [name async for name in group.store.list_dir(_key(group, path).rstrip("/"))]
