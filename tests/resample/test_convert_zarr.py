@@ -607,8 +607,12 @@ def test_planes_of_tiff_that_are_missing(tmp_path, caplog):
     whole = whole.replace(b'SizeT="5"', b'SizeT="8"').replace(b'PlaneCount="5"', b'PlaneCount="8"')
     (tmp_path / "few.ome.tif").write_bytes(whole)
     files = ome_set(tmp_path, data, [f"00000000-0000-0000-0000-{z:012}" for z in range(5)])
-    convert_zarr(files[0], tmp_path / "whole", **HERE)
-    assert np.array_equal(open_image(tmp_path / "whole").levels[0][...], data)
+    (tmp_path / "set").mkdir()
+    ome_set(tmp_path / "set", data, [f"00000000-0000-0000-0000-{z:012}" for z in range(5)])
+    for source in (files[0], tmp_path / "set"):
+        convert_zarr(source, tmp_path / "whole", overwrite=True, **HERE)
+        assert np.array_equal(open_image(tmp_path / "whole").levels[0][...], data)
+        assert open_image(tmp_path / "whole").spacing[0] == (5.0, 4.0, 2.0)
     assert not caplog.records
     files[2].unlink()
     tifffile.imwrite(tmp_path / "shaped.tif", data, photometric="minisblack")
@@ -642,13 +646,19 @@ def test_missing_is_for_tiff(tmp_path):
             convert_zarr(tmp_path / "a", tmp_path / "b", missing=value, **HERE)
 
 
-def test_a_folder_of_pages(tmp_path):
+def test_a_folder_of_pages(tmp_path, caplog):
     data = voxels((12, 9, 8))
     (tmp_path / "pages").mkdir()
     for number, page in enumerate(data):
         tifffile.imwrite(tmp_path / f"pages/page{number}.tif", page)
     convert_zarr(tmp_path / "pages", tmp_path / "b", spacing=(5, 2, 3), chunks=(4, 4, 4), codec="lz4", **HERE)
     assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    assert not caplog.records
+    (tmp_path / "pages/page5.tif").unlink()
+    convert_zarr(tmp_path / "pages", tmp_path / "d", spacing=(5, 2, 3), **HERE)
+    assert np.array_equal(open_image(tmp_path / "d").levels[0][...], np.delete(data, 5, axis=0))
+    (record,) = caplog.records
+    assert "1 numbers are missing in the names of the files, the first is 5" in record.getMessage()
     tifffile.imwrite(tmp_path / "pages/page3.tif", data[0, :5])
     with pytest.raises(SourceError, match=r"page3\.tif has shape \(5, 8\)"):
         convert_zarr(tmp_path / "pages", tmp_path / "c", spacing=(5, 2, 3), **HERE)

@@ -9,6 +9,7 @@ stored. tifffile is imported inside functions; its warnings are logged. Errors: 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -115,7 +116,8 @@ def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
     for file in files:
         if not os.path.exists(file):
             raise FileNotFoundError(f"{file} does not exist")
-    with _opened(tifffile, files[0]) as (first, all_series):
+    logged: set[str] = set()
+    with _opened(tifffile, files[0], logged) as (first, all_series):
         series = all_series[0]
         if len(all_series) > 1:
             shapes = ", ".join("×".join(map(str, pages.shape)) for pages in all_series)
@@ -124,10 +126,13 @@ def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
                 "series to a file of its own"
             )
         _check_planes(files[0], series, missing)
-        is_folder = len(files) > 1
+        of_series = _files_of(files[0], series)
+        # A file of a set leads to the others: a folder of such a set is read as that file.
+        is_folder = len(files) > 1 and not set(map(os.path.abspath, files)) <= set(map(os.path.abspath, of_series))
         store: Any
         if is_folder:
-            _check_pages(tifffile, files, series, missing)
+            _check_pages(tifffile, files, series, missing, logged)
+            _warn_of_gaps(files)
             store, stored_axes = tifffile.TiffSequence(files).aszarr(), f"Z{series.axes}"
             kept = stored_axes
         else:
@@ -137,14 +142,16 @@ def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
             array = zarr.open_array(store, mode="r")
             axes, order = _axes(stored_axes, array.shape, kept, name)
             yield TiffStack(
-                array=array, axes=axes, order=order, files=tuple(files) if is_folder else _files_of(files[0], series),
+                array=array, axes=axes, order=order, files=tuple(files) if is_folder else of_series,
                 file=first, series=series, is_folder=is_folder,
             )  # fmt: skip
 
 
 @contextmanager
-def _opened(tifffile: ModuleType, name: str) -> Iterator[tuple[TiffFile, list[TiffPageSeries]]]:
+def _opened(tifffile: ModuleType, name: str, logged: set[str]) -> Iterator[tuple[TiffFile, list[TiffPageSeries]]]:
     """Open a file, log tifffile's warnings, and yield the file and its series of pages.
+
+    A warning that was logged for another file is not logged again; `logged` keeps them.
 
     Raises
     ------
@@ -161,8 +168,10 @@ def _opened(tifffile: ModuleType, name: str) -> Iterator[tuple[TiffFile, list[Ti
             raise
         except Exception as error:  # of a cut file, tifffile raises many kinds, such as struct.error
             raise SourceError(f"{name} cannot be read as TIFF: {error}") from error
-        for message in dict.fromkeys(warnings):
-            log.warning("tifffile: %s", message)
+        for message in warnings:
+            if (text := message.replace(os.path.basename(name), "")) not in logged:
+                log.warning("tifffile: %s", message)
+                logged.add(text)
         if errors or not series:
             raise SourceError(f"{name} is cut off or broken: {errors[0] if errors else 'it has no pages'}")
         yield file, series
@@ -242,16 +251,34 @@ def _axes(stored: str, shape: tuple[int, ...], kept: str, name: str) -> tuple[st
     return "".join(names[axis] for axis in order), tuple(indices[axis] for axis in order)
 
 
-def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries, missing: str) -> None:
+def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries, missing: str, logged: set[str]) -> None:
     """Check that all files have the shape and dtype of the first file, which tifffile does not check."""
     for name in files[1:]:
-        with _opened(tifffile, name) as (_, (page, *_)):
+        with _opened(tifffile, name, logged) as (_, (page, *_)):
             _check_planes(name, page, missing)
             if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise SourceError(
                     f"{name} has shape {page.shape}, {page.dtype}, and {files[0]} {first.shape}, {first.dtype}: the "
                     "pages of a stack are alike"
                 )
+
+
+def _warn_of_gaps(files: list[str]) -> None:
+    """Log a warning if few numbers are missing in the names of the files of a folder."""
+    words = [re.findall(r"\d+", os.path.basename(file)) for file in files]
+    changing = [place for place in zip(*words, strict=False) if len(set(place)) > 1]
+    if len(changing) != 1 or len(set(map(len, words))) != 1:
+        return
+    numbers = sorted(map(int, changing[0]))
+    step = min(b - a for a, b in itertools.pairwise(numbers))
+    absent = (numbers[-1] - numbers[0]) // step + 1 - len(files) if step else 0
+    if 0 < absent <= len(files):  # with more, the numbers do not count the files
+        expected = range(numbers[0], numbers[-1], step)
+        first = next(number for number in expected if number not in numbers)
+        log.warning(
+            "%s: %d numbers are missing in the names of the files, the first is %d; the files are taken as neighbours",
+            os.path.dirname(files[0]), absent, first,
+        )  # fmt: skip
 
 
 def _kept_axes(file: TiffFile, series: TiffPageSeries) -> str:

@@ -125,7 +125,12 @@ def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
         files = stack.files[box[axis]] if stack.is_folder else stack.files[:1]
         for z in range(box[axis].start, box[axis].stop) if len(files) > 1 and stack.is_folder else ():
             _read_pages(stack, (*box[:axis], slice(z, z + 1), *box[axis + 1 :]))  # raises the error of the broken page
-        raise SourceError(f"{files[0]} cannot be read at {region_text(box)}: {error}") from error
+        name = (
+            files[0]
+            if len(stack.files) == 1 or stack.is_folder
+            else f"one of the {len(stack.files)} files of {files[0]}"
+        )
+        raise SourceError(f"{name} cannot be read at {region_text(box)}: {error}") from error
     return np.ascontiguousarray(voxels.squeeze(others).transpose(np.argsort(np.argsort(stack.order))))
 
 
