@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ObjectStore
 
-from linumpy import convert_zarr, open_image, read_zarr
+from linumpy import convert_zarr, open_image, read_zarr, read_zarr_to_gpu
 from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
@@ -429,6 +429,8 @@ def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
         convert_zarr(tmp_path / "a.zip", tmp_path / "b", chunks=(3, 3, 3), **HERE)
     assert not (tmp_path / "b").exists()
     if member.startswith("0/"):
+        with pytest.raises(ChunkError, match=f"{member} is broken"):
+            read_zarr_to_gpu(tmp_path / "a.zip", verify=True)
         region = (slice(0, 1), slice(1, 3), slice(2, 3), slice(1, 2))
         read_zarr(tmp_path / "a.zip", region=region, device="cpu")
         with pytest.raises(ChunkError, match=f"{member} is broken"):
@@ -507,6 +509,12 @@ IMAGEJ = {"imagej": True, "resolution": (1 / 2, 1 / 4)}
         ("CYX", IMAGEJ | {"metadata": {"unit": "mm"}}, "cyx", (4000, 2000)),
         ("ZYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "nm"}}, "zyx", (0.005, 0.004, 0.002)),
         ("ZYX", IMAGEJ | {"metadata": {"spacing": 1, "unit": "inch"}}, "zyx", (25400, 101600, 50800)),
+        (
+            "ZYX",
+            {"imagej": True, "resolution": (5000, 2500), "resolutionunit": 3, "metadata": {"spacing": 0.001}},
+            "zyx",
+            (10, 4, 2),
+        ),
         ("TZCYX", {"ome": True, "metadata": NANOMETERS | TIMES}, "tczyx", (5, 4, 2)),
         ("TCZYX", {"ome": True, "metadata": MICRONS}, "tczyx", (5, 4, 2)),
         ("CZYX", {"ome": True, "metadata": MICRONS | {"PhysicalSizeZUnit": "cm"}}, "czyx", (50000, 4, 2)),

@@ -7,6 +7,7 @@ In: a source (image, group, array or TIFF stack) and the storage of the copy. Ou
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -26,6 +27,8 @@ from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.resample.workers import Needs, needs_of
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,10 @@ def _plan_image(
     """Plan the image that is made from an array or a TIFF stack."""
     storage, name = parameters.storage, parameters.name
     read = TiffMetadata() if stack is None else metadata_of(stack)
-    steps = _spacing(source, axes.lstrip("tc"), parameters.spacing, read.spacing)
+    is_plane = stack is not None and "z" in axes and array.shape[stack.order[axes.index("z")]] == 1
+    steps = _spacing(source, axes.lstrip("tc"), parameters.spacing, read.spacing, is_plane=is_plane)
+    if read.is_of_tags and parameters.spacing is None:
+        log.warning("%s: the spacing %s µm is that of the resolution tags; give it if it is another", source, steps)
     if stack is not None and storage.codec is None:
         storage = replace(storage, codec="zstd")
     order, version = None if stack is None else stack.order, parameters.ngff_version or "0.5"
@@ -166,12 +172,17 @@ def _plan_image(
     return Conversion(source, (copy,), image.create, image, stack, {"image": digest_of(image.metadata)})
 
 
-def _spacing(name: str, space: str, given: Spacing | None, known: Mapping[str, float]) -> list[float]:
-    """Return the spacing along the axes of space: the caller's, and else the file's."""
+def _spacing(
+    name: str, space: str, given: Spacing | None, known: Mapping[str, float], *, is_plane: bool
+) -> list[float]:
+    """Return the spacing along the axes of space: the caller's, and else the file's.
+
+    `is_plane` says that there is one plane along z, whose spacing is then known.
+    """
     if given is not None and not isinstance(given, Mapping):
         numbers = list(given)
-        # A plane may get a spacing along z, y and x, too; and one plane of a volume one along y and x.
-        if len(numbers) not in (len(space), 3) and not (len(numbers) == 2 and space[0] in known):
+        # A plane may get a spacing along z, y and x, too, and a volume of one plane a spacing along y and x.
+        if len(numbers) not in (len(space), 3) and not (len(numbers) == 2 and is_plane):
             raise ValueError(f"spacing={given!r}: {name} has the axes {', '.join(space)}, each of which takes a number")
         given = dict(zip(reversed(space), reversed(numbers), strict=False))
     steps = {**known, **(given or {})}

@@ -51,12 +51,15 @@ class TiffMetadata:
         Name, and colour as six hexadecimal digits, of each channel; empty if the file has neither.
     windows : tuple of (float, float)
         Range of values that viewers show of each channel; empty without such ranges.
+    is_of_tags : bool
+        Whether the spacing is from resolution tags alone, which may be meant for printing.
     """
 
     spacing: Mapping[str, float] = field(default_factory=dict)
     leading: Mapping[str, LeadingAxis] = field(default_factory=dict)
     channels: tuple[tuple[str | None, str | None], ...] = ()
     windows: tuple[tuple[float, float], ...] = ()
+    is_of_tags: bool = False
 
     def omero(self, dtype: np.dtype) -> dict[str, Any] | None:
         """Return omero's metadata of NGFF; None without names and colours.
@@ -81,11 +84,11 @@ def metadata_of(stack: TiffStack) -> TiffMetadata:
     file, channel_count = stack.file, _count(stack, "c")
     if stack.series.kind == "ome" and (pixels := _ome_pixels(stack)) is not None:
         return _of_ome(pixels, channel_count)
-    if file.imagej_metadata is not None:
-        return _of_imagej(file.imagej_metadata, _tag_spacing(stack), channel_count)
     unit = file.pages.first.tags.valueof("ResolutionUnit")
     factor = _RESOLUTION_UNITS.get(int(unit)) if isinstance(unit, int) else None
-    return TiffMetadata() if factor is None else TiffMetadata(_known(_tag_spacing(stack), factor))
+    if file.imagej_metadata is not None:
+        return _of_imagej(file.imagej_metadata, _tag_spacing(stack), factor, channel_count)
+    return TiffMetadata() if factor is None else TiffMetadata(_known(_tag_spacing(stack), factor), is_of_tags=True)
 
 
 def _count(stack: TiffStack, axis: str) -> int:
@@ -165,17 +168,20 @@ def _ome_colour(text: str | None) -> str | None:
 # --- ImageJ.
 
 
-def _of_imagej(metadata: Mapping[str, Any], tag_spacing: Mapping[str, float], count: int) -> TiffMetadata:
+def _of_imagej(
+    metadata: Mapping[str, Any], tag_spacing: Mapping[str, float], tag_unit: float | None, count: int
+) -> TiffMetadata:
+    """Read ImageJ's description; `tag_unit` is the unit of the resolution tags in µm, used if it has no unit."""
     steps = dict(tag_spacing)
     if "spacing" in metadata:
         steps["z"] = _number(metadata["spacing"])
     spacing: dict[str, float] = {}
     for axis, key in (("z", "zunit"), ("y", "yunit"), ("x", "unit")):  # the units of z and y, if they are others
-        unit = re.sub(
-            r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), str(metadata.get(key, metadata.get("unit")))
-        )
-        if axis in steps and unit in _LENGTHS:
-            spacing |= _known({axis: steps[axis]}, _LENGTHS[unit])
+        text = str(metadata.get(key, metadata.get("unit", "")))
+        unit = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), text)
+        factor = _LENGTHS.get(unit) if unit else tag_unit
+        if axis in steps and factor is not None:
+            spacing |= _known({axis: steps[axis]}, factor)
     names: Sequence[str | None] = _channel_labels(metadata.get("Labels"), count)
     colours = [_lut_colour(table) for table in _listed(metadata.get("LUTs"), count)] or [None] * count
     ranges = [_number(value) for value in np.ravel(metadata.get("Ranges", ()))]
