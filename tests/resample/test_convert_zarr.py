@@ -571,6 +571,8 @@ def test_a_volume_of_one_plane(tmp_path):
 
 def test_channels_of_tiff(tmp_path):
     """Names and colours: of OME a signed number of RGBA, of ImageJ labels of planes and lookup tables."""
+    from ome_zarr_models import open_ome_zarr
+
     channel = {"Name": ["DAPI", "GFP", "far red"], "Color": [65535, 16711935, -16776961]}
     metadata = {"axes": "ZCYX", "Channel": channel, **MICRONS}
     pages = np.ascontiguousarray(TCZYX[0].swapaxes(0, 1))
@@ -582,7 +584,9 @@ def test_channels_of_tiff(tmp_path):
     tifffile.imwrite(tmp_path / "imagej.tif", pages, metadata=metadata, **IMAGEJ)
     for name, windows in [("ome.tif", [(0, 65535)] * 3), ("imagej.tif", [(0, 100), (1, 200), (2, 300)])]:
         convert_zarr(tmp_path / name, tmp_path / f"{name}.zarr", **HERE)
-        made = zarr.open_group(tmp_path / f"{name}.zarr", mode="r").attrs["ome"]["omero"]["channels"]
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="r")
+        assert open_ome_zarr(group).ome_attributes.omero is not None
+        made = group.attrs["ome"]["omero"]["channels"]
         assert [one["label"] for one in made] == ["DAPI", "GFP", "far red"]
         assert [one["color"] for one in made] == ["0000FF", "00FF00", "FF0000"]
         assert [(one["window"]["start"], one["window"]["end"]) for one in made] == windows

@@ -198,10 +198,12 @@ def verify_region(plan: ReadPlan) -> None:
     if store.directory.stamp != entries.stamp:
         raise ChunkError(f"{entries.path} was written anew since its directory was read: open it again")
     box = np.ix_(*(np.arange(first, last) for first, last in plan.object_box))
-    touched = np.isin(entries.table[:, 0], np.ravel_multi_index(box, entries.grid))
-    names = [store.directory.names_by_offset[int(offset)] for offset in entries.table[touched, 1]]
+    wanted, stored = np.ravel_multi_index(box, entries.grid).ravel(), entries.table[:, 0]
+    rows = np.minimum(np.searchsorted(stored, wanted), len(stored) - 1)
+    rows = rows[stored[rows] == wanted]  # other chunks have no entry
+    names = {store.directory.names_by_offset[int(offset)] for offset in entries.table[rows, 1]}
     with ThreadPoolExecutor(_THREADS, "linumpy-crc") as pool:
-        list(pool.map(store.verify, names))
+        list(pool.map(store.verify, names - store.directory.verified))
 
 
 class ArchiveStore(Store):

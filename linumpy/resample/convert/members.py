@@ -77,12 +77,32 @@ def members_of(group: zarr.Group) -> Members:
     with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
         level = entries
         while level:
+            for entry in level:
+                _check_names(group, entry)
             below = [(f"{entry.path}/{name}".lstrip("/"), entry) for entry in level for name in entry.members or ()]
             level = [entry for entry in pool.map(partial(_examine, group), below) if entry is not None]
             entries += level
     entries.sort(key=lambda entry: entry.path)
     files = tuple(entry.path for entry in entries if entry.node is None and entry.members is None)
     return Members({entry.path: entry.node for entry in entries if entry.node}, files)
+
+
+def _check_names(group: zarr.Group, entry: _Entry) -> None:
+    """Raise `SourceError` for a member without a name, which would be listed again and again, or made of dots."""
+    folder = _key(group, entry.path).rstrip("/")
+
+    async def first(prefix: str) -> str:
+        async for key in group.store.list_prefix(prefix):
+            return key
+        return prefix
+
+    for name in entry.members or ():
+        if name in ("", ".", ".."):
+            member = sync(first(f"{folder}/{name}/" if folder else f"{name}/"))
+            raise SourceError(
+                f"{describe_source(group)} has the member {member!r}, which no folder can hold: a part of the path is "
+                "empty or made of dots; write it again without this member"
+            )
 
 
 def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
@@ -147,18 +167,7 @@ def _names(group: zarr.Group, path: str) -> tuple[str, ...]:
     async def listed() -> list[str]:
         return [name async for name in group.store.list_dir(_key(group, path).rstrip("/"))]
 
-    async def first(prefix: str) -> str:
-        return await anext(group.store.list_prefix(prefix), prefix)  # type: ignore[call-overload, no-any-return]
-
-    names = sorted(sync(listed()))
-    for name in names:
-        if name in ("", ".", ".."):  # an empty name would be listed again and again, and dots lead out of the target
-            member = sync(first(f"{_key(group, path)}/{name}/" if _key(group, path) else f"{name}/"))
-            raise SourceError(
-                f"{describe_source(group)} has the member {member!r}, which no folder can hold: a part of the path is "
-                "empty or made of dots; write it again without this member"
-            )
-    return tuple(names)
+    return tuple(sorted(sync(listed())))
 
 
 def _opened(group: zarr.Group, path: str) -> Node:

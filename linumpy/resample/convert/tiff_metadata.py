@@ -1,8 +1,8 @@
 """Metadata of a TIFF stack: spacing in µm, time step, names and colours of channels.
 
 In: a :class:`~linumpy.io.stores.tiff.TiffStack`. Out: :class:`TiffMetadata`, from the first of these that the file has:
-OME-XML, ImageJ's description, resolution tags. Lengths in other units, such as ``pixel``, are left out. Nothing is
-guessed, and nothing raises.
+OME-XML, ImageJ's description, resolution tags. Lengths in other units, such as ``pixel``, are left out. Nothing raises:
+what cannot be read is left out.
 
 Formats: https://docs.openmicroscopy.org/ome-model/latest/ome-tiff/specification.html; ImageJ's TiffEncoder for its
 description, in which the resolution tags are pixels per ``unit``; TIFF 6.0 for the tags.
@@ -189,7 +189,9 @@ def _of_imagej(
         spacing,
         _time_axis(metadata.get("finterval"), str(metadata.get("tunit", "sec"))),
         tuple(zip(names, colours, strict=True)),
-        tuple(zip(ranges[::2], ranges[1::2], strict=True)) if len(ranges) == 2 * count else (),
+        tuple(zip(ranges[::2], ranges[1::2], strict=True))
+        if len(ranges) == 2 * count and all(map(math.isfinite, ranges))
+        else (),
     )
 
 
