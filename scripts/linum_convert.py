@@ -4,7 +4,8 @@
 Copies all resolutions, labels and metadata of an image, or any other Zarr group, such as a plate. Blocks are decoded
 and encoded on the GPU, if there is one. Voxels stay the same, bit for bit. INPUT may be larger than memory.
 
-With --spacing INPUT may also be an array of two or three axes, a TIFF file, or a folder of TIFF files of one page each.
+INPUT may also be a TIFF file, or a folder of TIFF files of one page each, whose spacing, channels and time step are
+read; or, with --spacing, an array of two or three axes.
 
 With --cluster, workers of dask copy the blocks of Zarr arrays; all workers must see both paths.
 
@@ -43,7 +44,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--spacing", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing in µm along z, y, x (or y, x), of a TIFF stack or an array.",
+        help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--missing", choices=("error", "fill"), default="error",
+        help="Planes of a TIFF stack that are in no file are an error, or are written as 0. [%(default)s]",
     )  # fmt: skip
     cli.add_levels_argument(parser)
     parser.add_argument(
@@ -64,7 +69,7 @@ def _convert(parsed: argparse.Namespace) -> None:
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
-        downsampling=parsed.downsampling,
+        downsampling=parsed.downsampling, missing=parsed.missing,
         device=device, device_memory=cli.device_nbytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip

@@ -40,7 +40,7 @@ from linumpy import cli
 
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-resample", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image.")
+    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image; or an array, with --spacing.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
@@ -92,7 +92,7 @@ def _devices(text: str) -> str | list[int]:
 
 
 def _resample(parsed: argparse.Namespace) -> None:
-    from linumpy.io.volume import open_volumes
+    from linumpy.io.volume import open_source_volumes
     from linumpy.resample.resample_zarr import resample_zarr
 
     if (parsed.resolution is None) == (parsed.like is None):
@@ -105,6 +105,7 @@ def _resample(parsed: argparse.Namespace) -> None:
     else:
         device, device_name = "cuda", "several GPUs"
     volume = cli.volume_options(parsed) | {"spacing": cli.spacing_of_axes(parsed)}
+    nbytes = open_source_volumes(parsed.input, parsed.level, **volume).nbytes
     resample_zarr(
         parsed.input, parsed.output, cli.new_spacing(parsed), order=parsed.order, anti_aliasing=parsed.anti_aliasing,
         level=parsed.level, levels=parsed.levels, device=device, device_memory=cli.device_nbytes(parsed),
@@ -112,7 +113,6 @@ def _resample(parsed: argparse.Namespace) -> None:
         coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
         ngff_version=parsed.ngff_version, **volume,
     )  # fmt: skip
-    nbytes = open_volumes(parsed.input, parsed.level, **volume).nbytes
     print(cli.closing_line(parsed.input, parsed.output, device_name, time.perf_counter() - begin, nbytes))
 
 

@@ -35,6 +35,7 @@ from linumpy.gpu.read.report import LINUMPY, ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
+from linumpy.io.stores.zips import verify_region
 from linumpy.plan.read.plan import ReadPlan, plan_read
 from linumpy.plan.read.shares import cut_for_devices
 
@@ -84,6 +85,7 @@ def read_zarr(
     device: str | None = None,
     dtype: DTypeLike | None = None,
     strict: bool = False,
+    verify: bool = False,
     return_report: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -102,6 +104,8 @@ def read_zarr(
         :func:`read_zarr_to_gpu`; both support bool, integers, floats and complex numbers, but not complex to real.
     strict : bool
         Whether to raise where linumpy's own reader cannot read the array, instead of reading it by zarr-python.
+    verify : bool
+        As for :func:`read_zarr_to_gpu`.
     return_report : bool
         Whether to return a report beside the array.
     storage_options : mapping, optional
@@ -141,11 +145,14 @@ def read_zarr(
                 level=level,
                 dtype=dtype,
                 strict=strict,
+                verify=verify,
                 return_report=return_report,
                 storage_options=storage_options,
             )
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
+    if verify:
+        verify_region(plan)
     requests.check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else requests.result_dtype(plan, dtype)
     reason = why_not_linumpy(plan)
@@ -169,6 +176,7 @@ def read_zarr_to_gpu(
     dtype: DTypeLike | None = None,
     out: Array | None = None,
     strict: bool = False,
+    verify: bool = False,
     scratch_bytes: int | None = None,
     return_report: bool = False,
     device: int | Sequence[int] | None = None,
@@ -199,6 +207,9 @@ def read_zarr_to_gpu(
         Output array, C-contiguous, of the result's shape; without `dtype` elements are cast to its dtype.
     strict : bool
         Whether to raise instead of falling back with ``"auto"``.
+    verify : bool
+        Whether to compare the CRC-32 of each member of a ZIP file that the region touches before it is read, which
+        reads these members once more; a difference is a `ChunkError`. No effect outside of ZIP files.
     scratch_bytes : int, optional
         Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
@@ -247,6 +258,8 @@ def read_zarr_to_gpu(
     plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
     if device is not None and out is not None:
         raise ValueError("device= and out= both choose the device of the result: pass one of them")
+    if verify:
+        verify_region(plan)
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
         request = _request(plan, dtype, out, scratch_bytes)

@@ -4,7 +4,7 @@ In: an image. Out: an OME-TIFF with the spacing in µm, or a NIfTI file with the
 at all. Planes are read and written some chunks at a time, so the image may be larger than memory. tifffile and nibabel
 are imported inside functions. Errors: those of :func:`linumpy.open_image` and :func:`linumpy.read_zarr`;
 ``FileExistsError``; ``ImportError`` without the package; ``TypeError`` for voxels of a type that the format does not
-have; ``ValueError`` for other axes of space than z, y, x or y, x, and for the suffix of a NIfTI file.
+have; ``ValueError`` for other axes of space than z, y, x or y, x, and for the suffix of a file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from linumpy.interop.channels import channel_names
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.files import replacing
+from linumpy.io.stores.tiff import SUFFIXES
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.packages import needs
 
@@ -33,6 +34,11 @@ _WORLD_DIRECTIONS = {
     "left-to-right": (0, 1), "right-to-left": (0, -1),
     "posterior-to-anterior": (1, 1), "anterior-to-posterior": (1, -1),
     "inferior-to-superior": (2, 1), "superior-to-inferior": (2, -1),
+}  # fmt: skip
+#: OME's symbols of NGFF's units of time, and the seconds of each.
+_TIMES = {
+    "nanosecond": ("ns", 1e-9), "microsecond": ("µs", 1e-6), "millisecond": ("ms", 1e-3), "second": ("s", 1.0),
+    "minute": ("min", 60.0), "hour": ("h", 3600.0), "day": ("d", 86400.0),
 }  # fmt: skip
 _TIFF_DTYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "f8")
 _NIFTI_DTYPES = (*_TIFF_DTYPES, "u8", "i8")
@@ -58,7 +64,8 @@ def to_tiff(
     source : str or Path
         An OME-Zarr image with the axes of space z, y, x or y, x.
     path : str or Path
-        The file to write; it has the metadata of OME even if its name does not end in ``.ome.tif``.
+        The file to write, ``*.tif``, ``*.tiff``, ``*.btf`` or ``*.tf8``; it has the metadata of OME even if its name
+        does not end in ``.ome.tif``.
     level : int
         Resolution level; 0 is the finest.
     channel, time : int, optional
@@ -82,7 +89,7 @@ def to_tiff(
     FileExistsError
         The file exists.
     ValueError
-        A channel or time that the image does not have; other axes of space.
+        A channel or time that the image does not have; other axes of space; another suffix of `path`.
     TypeError
         OME-TIFF has no type for the voxels. Bool is written as uint8.
     ImportError
@@ -90,6 +97,8 @@ def to_tiff(
     """
     with needs("tifffile", "export"):
         import tifffile
+    if not Path(path).name.lower().endswith(SUFFIXES):
+        raise ValueError(f"{path}: the name of a TIFF file ends in {', '.join(SUFFIXES)}")
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     first = volumes.first
     dtype = _written_dtype(volumes, "OME-TIFF", _TIFF_DTYPES)
@@ -98,6 +107,9 @@ def to_tiff(
     metadata: dict[str, object] = {"axes": axes, "Name": carried.name or Path(volumes.name).name}
     for axis, step in zip(volumes.axes.upper(), volumes.spacing, strict=True):
         metadata |= {f"PhysicalSize{axis}": step, f"PhysicalSize{axis}Unit": "µm"}
+    time_axis = carried.leading.get("t")
+    if time_axis is not None and time_axis.unit in _TIMES:
+        metadata |= {"TimeIncrement": time_axis.scale, "TimeIncrementUnit": _TIMES[time_axis.unit][0]}
     names = channel_names(carried.omero)
     if names and "C" in axes:
         metadata["Channel"] = {"Name": names}
@@ -147,7 +159,8 @@ def to_nifti(
     -----
     Axes of the file are x, y, z, then t and c. If all axes of space have an anatomical orientation (RFC-4), the affine
     maps them to right, anterior and superior; otherwise it assumes that x, y and z are these directions. The step of t
-    is written in seconds if the unit of t is the second, and otherwise as 1. Bool is written as uint8.
+    is written in seconds; if it has no unit of time from nanosecond to day, it is written with an unknown unit. Bool is
+    written as uint8.
     """
     with needs("nibabel", "export"):
         import nibabel
@@ -162,9 +175,9 @@ def to_nifti(
     header.set_data_shape(shape)
     affine = affine_in_mm(volumes)
     time_axis = carried_from(volumes).leading.get("t")
-    step_seconds = time_axis.scale if time_axis is not None and time_axis.unit == "second" else 1.0
-    header.set_zooms((*np.linalg.norm(affine[:3, :3], axis=0), step_seconds, 1.0)[: len(shape)])
-    header.set_xyzt_units("mm", "sec")
+    step = 1.0 if time_axis is None else time_axis.scale * _TIMES.get(str(time_axis.unit), ("", 1.0))[1]
+    header.set_zooms((*np.linalg.norm(affine[:3, :3], axis=0), step, 1.0)[: len(shape)])
+    header.set_xyzt_units("mm", "sec" if time_axis is None or time_axis.unit in _TIMES else "unknown")
     header.set_sform(affine, code="scanner")
     header.set_qform(affine, code="scanner")
     header.set_slope_inter(1, 0)

@@ -66,7 +66,7 @@ class Carried:
     name : str or None
         Name of the multiscale image.
     ngff_version : str
-        NGFF version of the source.
+        NGFF version of the source, or the closest one for its Zarr format.
     units : mapping of str to str
         Unit of length of each axis of space, by the name of the axis; axes without a known unit are written in µm.
     orientations : mapping of str to mapping
@@ -172,7 +172,7 @@ def carried_from(volumes: Volumes) -> Carried:
     spatial = [image.axes[axis] for axis in image.spatial_axes]
     return Carried(
         name=name if isinstance(name, str) and name else None,
-        ngff_version=image.version,
+        ngff_version=_version_in(image.version, group.metadata.zarr_format),
         units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
         orientations={axis.name.lower(): axis.orientation for axis in spatial if axis.orientation is not None},
         leading={
@@ -201,6 +201,13 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
+
+
+def _version_in(version: str, zarr_format: int) -> str:
+    """Return a version of NGFF; if it is not for the Zarr format of the image, the closest one that is."""
+    if zarr_format == 3:
+        return "0.5" if version == "0.4" else version
+    return "0.4" if version in ("0.5", "0.6") else version
 
 
 def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, list[str]]:

@@ -50,6 +50,7 @@ def convert_zarr(
     spacing: Spacing | None = None,
     levels: int = 1,
     downsampling: str | None = None,
+    missing: str = "error",
     device: str = "auto",
     device_memory: int | None = None,
     overwrite: bool = False,
@@ -67,8 +68,8 @@ def convert_zarr(
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
         An OME-Zarr image, with all its resolutions and labels; any other group of Zarr, such as a plate; an array of
-        two or three axes; or a TIFF file, or a folder of TIFF files of one page each, which need ``pip install
-        tifffile``.
+        two or three axes; or a TIFF file, such as an OME-TIFF of several files or an ImageJ hyperstack, or a folder of
+        TIFF files of one page each, which need ``pip install tifffile``.
     target : str or Path
         Folder to make, or ``*.ozx``.
     codec : str, optional
@@ -79,13 +80,17 @@ def convert_zarr(
     ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the copy, by default the source's.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing in µm, required for a TIFF stack or an array. Groups keep their own spacing: pass none.
+        Voxel spacing in µm, required for an array. For TIFF it replaces the spacing in OME-XML, in ImageJ's description
+        or in resolution tags, and is required along axes for which there is none. Groups keep their own spacing: pass
+        none.
     levels : int
         Number of resolutions of a TIFF stack or an array. Groups keep their own resolutions: pass none.
     downsampling : {"mean", "label", "nearest"}, optional
         Method that makes the coarser resolutions of a TIFF stack or an array, as for
         :class:`linumpy.write.writer.OmeZarrWriter`: ``"label"`` for labels. By default ``"mean"``, with a warning if
         integers have few values.
+    missing : {"error", "fill"}
+        Whether planes of a TIFF stack that the metadata declare and no file holds are an error, or are written as 0.
     device, device_memory, overwrite, durable, progress, distributed, storage_options
         As for :func:`linumpy.resample_zarr`. Workers cannot read a TIFF stack: with one, `distributed` is an error.
 
@@ -97,8 +102,8 @@ def convert_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        The source does not exist, holds no arrays of numbers, or changed during the run; a spacing is missing; the
-        version cannot express the metadata.
+        The source does not exist, holds no arrays of numbers, or changed during the run; a spacing, or a plane of a
+        TIFF stack, is missing; the version cannot express the metadata.
     ValueError, TypeError
         Chunks, shards, codec, version or levels that do not fit; `spacing` or `levels` for a group.
     FileExistsError, ResumeError, ChunkError, DeviceMemoryError, GpuUnavailableError, WorkerError, OSError
@@ -111,6 +116,9 @@ def convert_zarr(
     copied. If the version of NGFF changes, the attributes get the form of the new version; one warning lists the
     attributes that the version cannot hold, such as further coordinate systems of 0.6.
 
+    Axes of TIFF become t, c, z, y, x, whatever the order of the planes in the file. Time step, names and colours of
+    channels are taken from OME-XML or ImageJ's description.
+
     Examples
     --------
     >>> from linumpy import convert_zarr
@@ -122,8 +130,10 @@ def convert_zarr(
         raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
     if isinstance(source, (str, Path)):
         check_apart([target_path], [source])
+    if missing not in ("error", "fill"):
+        raise ValueError(f"missing={missing!r}: choose one of error, fill")
     storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
-    parameters = Parameters(target_path.name, storage, ngff_version, spacing, levels, downsampling)
+    parameters = Parameters(target_path.name, storage, ngff_version, spacing, levels, downsampling, missing)
     with ExitStack() as scope:
         conversion = plan_conversion(with_options(source, storage_options), parameters, scope)
         arrays = conversion.arrays

@@ -142,7 +142,8 @@ def resample_zarr(
         Method that makes coarser levels, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"``
         with order 0, whose voxels may be labels, and else ``"mean"``.
     ngff_version : {"0.6", "0.5", "0.4"}, optional
-        Version of the target; by default the source's, and 0.5 for a single array.
+        Version of the target; by default the source's, and 0.5 for a single array. Attributes of 0.4 in zarr v3, which
+        some writers made, give 0.5.
     labels : {"resample", "drop"}
         Whether to resample the label images inside the source, by their nearest voxels; they keep their position
         relative to the image. Labels with the image's grid are extended beyond its edges by the image's `mode`; other

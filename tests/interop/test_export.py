@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy import to_nifti, to_tiff
+from linumpy import convert_zarr, open_image, to_nifti, to_tiff
 from linumpy.errors import MetadataError
 from linumpy.interop import export
 from linumpy.io.carried import Carried, LeadingAxis
@@ -92,6 +92,41 @@ def test_a_nifti_file_has_orientation_times_and_channels(tmp_path):
     np.testing.assert_allclose(found.affine @ (0, 0, 0, 1), (-0.035, -1.0, -0.2, 1), atol=1e-7)
     to_nifti(tmp_path / "a", tmp_path / "b.nii", channel=0)
     np.testing.assert_array_equal(np.asanyarray(nibabel.load(tmp_path / "b.nii").dataobj), stored[:, 0].T)
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds", "symbol"),
+    [("millisecond", 0.5, "ms"), ("second", 500.0, "s"), ("minute", 30_000.0, "min"), ("microsecond", 5e-4, "µs")],
+)
+def test_times_in_other_units_than_seconds(tmp_path, unit, seconds, symbol):
+    carried = Carried(leading={"t": LeadingAxis(500, 0, unit)})
+    write_omezarr(tmp_path / "a", np.zeros((3, 4, 5, 6), "u2"), (1, 1, 1), axes="tzyx", carried=carried)
+    to_nifti(tmp_path / "a", tmp_path / "a.nii")
+    header = nibabel.load(tmp_path / "a.nii").header
+    assert header.get_xyzt_units() == ("mm", "sec")
+    assert float(header.get_zooms()[3]) == pytest.approx(seconds, rel=1e-6)
+    to_tiff(tmp_path / "a", tmp_path / "a.ome.tif")
+    about = ome(tmp_path / "a.ome.tif")[2]
+    assert (about["TimeIncrement"], about["TimeIncrementUnit"]) == (500, symbol)
+    convert_zarr(tmp_path / "a.ome.tif", tmp_path / "b", device="cpu")
+    assert open_image(tmp_path / "b").axes == open_image(tmp_path / "a").axes
+    assert open_image(tmp_path / "b").scale == open_image(tmp_path / "a").scale
+
+
+def test_times_without_a_unit_are_in_no_unit(tmp_path):
+    carried = Carried(leading={"t": LeadingAxis(4, 0, None)})
+    write_omezarr(tmp_path / "a", np.zeros((3, 4, 5, 6), "u2"), (1, 1, 1), axes="tzyx", carried=carried)
+    to_nifti(tmp_path / "a", tmp_path / "a.nii")
+    header = nibabel.load(tmp_path / "a.nii").header
+    assert (float(header.get_zooms()[3]), header.get_xyzt_units()) == (4, ("mm", "unknown"))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a", "a.ome.zarr", "tif"])
+def test_a_name_of_another_format_is_refused(tmp_path, name):
+    image(tmp_path / "source")
+    with pytest.raises(ValueError, match=r"the name of a TIFF file ends in \.tif"):
+        to_tiff(tmp_path / "source", tmp_path / name)
+    assert [one.name for one in tmp_path.iterdir()] == ["source"]
 
 
 def test_sections_masks_long_images_and_what_cannot_be_written(tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ObjectStore
 
-from linumpy import convert_zarr, open_image, read_zarr
-from linumpy.errors import MetadataError, SourceError
+from linumpy import convert_zarr, open_image, read_zarr, read_zarr_to_gpu
+from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.resample.convert import copying
+from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
@@ -310,6 +312,90 @@ def test_coarser_labels_are_labels(tmp_path, caplog):
         convert_zarr(tmp_path / "d", tmp_path / "e", downsampling="label", **HERE)
 
 
+def plate_with_tables(path, zarr_format):
+    """Write a plate of one image with tables as anndata stores them, and other arrays that hold no voxels."""
+    (path / "A/1").mkdir(parents=True)
+    image_with_labels(path / "A/1/0", "0.4" if zarr_format == 2 else "0.5")
+    plate = {
+        "rows": [{"name": "A"}],
+        "columns": [{"name": "1"}],
+        "wells": [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}],
+    }
+    root = zarr.open_group(
+        path,
+        zarr_format=zarr_format,
+        attributes={"plate": plate} if zarr_format == 2 else {"ome": {"version": "0.5", "plate": plate}},
+    )
+    root.require_group("A").require_group("1")
+    tables = root["A/1/0"].create_group("tables", attributes={"tables": ["regions"]})
+    table = tables.create_group("regions", attributes={"encoding-type": "anndata"})
+    names = table.create_array(
+        "obs/name", shape=(3,), chunks=(2,), dtype=str, attributes={"encoding-type": "string-array"}
+    )
+    names[:] = np.array(["nerve", "", "vessel µ"], dtype=object)
+    table.create_array("X", data=voxels((3, 6), "f4"), chunks=(2, 6))
+    root.create_array("scalar", shape=(), dtype="i4")[...] = 7
+    root.create_array("empty", shape=(0, 4), dtype="u2", attributes={"of": "nothing"})
+    root.create_array("complex", data=voxels((4, 5), "c8"), chunks=(2, 5))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("zarr_format", "version"), [(2, None), (2, "0.4"), (2, "0.5"), (3, None), (3, "0.6"), (3, "0.4")]
+)
+def test_arrays_that_hold_no_voxels(tmp_path, caplog, zarr_format, version):
+    """Tables, scalars and empty arrays are copied beside the images, byte by byte in the same Zarr format."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plate_with_tables(tmp_path / "a", zarr_format)
+        convert_zarr(tmp_path / "a", tmp_path / "b", ngff_version=version, chunks=(2, 2, 2), codec="zstd", **HERE)
+        (record,) = caplog.records
+        for name in ("obs/name", "regions/X", "scalar", "empty", "complex"):
+            assert name in record.getMessage()
+        mine, theirs = arrays_of(tmp_path / "b"), arrays_of(tmp_path / "a")
+        assert mine.keys() == theirs.keys()
+        for name, array in mine.items():
+            assert np.array_equal(array[...], theirs[name][...]), name
+            assert array.attrs.asdict() == theirs[name].attrs.asdict()
+            assert array.metadata.zarr_format == {"0.4": 2, "0.5": 3, "0.6": 3}.get(version, zarr_format)
+    assert mine["A/1/0/0"].chunks == (1, 2, 2, 2)
+    if mine["scalar"].metadata.zarr_format == zarr_format:
+        for name in ("A/1/0/tables/regions/obs/name", "A/1/0/tables/regions/X", "scalar", "empty", "complex"):
+            files = [one.relative_to(tmp_path / "a") for one in (tmp_path / "a" / name).rglob("*") if one.is_file()]
+            assert files
+            for one in files:
+                assert (tmp_path / "a" / one).read_bytes() == (tmp_path / "b" / one).read_bytes()
+
+
+@pytest.mark.parametrize(("zarr_format", "attributes"), [(3, "0.4"), (2, "0.5")])
+def test_the_zarr_format_is_the_source_s(tmp_path, zarr_format, attributes):
+    """Whatever the version of NGFF that its attributes follow: early acquire-zarr wrote 0.4 in zarr v3, with shards."""
+    group = zarr.create_group(tmp_path / "a", zarr_format=zarr_format)
+    shards = (16, 16, 16) if zarr_format == 3 else None
+    data = voxels((16, 17, 18))
+    group.create_array("0", data=data, chunks=(4, 8, 8), shards=shards)
+    axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+    scale = [{"type": "scale", "scale": [1, 2, 3]}]
+    image = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}
+    group.attrs.update(
+        {"multiscales": [{"version": "0.4", **image}]}
+        if attributes == "0.4"
+        else {"ome": {"version": "0.5", "multiscales": [image]}}
+    )
+    convert_zarr(tmp_path / "a", tmp_path / "b", codec="zstd", **HERE)
+    made = zarr.open_group(tmp_path / "b", mode="r")
+    assert (made.metadata.zarr_format, made["0"].shards, made["0"].chunks) == (zarr_format, shards, (4, 8, 8))
+    assert made.attrs.asdict() == group.attrs.asdict()
+    assert open_image(tmp_path / "b").spacing == open_image(tmp_path / "a").spacing
+    resample_zarr(tmp_path / "a", tmp_path / "c", 2.0, **HERE)
+    assert zarr.open_group(tmp_path / "c", mode="r").metadata.zarr_format == zarr_format
+    for version, expected in (("0.4", 2), ("0.5", 3)):
+        convert_zarr(tmp_path / "a", tmp_path / version, ngff_version=version, **HERE)
+        assert zarr.open_group(tmp_path / version, mode="r").metadata.zarr_format == expected
+        assert open_image(tmp_path / version).version == version
+        assert np.array_equal(read_zarr(tmp_path / version, device="cpu"), data)
+
+
 def zip_folder(folder, path):
     with zipfile.ZipFile(path, "w") as archive:
         for one in sorted(folder.rglob("*")):
@@ -334,6 +420,47 @@ def test_files_that_are_not_of_zarr(tmp_path):
         found = {name: (tmp_path / f"b{number}" / name).read_bytes() for name in beside}
         assert found == beside
         assert not list((tmp_path / f"b{number}").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "member", ["notes//a.txt", "//a.txt", "/a.txt", "../a.txt", "labels/../../a.txt", "labels/./a.txt"]
+)
+def test_members_that_no_folder_can_hold(tmp_path, member):
+    image_with_labels(tmp_path / "a")
+    zip_folder(tmp_path / "a", tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
+        archive.writestr(member, "text")
+    with pytest.raises(SourceError, match=rf"a\.zip has the member '{re.escape(member)}'"):
+        convert_zarr(tmp_path / "a.zip", tmp_path / "b", **HERE)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a.zip"]
+
+
+@pytest.mark.parametrize("member", ["0/c/0/0/0/0", "labels/cells/0/c/0/0/0", "notes.txt"])
+@pytest.mark.parametrize("shards", [None, (2, 8, 8, 8)])
+def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
+    """zipfile is the oracle; reading compares the checksums if it is asked to."""
+    image_with_labels(tmp_path / "a", codec="none", shards=shards)
+    zip_folder(tmp_path / "a", tmp_path / "a.zip")
+    convert_zarr(tmp_path / "a.zip", tmp_path / "whole", chunks=(3, 3, 3), **HERE)
+    assert_copied(tmp_path / "a", tmp_path / "whole")
+    whole = bytearray((tmp_path / "a.zip").read_bytes())
+    whole[whole.index((tmp_path / "a" / member).read_bytes()) + 7] ^= 0x40
+    (tmp_path / "a.zip").write_bytes(whole)
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.testzip() == member
+    with pytest.raises(ChunkError, match=f"{member} is broken"):
+        convert_zarr(tmp_path / "a.zip", tmp_path / "b", chunks=(3, 3, 3), **HERE)
+    assert not (tmp_path / "b").exists()
+    if member.startswith("0/"):
+        with pytest.raises(ChunkError, match=f"{member} is broken"):
+            read_zarr_to_gpu(tmp_path / "a.zip", verify=True)
+        region = (slice(0, 1), slice(1, 3), slice(2, 3), slice(1, 2))
+        read_zarr(tmp_path / "a.zip", region=region, device="cpu")
+        with pytest.raises(ChunkError, match=f"{member} is broken"):
+            read_zarr(tmp_path / "a.zip", region=region, device="cpu", verify=True)
+        other = (slice(0, 1), slice(None), slice(8, 9))
+        data = read_zarr(tmp_path / "a.zip", region=other, device="cpu", verify=True)
+        assert np.array_equal(data, read_zarr(tmp_path / "a", region=other, device="cpu", verify=True))
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
@@ -389,13 +516,184 @@ def test_a_file_of_pages(tmp_path, shape, axes, ours):
     assert str(encoding_of(image.levels[0])) == "zstd"
 
 
-def test_a_folder_of_pages(tmp_path):
+TCZYX = voxels((2, 3, 5, 20, 30))
+MICRONS = {"PhysicalSizeZ": 5, "PhysicalSizeY": 4, "PhysicalSizeX": 2}
+NANOMETERS = {key: 1000 * size for key, size in MICRONS.items()} | {f"{key}Unit": "nm" for key in MICRONS}
+TIMES = {"TimeIncrement": 500, "TimeIncrementUnit": "ms"}
+IMAGEJ = {"imagej": True, "resolution": (1 / 2, 1 / 4)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "ours", "spacing"),
+    [
+        ("TZCYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "um", "finterval": 0.5}}, "tczyx", (5, 4, 2)),
+        ("ZCYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "\\u00B5m"}}, "czyx", (5, 4, 2)),
+        ("TZYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "micron"}}, "tzyx", (5, 4, 2)),
+        ("CYX", IMAGEJ | {"metadata": {"unit": "mm"}}, "cyx", (4000, 2000)),
+        ("ZYX", IMAGEJ | {"metadata": {"spacing": 5, "unit": "nm"}}, "zyx", (0.005, 0.004, 0.002)),
+        ("ZYX", IMAGEJ | {"metadata": {"spacing": 1, "unit": "inch"}}, "zyx", (25400, 101600, 50800)),
+        (
+            "ZYX",
+            {"imagej": True, "resolution": (5000, 2500), "resolutionunit": 3, "metadata": {"spacing": 0.001}},
+            "zyx",
+            (10, 4, 2),
+        ),
+        ("TZCYX", {"ome": True, "metadata": NANOMETERS | TIMES}, "tczyx", (5, 4, 2)),
+        ("TCZYX", {"ome": True, "metadata": MICRONS}, "tczyx", (5, 4, 2)),
+        ("CZYX", {"ome": True, "metadata": MICRONS | {"PhysicalSizeZUnit": "cm"}}, "czyx", (50000, 4, 2)),
+        ("YX", {"resolution": (5000, 2500), "resolutionunit": "CENTIMETER"}, "yx", (4, 2)),
+        ("YX", {"resolution": (2540, 1270), "resolutionunit": "INCH"}, "yx", (20, 10)),
+    ],
+)
+def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
+    """Whatever the order of the planes and the units, the copy has t, c, z, y, x and µm."""
+    data = TCZYX[tuple(slice(None) if axis in ours else 0 for axis in "tczyx")]
+    pages = data.transpose([ours.index(axis.lower()) for axis in stored])
+    if "metadata" in options:
+        options = options | {"metadata": options["metadata"] | {"axes": stored}}
+    tifffile.imwrite(tmp_path / "a.tif", np.ascontiguousarray(pages), photometric="minisblack", **options)
+    convert_zarr(tmp_path / "a.tif", tmp_path / "b", device_memory=10000, **HERE)
+    image = open_image(tmp_path / "b")
+    assert "".join(axis.name for axis in image.axes) == ours
+    assert np.allclose(image.spacing[0], spacing)
+    assert np.array_equal(image.levels[0][...], data)
+    if "finterval" in options.get("metadata", {}):
+        assert (image.axes[0].unit, image.scale[0][0]) == ("second", 0.5)
+    if "TimeIncrement" in options.get("metadata", {}):
+        assert (image.axes[0].unit, image.scale[0][0]) == ("millisecond", 500)
+    space = len(ours.lstrip("tc"))
+    convert_zarr(tmp_path / "a.tif", tmp_path / "c", spacing=(7, 8, 9)[-space:], **HERE)
+    assert open_image(tmp_path / "c").spacing[0] == (7.0, 8.0, 9.0)[-space:]
+    assert "_ARRAY_DIMENSIONS" not in image.group.attrs
+
+
+def test_metadata_of_tiff_that_are_no_lengths(tmp_path):
+    """Pixels are no unit, and the axis that has none is named; the caller's number for it is enough."""
+    for name, metadata, absent in [
+        ("pixels", {"spacing": 5, "unit": "pixel"}, "z, y, x"),
+        ("no unit", {"spacing": 5}, "z, y, x"),
+        ("no spacing", {"unit": "um"}, "z"),
+    ]:
+        options = IMAGEJ | {"metadata": metadata | {"axes": "ZYX"}}
+        tifffile.imwrite(tmp_path / f"{name}.tif", TCZYX[0, 0], **options)
+        with pytest.raises(MetadataError, match=f"spacing along {absent} that"):
+            convert_zarr(tmp_path / f"{name}.tif", tmp_path / "b", **HERE)
+    convert_zarr(tmp_path / "no spacing.tif", tmp_path / "b", spacing={"z": 3}, **HERE)
+    assert open_image(tmp_path / "b").spacing[0] == (3.0, 4.0, 2.0)
+
+
+def test_a_volume_of_one_plane(tmp_path):
+    """A plane with a spacing along z stays a volume; the caller may replace its spacing along y and x alone."""
+    options = IMAGEJ | {"metadata": {"spacing": 5, "unit": "um", "axes": "ZYX"}}
+    tifffile.imwrite(tmp_path / "a.tif", TCZYX[0, 0, :1], **options)
+    for spacing, expected in [(None, (5.0, 4.0, 2.0)), ((8, 9), (5.0, 8.0, 9.0)), ((7, 8, 9), (7.0, 8.0, 9.0))]:
+        convert_zarr(tmp_path / "a.tif", tmp_path / "b", spacing=spacing, overwrite=True, **HERE)
+        image = open_image(tmp_path / "b")
+        assert (image.levels[0].shape, image.spacing[0]) == ((1, 20, 30), expected)
+
+
+def test_channels_of_tiff(tmp_path):
+    """Names and colours: of OME a signed number of RGBA, of ImageJ labels of planes and lookup tables."""
+    from ome_zarr_models import open_ome_zarr
+
+    channel = {"Name": ["DAPI", "GFP", "far red"], "Color": [65535, 16711935, -16776961]}
+    metadata = {"axes": "ZCYX", "Channel": channel, **MICRONS}
+    pages = np.ascontiguousarray(TCZYX[0].swapaxes(0, 1))
+    tifffile.imwrite(tmp_path / "ome.tif", pages, ome=True, metadata=metadata, photometric="minisblack")
+    ramp = np.arange(256, dtype="u1")
+    tables = [np.stack([ramp * (k == axis) for k in range(3)]) for axis in (2, 1, 0)]
+    metadata = {"axes": "ZCYX", "unit": "um", "spacing": 5, "LUTs": tables, "Labels": channel["Name"] * 5}
+    metadata |= {"mode": "composite", "Ranges": (0.0, 100.0, 1.0, 200.0, 2.0, 300.0)}
+    tifffile.imwrite(tmp_path / "imagej.tif", pages, metadata=metadata, **IMAGEJ)
+    for name, windows in [("ome.tif", [(0, 65535)] * 3), ("imagej.tif", [(0, 100), (1, 200), (2, 300)])]:
+        convert_zarr(tmp_path / name, tmp_path / f"{name}.zarr", **HERE)
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="r")
+        assert open_ome_zarr(group).ome_attributes.omero is not None
+        made = group.attrs["ome"]["omero"]["channels"]
+        assert [one["label"] for one in made] == ["DAPI", "GFP", "far red"]
+        assert [one["color"] for one in made] == ["0000FF", "00FF00", "FF0000"]
+        assert [(one["window"]["start"], one["window"]["end"]) for one in made] == windows
+
+
+def ome_set(folder, data, uuids):
+    """Write an OME-TIFF of one file for each plane along z."""
+    names = [f"p_Z{z}.ome.tif" for z in range(len(data))]
+    planes = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{one}</UUID></TiffData>'
+        for z, (name, one) in enumerate(zip(names, uuids, strict=True))
+    )
+    for plane, name, one in zip(data, names, uuids, strict=True):
+        xml = (
+            '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="urn:uuid:{one}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
+            f'SizeX="{data.shape[2]}" SizeY="{data.shape[1]}" SizeZ="{len(data)}" SizeC="1" SizeT="1" '
+            'PhysicalSizeX="2" PhysicalSizeY="4" PhysicalSizeZ="5">'
+            f'<Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}</Pixels></Image></OME>'
+        )
+        tifffile.imwrite(folder / name, plane, description=xml, metadata=None)
+    return [folder / name for name in names]
+
+
+def test_planes_of_tiff_that_are_missing(tmp_path, caplog):
+    """A stopped acquisition, and a set of files of which some are gone: an error that names the planes, or zeros."""
+    data = voxels((5, 16, 20)) + 1
+    tifffile.imwrite(tmp_path / "few.ome.tif", data, metadata={"axes": "TYX"})
+    whole = (tmp_path / "few.ome.tif").read_bytes()
+    whole = whole.replace(b'SizeT="5"', b'SizeT="8"').replace(b'PlaneCount="5"', b'PlaneCount="8"')
+    (tmp_path / "few.ome.tif").write_bytes(whole)
+    files = ome_set(tmp_path, data, [f"00000000-0000-0000-0000-{z:012}" for z in range(5)])
+    (tmp_path / "set").mkdir()
+    ome_set(tmp_path / "set", data, [f"00000000-0000-0000-0000-{z:012}" for z in range(5)])
+    for source in (files[0], tmp_path / "set"):
+        convert_zarr(source, tmp_path / "whole", overwrite=True, **HERE)
+        assert np.array_equal(open_image(tmp_path / "whole").levels[0][...], data)
+        assert open_image(tmp_path / "whole").spacing[0] == (5.0, 4.0, 2.0)
+    assert not caplog.records
+    files[2].unlink()
+    tifffile.imwrite(tmp_path / "shaped.tif", data, photometric="minisblack")
+    whole = (tmp_path / "shaped.tif").read_bytes()
+    (tmp_path / "shaped.tif").write_bytes(whole.replace(b'"shape": [5,', b'"shape": [7,'))
+    with pytest.raises(SourceError, match=r"shaped\.tif is cut off or broken: it ends before the last of 7 planes"):
+        convert_zarr(tmp_path / "shaped.tif", tmp_path / "b", spacing=(3, 2, 1), missing="fill", **HERE)
+    for source, planes, count in [
+        (tmp_path / "few.ome.tif", "t 5, t 6, t 7", 3),
+        (files[0], "z 2", 1),
+    ]:
+        caplog.clear()
+        with pytest.raises(SourceError, match=rf"{source.name}: {count} of \d planes .*: {planes}\. .*missing='fill'"):
+            convert_zarr(source, tmp_path / "b", spacing=(3, 2, 1), **HERE)
+        assert not (tmp_path / "b").exists()
+        assert sum("tifffile: " in record.message for record in caplog.records) == 1
+        space = (3, 2, 1)[-2 if "t " in planes else -3 :]
+        convert_zarr(source, tmp_path / "b", spacing=space, missing="fill", **HERE)
+        made = open_image(tmp_path / "b").levels[0][...]
+        lost = [int(word.split()[1]) for word in planes.split(", ")]
+        assert not made[lost].any()
+        there = [k for k in range(len(made)) if k not in lost]
+        assert np.array_equal(made[there], data[[k for k in range(5) if k not in lost]])
+        shutil.rmtree(tmp_path / "b")
+
+
+def test_missing_is_for_tiff(tmp_path):
+    image_with_labels(tmp_path / "a")
+    for value, message in (("fill", "is for TIFF files"), ("zero", "choose one of error, fill")):
+        with pytest.raises(ValueError, match=message):
+            convert_zarr(tmp_path / "a", tmp_path / "b", missing=value, **HERE)
+
+
+def test_a_folder_of_pages(tmp_path, caplog):
     data = voxels((12, 9, 8))
     (tmp_path / "pages").mkdir()
     for number, page in enumerate(data):
         tifffile.imwrite(tmp_path / f"pages/page{number}.tif", page)
     convert_zarr(tmp_path / "pages", tmp_path / "b", spacing=(5, 2, 3), chunks=(4, 4, 4), codec="lz4", **HERE)
     assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    assert not caplog.records
+    (tmp_path / "pages/page5.tif").unlink()
+    convert_zarr(tmp_path / "pages", tmp_path / "d", spacing=(5, 2, 3), **HERE)
+    assert np.array_equal(open_image(tmp_path / "d").levels[0][...], np.delete(data, 5, axis=0))
+    (record,) = caplog.records
+    assert "1 numbers are missing in the names of the files, the first is 5" in record.getMessage()
     tifffile.imwrite(tmp_path / "pages/page3.tif", data[0, :5])
     with pytest.raises(SourceError, match=r"page3\.tif has shape \(5, 8\)"):
         convert_zarr(tmp_path / "pages", tmp_path / "c", spacing=(5, 2, 3), **HERE)
@@ -421,8 +719,14 @@ def test_tiff_that_is_no_stack(tmp_path):
 
 
 def test_tiff_that_is_cut_off_or_broken(tmp_path):
-    """No page is left out, and the error names the file."""
+    """No page is left out, and the error names the file; also of a file that ends in its header or its metadata."""
     data, options = voxels((6, 40, 50)), {"spacing": (5, 2, 3), **HERE}
+    tifffile.imwrite(tmp_path / "ome.tif", data, ome=True, metadata={"axes": "CYX"})
+    whole = (tmp_path / "ome.tif").read_bytes()
+    for length in (0, 3, 6, 9, 200, len(whole) - 1):  # the description of OME-XML is at the end
+        (tmp_path / "ome.tif").write_bytes(whole[:length])
+        with pytest.raises(SourceError, match=r"ome\.tif"):
+            convert_zarr(tmp_path / "ome.tif", tmp_path / "b", **options)
     (tmp_path / "pages").mkdir()
     for number, page in enumerate(data):
         tifffile.imwrite(tmp_path / f"pages/p{number}.tif", page, compression="zlib" if number % 2 else None)
@@ -451,8 +755,10 @@ def test_tiff_that_is_cut_off_or_broken(tmp_path):
     [
         ({"chunks": (4,) * 5}, ValueError, "has 4 axes"),
         ({"chunks": (0, 4)}, ValueError, "a size from 1 on"),
-        ({"chunks": (4, 4), "shards": (6, 8)}, ValueError, "no whole numbers of chunks"),
-        ({"shards": (8, 8), "ngff_version": "0.4"}, ValueError, "zarr v2, which has none"),
+        ({"chunks": (4, 4)}, ValueError, r"chunks=\(4, 4\): .*/0 has 3 axes of space, each of which takes a size"),
+        ({"chunks": (4, 4, 4), "shards": (8, 8)}, ValueError, r"shards=\(8, 8\): .*/0 has 3 axes of space"),
+        ({"chunks": (4, 4, 4), "shards": (8, 6, 8)}, ValueError, "no whole numbers of chunks"),
+        ({"shards": (8, 8, 8), "ngff_version": "0.4"}, ValueError, "zarr v2, which has none"),
         ({"codec": "zst"}, ValueError, "codec='zst': choose one of"),
         ({"codec": "zstd+crc32c", "ngff_version": "0.4"}, ValueError, "zarr v2 stores no checksum"),
         ({"ngff_version": "0.3"}, ValueError, "choose one of 0.6, 0.5, 0.4"),
@@ -519,6 +825,7 @@ def test_what_would_be_lost_is_refused(tmp_path):
     for wrong, error in (
         ({"chunks": ()}, ValueError),
         ({"chunks": (2.5, 3, 3)}, TypeError),
+        ({"chunks": (3, 3)}, ValueError),
         ({"spacing": (1,) * 4}, ValueError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):

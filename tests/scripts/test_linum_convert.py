@@ -45,6 +45,23 @@ def test_by_default_and_of_tiff(main, tmp_path, capsys):
         assert (len(image.levels), image.spacing[0], str(encoding_of(image.levels[0]))) == (2, (5.0, 2.0, 3.0), "zstd")
 
 
+def test_a_stopped_acquisition(main, tmp_path, capsys):
+    """Its missing planes are an error that names the option, or zeros; the spacing is that of the file."""
+    metadata = {"axes": "TYX", "PhysicalSizeX": 2, "PhysicalSizeY": 3}
+    tifffile.imwrite(tmp_path / "a.ome.tif", DATA, metadata=metadata, photometric="minisblack")
+    whole = (tmp_path / "a.ome.tif").read_bytes()
+    whole = whole.replace(b'SizeT="16"', b'SizeT="17"').replace(b'PlaneCount="16"', b'PlaneCount="17"')
+    (tmp_path / "a.ome.tif").write_bytes(whole)
+    words = [str(tmp_path / "a.ome.tif"), str(tmp_path / "b"), "--no-use_gpu"]
+    assert main(words) == 2
+    assert re.search(r"1 of 17 planes .*: t 16\. .*--missing 'fill'", capsys.readouterr().err)
+    assert not (tmp_path / "b").exists()
+    assert main([*words, "--missing", "fill"]) == 0
+    image = open_image(tmp_path / "b")
+    assert np.array_equal(image.levels[0][...], np.concatenate([DATA, np.zeros_like(DATA[:1])]))
+    assert image.spacing == ((3.0, 2.0),)
+
+
 def test_what_is_refused(main, tmp_path, capsys):
     write_omezarr(tmp_path / "a", DATA, (5, 2, 3))
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--codec", "zst"]) == 2

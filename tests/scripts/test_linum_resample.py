@@ -103,6 +103,22 @@ def test_times_channels_and_a_spacing_that_the_metadata_lacks(main, tmp_path):
     assert np.array_equal(values(tmp_path / "one"), values(tmp_path / "all")[1])
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_an_array(main, image, tmp_path, capsys, rank):
+    """With a spacing it is resampled as the image is; without, the one error comes before anything is written."""
+    array = zarr.create_array(tmp_path / "a.zarr", data=voxels()[(0,) * (3 - rank)], chunks=(8,) * rank)
+    before = sorted(one.name for one in tmp_path.iterdir())
+    for wrong, message in [([], "pass --spacing"), (["--spacing", "10", "6", "5", "--time", "0"], "--time 0")]:
+        assert main([str(tmp_path / "a.zarr"), str(tmp_path / "b"), "--resolution", "9", *wrong]) == 2
+        assert message in capsys.readouterr().err
+        assert sorted(one.name for one in tmp_path.iterdir()) == before
+    words = ["--resolution", "9", "--no-use_gpu", "--spacing", "10", "6", "5"]
+    assert main([str(tmp_path / "a.zarr"), str(tmp_path / "b"), *words]) == 0, capsys.readouterr().err
+    expected, _ = resample_volume(array[...], SPACING[-rank:], 9.0)
+    np.testing.assert_allclose(values(tmp_path / "b"), expected, atol=0.51)  # rounded to whole numbers
+    assert f"{array.nbytes / 1024:.3g} KiB" in capsys.readouterr().out
+
+
 def test_refusals(main, image, tmp_path, capsys):
     new, cpu = tmp_path / "x.zarr", "--no-use_gpu"
     taken = tmp_path / "taken"

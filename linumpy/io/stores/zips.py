@@ -23,6 +23,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from linumpy.errors import ChunkError, SourceError
 from linumpy.io.looks import stamp_of
 from linumpy.io.paths import ZARR_FILES
 from linumpy.plan.layout import ChunkKeys, StoredEntries
+from linumpy.plan.read.plan import ReadPlan
 
 #: Maximum number of directories that are kept, the most recently used ones.
 _KEPT_DIRECTORIES = 8
@@ -43,6 +45,8 @@ _HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED, _UTF8 = 1, 0x800
 #: Names of compression methods that are not supported.
 _METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
+#: Bytes that are read at a time to compute a CRC-32, and threads that do.
+_PIECE_NBYTES, _THREADS = 8 * 2**20, 8
 #: Exceptions that zipfile raises for broken files.
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error)
 
@@ -60,6 +64,8 @@ class Directory:
         Entries by name, without folders; the last entry of several with the same name.
     names : list of str
         Names of the entries, sorted.
+    verified : set of str
+        Names of the entries whose CRC-32 has been compared with the directory.
     """
 
     def __init__(self, path: str) -> None:
@@ -76,12 +82,18 @@ class Directory:
         _check_ranges(path, entries, end)
         self.entries = {entry.filename: entry for entry in entries if not entry.filename.endswith("/")}
         self.names = sorted(self.entries)
+        self.verified: set[str] = set()
 
     def below(self, prefix: str) -> list[str]:
         """List the names that begin with a prefix."""
         first = bisect.bisect_left(self.names, prefix)
         # The last code point of Unicode sorts after any text that may follow the prefix.
         return self.names[first : bisect.bisect_right(self.names, prefix + "\U0010ffff")]
+
+    @functools.cached_property
+    def names_by_offset(self) -> dict[int, str]:
+        """Names of the entries by the offsets of their headers."""
+        return {entry.header_offset: name for name, entry in self.entries.items()}
 
     @functools.cached_property
     def roots(self) -> list[str]:
@@ -169,6 +181,32 @@ def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[i
     return StoredEntries(directory.path, directory.stamp, grid, table, is_compressed or not has_int64_numbers)
 
 
+def verify_region(plan: ReadPlan) -> None:
+    """Compare the CRC-32 of the entries that a read touches with the directory; nothing for arrays elsewhere.
+
+    Otherwise it is compared only for entries that are read as a whole, or are compressed. Each entry is read once, as
+    long as the ZIP file is unchanged.
+
+    Raises
+    ------
+    ChunkError
+        An entry is broken, or the ZIP file was changed since its directory was read.
+    """
+    entries = plan.layout.entries
+    if entries is None or not len(entries.table):
+        return
+    store = ArchiveStore(entries.path)
+    if store.directory.stamp != entries.stamp:
+        raise ChunkError(f"{entries.path} was written anew since its directory was read: open it again")
+    box = np.ix_(*(np.arange(first, last) for first, last in plan.object_box))
+    wanted, stored = np.ravel_multi_index(box, entries.grid).ravel(), entries.table[:, 0]
+    rows = np.minimum(np.searchsorted(stored, wanted), len(stored) - 1)
+    rows = rows[stored[rows] == wanted]  # other chunks have no entry
+    names = {store.directory.names_by_offset[int(offset)] for offset in entries.table[rows, 1]}
+    with ThreadPoolExecutor(_THREADS, "linumpy-crc") as pool:
+        list(pool.map(store.verify, names - store.directory.verified))
+
+
 class ArchiveStore(Store):
     """A ZIP file as a store of zarr-python, read-only.
 
@@ -242,6 +280,24 @@ class ArchiveStore(Store):
             raise ChunkError(f"{self}/{key} cannot be decompressed: {error}") from error
         start, stop = _bounds(request, entry.file_size)
         return _checked(f"{self}/{key}", entry, data)[start:stop]
+
+    def verify(self, key: str) -> None:
+        """Compare the CRC-32 of an uncompressed entry with the directory; :meth:`read` does it for compressed ones.
+
+        Raises
+        ------
+        ChunkError
+            They differ, or as for :meth:`read`.
+        """
+        entry = self.directory.entries[key]
+        if key in self.directory.verified or entry.compress_type != zipfile.ZIP_STORED:
+            return
+        crc = 0
+        for start in range(0, entry.file_size, _PIECE_NBYTES):
+            crc = zlib.crc32(self._pread(entry, start, min(start + _PIECE_NBYTES, entry.file_size)), crc)
+        if crc != entry.CRC:
+            raise ChunkError(_broken(f"{self}/{key}"))
+        self.directory.verified.add(key)
 
     def _pread(self, entry: zipfile.ZipInfo, start: int, stop: int) -> bytes:
         """Read a range of the stored bytes of an entry, after checking its local header."""
@@ -328,5 +384,9 @@ def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
 def _checked(name: str, entry: zipfile.ZipInfo, data: bytes) -> bytes:
     """Return the bytes of an entry after comparing length and CRC-32 with the directory."""
     if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
-        raise ChunkError(f"{name} is broken: its length or its CRC-32 differs from the ZIP file's directory")
+        raise ChunkError(_broken(name))
     return data
+
+
+def _broken(name: str) -> str:
+    return f"{name} is broken: its length or its CRC-32 differs from the ZIP file's directory"

@@ -66,19 +66,24 @@ class ReadPlan:
     @property
     def object_count(self) -> int:
         """Number of stored objects (files of a local store) that the region touches; some may not exist."""
-        shard = self.layout.shard
+        return math.prod(last - first for first, last in self.object_box)
+
+    @property
+    def object_box(self) -> list[tuple[int, int]]:
+        """First stored object that the region touches, and one past the last, along each axis."""
         if self.layout.lengths is not None:
-            return math.prod(last - first for first, last in self._object_box(self.layout.lengths))
-        per_object = (1,) * self.layout.rank if shard is None else shard.chunks_per_shard
-        axes = zip(self._chunk_box, per_object, strict=True)
-        return math.prod(-(-last // n) - first // n if first < last else 0 for (first, last), n in axes)
+            return self._object_box(self.layout.lengths)
+        return self._regular_box(self.layout.object_shape)
 
     @property
     def _chunk_box(self) -> list[tuple[int, int]]:
         """First chunk that the region touches, and one past the last, along each axis."""
         if self.layout.lengths is not None and self.layout.shard is None:
             return self._object_box(self.layout.lengths)
-        bounds = zip(self.region.start, self.region.stop, self.layout.chunk_shape, strict=True)
+        return self._regular_box(self.layout.chunk_shape)
+
+    def _regular_box(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+        bounds = zip(self.region.start, self.region.stop, sizes, strict=True)
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
 
     def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:

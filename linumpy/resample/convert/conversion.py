@@ -7,7 +7,7 @@ In: a source (image, group, array or TIFF stack) and the storage of the copy. Ou
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -22,10 +22,13 @@ from linumpy.io.ngff.axes import Spacing
 from linumpy.io.source import Source, describe_source, local_path, name_on_disk, open_node
 from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
+from linumpy.resample.convert.tiff_metadata import TiffMetadata, metadata_of
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.resample.workers import Needs, needs_of
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Parameters:
     spacing: Spacing | None
     levels: int
     downsampling: str | None
+    missing: str = "error"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Conversion:
         Further values on which the target depends.
     dropped : tuple of str
         Descriptions of metadata that are not copied.
+    kept : tuple of zarr.Array
+        The arrays that are copied as they are.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Conversion:
     stack: TiffStack | None = None
     settings: Mapping[str, str | None] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    kept: tuple[zarr.Array, ...] = ()
 
     def request(self, data: str | None) -> Request:
         """Return everything on which the bytes of the target depend; `data` is the result of :meth:`data`."""
@@ -91,7 +98,7 @@ class Conversion:
         if self.stack is not None:
             status_of = [(name, os.stat(name)) for name in self.stack.files]
             return digest_of([(name, status.st_size, status.st_mtime_ns) for name, status in status_of])
-        digests = [identify_data(copy.source) for copy in self.arrays]
+        digests = [identify_data(array) for array in (*(copy.source for copy in self.arrays), *self.kept)]
         return None if None in digests else digest_of(digests)
 
     def needs(self, target: Path, device: str) -> Needs:
@@ -109,8 +116,10 @@ def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) ->
     """Plan the conversion of a source; `scope` closes the files of a TIFF stack."""
     files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
     if files:
-        stack = scope.enter_context(open_stack(files))
+        stack = scope.enter_context(open_stack(files, parameters.missing))
         return _plan_image(str(source), stack.array, stack.axes, parameters, stack)
+    if parameters.missing != "error":
+        raise ValueError(f"missing={parameters.missing!r} is for TIFF files, and {source} is none")
     node = open_node(source)
     name = describe_source(node)
     if isinstance(node, zarr.Array):
@@ -133,30 +142,53 @@ def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) ->
     if parameters.name.endswith(".ozx") and "ome" not in copy.groups.get("", {}):
         raise SourceError(f"{name} is no OME-Zarr image, which .ozx files hold: name a folder")
     settings = {"version": parameters.ngff_version, "groups": digest_of(list(copy.groups.items()))}
-    return Conversion(name, copy.arrays, copy.create, settings=settings, dropped=copy.dropped)
+    kept = tuple(copy.kept.values())
+    return Conversion(name, copy.arrays, copy.create, settings=settings, dropped=copy.dropped, kept=kept)
 
 
 def _plan_image(
     source: str, array: zarr.Array, axes: str, parameters: Parameters, stack: TiffStack | None
 ) -> Conversion:
-    """Plan the image that is made from an array without metadata."""
-    storage, spacing, name = parameters.storage, parameters.spacing, parameters.name
-    if spacing is None:
-        raise MetadataError(f"{source} has no voxel spacing that linumpy reads: pass spacing= in µm")
-    space = axes.lstrip("tc")
-    steps = [spacing.get(axis, math.nan) for axis in space] if isinstance(spacing, Mapping) else list(spacing)
-    if len(steps) not in (len(space), len(axes), 3):  # a plane may get a spacing along z, y and x, too
-        raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
-    steps = steps[-len(space) :]
+    """Plan the image that is made from an array or a TIFF stack."""
+    storage, name = parameters.storage, parameters.name
+    read = TiffMetadata() if stack is None else metadata_of(stack)
+    is_plane = stack is not None and "z" in axes and array.shape[stack.order[axes.index("z")]] == 1
+    steps = _spacing(source, axes.lstrip("tc"), parameters.spacing, read.spacing, is_plane=is_plane)
+    if read.is_of_tags and parameters.spacing is None:
+        log.warning("%s: the spacing %s µm is that of the resolution tags; give it if it is another", source, steps)
     if stack is not None and storage.codec is None:
         storage = replace(storage, codec="zstd")
+    order, version = None if stack is None else stack.order, parameters.ngff_version or "0.5"
     if stack is not None and storage.chunks is None:
-        storage = replace(storage, chunks=plan_image(array.shape, array.dtype, steps, name=name, axes=axes).chunks)
-    version = parameters.ngff_version or "0.5"
-    copy = plan_array("0", array, storage, ZARR_FORMATS[version])
+        shape = tuple(array.shape[axis] for axis in stack.order)
+        storage = replace(storage, chunks=plan_image(shape, array.dtype, steps, name=name, axes=axes).chunks)
+    copy = plan_array("0", array, storage, ZARR_FORMATS[version], order=order, space=len(steps))
+    carried = Carried(leading=read.leading, omero=read.omero(copy.dtype))
     image = plan_image(
-        array.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
+        copy.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
         codec=str(copy.encoding), levels=parameters.levels, ngff_version=version, downsampling=parameters.downsampling,
-        fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
+        fill_value=0 if array.fill_value is None else array.fill_value,
+        attributes={} if stack is not None else dict(array.attrs), carried=carried,
     )  # fmt: skip
     return Conversion(source, (copy,), image.create, image, stack, {"image": digest_of(image.metadata)})
+
+
+def _spacing(
+    name: str, space: str, given: Spacing | None, known: Mapping[str, float], *, is_plane: bool
+) -> list[float]:
+    """Return the spacing along the axes of space: the caller's, and else the file's.
+
+    `is_plane` says that there is one plane along z, whose spacing is then known.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        numbers = list(given)
+        # A plane may get a spacing along z, y and x, too, and a volume of one plane a spacing along y and x.
+        if len(numbers) not in (len(space), 3) and not (len(numbers) == 2 and is_plane):
+            raise ValueError(f"spacing={given!r}: {name} has the axes {', '.join(space)}, each of which takes a number")
+        given = dict(zip(reversed(space), reversed(numbers), strict=False))
+    steps = {**known, **(given or {})}
+    if absent := [axis for axis in space if axis not in steps]:
+        raise MetadataError(
+            f"{name} has no voxel spacing along {', '.join(absent)} that linumpy reads: pass spacing= in µm"
+        )
+    return [steps[axis] for axis in space]

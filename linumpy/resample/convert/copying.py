@@ -22,11 +22,14 @@ from linumpy.device import kvikio_mode, require_cuda
 from linumpy.errors import DeviceMemoryError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.open import open_source
 from linumpy.io.stores.tiff import TiffStack
+from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
+from linumpy.plan.read.plan import plan_read
 from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.convert.hierarchy import ArrayCopy
@@ -102,6 +105,7 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
             if job.stack is not None:
                 voxels = _read_pages(job.stack, box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
+            verify_region(plan_read(LAYOUTS.get(source, 0), box))
             if on_device:
                 return read_to_device(source, box, reader)
             return np.asarray(read_zarr(source, region=box, device="cpu"), job.dtype)
@@ -111,13 +115,23 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
 
 def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
     """Read a box of a stack; raise an error that names the file if a page cannot be read."""
+    stored, others = [slice(0, 1)] * stack.array.ndim, tuple(set(range(stack.array.ndim)).difference(stack.order))
+    for axis, part in zip(stack.order, box, strict=True):
+        stored[axis] = part
     try:
-        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+        voxels = np.asarray(read_on_host(stack.array, tuple(stored)), stack.array.dtype.newbyteorder("="))
     except Exception as error:  # a decoder may raise anything
-        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
-        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
-            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # raises the error of the broken page
-        raise SourceError(f"{files[0]} cannot be read at {region_text(box)}: {error}") from error
+        axis = stack.axes.find("z")
+        files = stack.files[box[axis]] if stack.is_folder else stack.files[:1]
+        for z in range(box[axis].start, box[axis].stop) if len(files) > 1 and stack.is_folder else ():
+            _read_pages(stack, (*box[:axis], slice(z, z + 1), *box[axis + 1 :]))  # raises the error of the broken page
+        name = (
+            files[0]
+            if len(stack.files) == 1 or stack.is_folder
+            else f"one of the {len(stack.files)} files of {files[0]}"
+        )
+        raise SourceError(f"{name} cannot be read at {region_text(box)}: {error}") from error
+    return np.ascontiguousarray(voxels.squeeze(others).transpose(np.argsort(np.argsort(stack.order))))
 
 
 def copy_box(job: CopyJob, number: int) -> None:
@@ -146,11 +160,10 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * min_nbytes} bytes, and {max(0, budget)} "
                 "may be used: pass a larger device_memory, or smaller chunks and shards"
             )
-    shape, max_nbytes = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
+    shape, max_nbytes = copy.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
     size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
-    source_stored = copy.source.shards or copy.source.chunks
     for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
-        longer = min(math.lcm(copy.stored[axis], source_stored[axis]), shape[axis])
+        longer = min(math.lcm(copy.stored[axis], copy.source_stored[axis]), shape[axis])
         if math.prod(size) // size[axis] * longer * itemsize <= max_nbytes:
             size[axis] = longer
     block = grown(tuple(size), shape, itemsize, max_nbytes)

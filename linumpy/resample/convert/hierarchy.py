@@ -1,9 +1,9 @@
 """Plan the copy of a Zarr hierarchy: the same groups and arrays, with other chunks, shards or codecs.
 
 In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the empty
-copy and lists the arrays to fill. Errors: ``ValueError`` for sizes that do not fit,
-:class:`~linumpy.errors.SourceError` for arrays whose elements are not numbers, :class:`~linumpy.errors.MetadataError`
-for coordinates that the version cannot express.
+copy and lists the arrays to fill; arrays beside images that are no images, such as tables, are copied as they are.
+Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for images whose elements are not
+numbers, :class:`~linumpy.errors.MetadataError` for coordinates that the version cannot express.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
-from linumpy.io.ngff.versions import in_version, version_of
+from linumpy.io.ngff.versions import in_version
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
-from linumpy.resample.convert.members import Members, Node, copy_files, members_of
+from linumpy.resample.convert.members import Members, Node, copy_files, keys_of, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
 log = logging.getLogger(__name__)
+
+#: Maximum number of arrays that a message lists.
+_LISTED_ARRAYS = 8
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class ArrayCopy:
         Encoding of an (inner) chunk.
     names : tuple of str or None
         Names of the axes, for the metadata of zarr v3.
+    order : tuple of int or None
+        For each axis of the copy its index among the axes of the source, whose other axes have one entry; None if the
+        axes are the same.
     """
 
     path: str
@@ -77,6 +83,17 @@ class ArrayCopy:
     shards: tuple[int, ...] | None
     encoding: Encoding
     names: tuple[str, ...] | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels of the copy."""
+        return _in_order(self.source.shape, self.order)
+
+    @property
+    def source_stored(self) -> tuple[int, ...]:
+        """Shape of a shard of the source, or else of a chunk, along the axes of the copy."""
+        return _in_order(self.source.shards or self.source.chunks, self.order)
 
     @property
     def dtype(self) -> np.dtype:
@@ -86,7 +103,7 @@ class ArrayCopy:
     @property
     def nbytes(self) -> int:
         """Bytes of the voxels."""
-        return math.prod(self.source.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -96,7 +113,11 @@ class ArrayCopy:
     @property
     def counts(self) -> tuple[int, ...]:
         """Number of shards, or else of chunks, along each axis."""
-        return tuple(-(-n // s) for n, s in zip(self.source.shape, self.stored, strict=True))
+        return tuple(-(-n // s) for n, s in zip(self.shape, self.stored, strict=True))
+
+
+def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple(values) if order is None else tuple(values[axis] for axis in order)
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,9 @@ class Hierarchy:
     groups : mapping of str to dict
         Attributes of each group, by its path.
     arrays : tuple of ArrayCopy
-        The arrays.
+        The arrays to convert.
+    kept : mapping of str to zarr.Array
+        The arrays that are copied as they are, by their paths.
     files : tuple of str
         Paths of the files that do not belong to Zarr.
     dropped : tuple of str
@@ -123,11 +146,12 @@ class Hierarchy:
     zarr_format: Literal[2, 3]
     groups: Mapping[str, dict[str, Any]]
     arrays: tuple[ArrayCopy, ...]
+    kept: Mapping[str, zarr.Array]
     files: tuple[str, ...]
     dropped: tuple[str, ...]
 
     def create(self, folder: Path) -> None:
-        """Make the copy, without chunks, and copy the files that do not belong to Zarr."""
+        """Make the copy, without chunks of arrays to convert, and copy the files that do not belong to Zarr."""
         with host_zarr_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zarr warns of codecs that are not in the specification
             groups = {}
@@ -140,21 +164,50 @@ class Hierarchy:
             for array in self.arrays:
                 parent, _, name = array.path.rpartition("/")
                 _create_array(groups[parent], name, array, self.zarr_format)
+            for path, kept in self.kept.items():
+                parent, _, name = path.rpartition("/")
+                if kept.metadata.zarr_format == self.zarr_format:
+                    copy_files(self.group, keys_of(self.group, path), folder)
+                else:
+                    _rewrite_array(groups[parent], name, kept, self.zarr_format)
         copy_files(self.group, self.files, folder)
 
 
 def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: int) -> None:
     source = array.source
-    options: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+    options = _array_options(source, array.names, zarr_format)
     if zarr_format == 3:
-        names = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
-        options = {"dimension_names": names or array.names, "shards": array.shards}
-    attributes = {k: v for k, v in source.attrs.asdict().items() if zarr_format == 2 or k != "_ARRAY_DIMENSIONS"}
+        options["shards"] = array.shards
     group.create_array(
-        name, shape=source.shape, dtype=array.dtype, chunks=array.chunks, attributes=attributes,
-        fill_value=0 if source.fill_value is None else source.fill_value,
+        name, dtype=array.dtype, chunks=array.chunks, fill_value=0 if source.fill_value is None else source.fill_value,
         compressors=zarr_codecs(array.encoding, zarr_format), **options,
     )  # fmt: skip
+
+
+def _rewrite_array(group: zarr.Group, name: str, source: zarr.Array, zarr_format: int) -> None:
+    """Write an array that is not converted in the other Zarr format, by zarr-python and in memory: it is a table."""
+    try:
+        options = _array_options(source, None, zarr_format)
+        new = group.create_array(
+            name, dtype=source.dtype, chunks=source.chunks, fill_value=source.fill_value, **options
+        )  # fmt: skip
+        if new.size:
+            new[...] = source[...]
+    except Exception as error:  # what zarr-python raises depends on the data type
+        raise SourceError(
+            f"{describe_source(source)} cannot be written in zarr v{zarr_format}: {error}. Keep the NGFF version, or "
+            "remove this array"
+        ) from error
+
+
+def _array_options(source: zarr.Array, names: tuple[str, ...] | None, zarr_format: int) -> dict[str, Any]:
+    """Return the options of ``create_array`` that hold shape, attributes and names of the axes of an array."""
+    options: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+    if zarr_format == 3:
+        own = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
+        options = {"dimension_names": own or names}
+    attributes = {k: v for k, v in source.attrs.asdict().items() if zarr_format == 2 or k != "_ARRAY_DIMENSIONS"}
+    return {"shape": source.shape, "attributes": attributes, **options}
 
 
 def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
@@ -163,7 +216,7 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     Raises
     ------
     SourceError
-        A group without arrays, or an array whose elements are not numbers of 1 to 8 bytes.
+        A group without arrays of numbers of 1 to 8 bytes, or a resolution of an image with other elements.
     ValueError
         Chunks or shards that do not fit an array.
     MetadataError
@@ -174,8 +227,8 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     arrays = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
     if not arrays:
         raise SourceError(f"{name} holds no arrays to convert")
-    version = ngff_version or version_of(group.attrs.asdict())
-    zarr_format = ZARR_FORMATS.get(version or "", group.metadata.zarr_format)
+    # Some writers put attributes of NGFF 0.4, which is for zarr v2, into zarr v3: the format of the source counts.
+    zarr_format = ZARR_FORMATS[ngff_version] if ngff_version is not None else group.metadata.zarr_format
     groups, dropped = {}, []
     for path, node in nodes.items():
         if isinstance(node, zarr.Group):
@@ -185,10 +238,45 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
                 dropped += lost
             groups[path] = attributes
     names = dict(_axis_names(nodes))
+    # Chunks for the axes of images do not fit tables of fewer axes.
+    rank = max(len(storage.chunks or ()), len(storage.shards or ())) if names else 0
+    kept = {
+        path: array
+        for path, array in arrays.items()
+        if path not in names and (array.ndim < rank or not _is_converted(array))
+    }
+    if len(kept) == len(arrays):
+        kept = {}  # plan_array raises the error
+    if kept:
+        listed = ", ".join(list(kept)[:_LISTED_ARRAYS]) + (" …" if len(kept) > _LISTED_ARRAYS else "")
+        log.warning("%s: copied as they are, since they hold no voxels to convert: %s", name, listed)
     copies = tuple(
-        replace(plan_array(path, array, storage, zarr_format), names=names.get(path)) for path, array in arrays.items()
+        replace(
+            plan_array(path, array, storage, zarr_format, space=_space(names.get(path))), names=names.get(path)
+        )
+        for path, array in arrays.items() if path not in kept
+    )  # fmt: skip
+    return Hierarchy(
+        group=group, zarr_format=zarr_format, groups=groups, arrays=copies, kept=kept, files=members.files,
+        dropped=tuple(dict.fromkeys(dropped)),
+    )  # fmt: skip
+
+
+def _is_converted(array: zarr.Array) -> bool:
+    """Return whether an array has voxels, which are numbers of 1 to 8 bytes."""
+    dtype = np.dtype(array.dtype)
+    return (
+        dtype.kind in "biuf"
+        and dtype.itemsize <= 8
+        and not is_small(dtype)
+        and bool(array.ndim)
+        and 0 not in array.shape
     )
-    return Hierarchy(group, zarr_format, groups, copies, members.files, tuple(dict.fromkeys(dropped)))
+
+
+def _space(names: tuple[str, ...] | None) -> int:
+    """Return the number of axes of space among the names of an image's axes."""
+    return sum(name.lower() in ("z", "y", "x") for name in names or ())
 
 
 def _members(group: zarr.Group) -> Members:
@@ -225,33 +313,47 @@ def _named_paths(group: zarr.Group) -> list[str]:
     return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
 
 
-def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:
-    """Choose chunks, shards and encoding of one array of the copy."""
+def plan_array(
+    path: str,
+    array: zarr.Array,
+    storage: Storage,
+    zarr_format: int,
+    *,
+    order: tuple[int, ...] | None = None,
+    space: int = 0,
+) -> ArrayCopy:
+    """Choose chunks, shards and encoding of one array of the copy.
+
+    `order` is as in :class:`ArrayCopy`; `space` is the number of axes of space, each of which needs a size.
+    """
     dtype, name = np.dtype(array.dtype), describe_source(array)
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
         raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
     if not array.ndim or 0 in array.shape:
         raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")
-    shards = _along_last(storage.shards, array.ndim, "shards", name)
-    chunks = _along_last(storage.chunks, array.ndim, "chunks", name)
+    shape = _in_order(array.shape, order)
+    shards = _along_last(storage.shards, len(shape), space, "shards", name)
+    chunks = _along_last(storage.chunks, len(shape), space, "chunks", name)
     if shards is None and chunks is None and zarr_format == 3:
         shards = array.shards
     if shards is not None and zarr_format == 2:
         raise ValueError(f"shards={storage.shards}: NGFF 0.4 is zarr v2, which has none; leave them out, or pass 0.5")
-    chunks = chunks or tuple(array.chunks)
+    chunks = chunks or _in_order(array.chunks, order)
     if shards is None:
-        chunks = tuple(map(min, chunks, array.shape))
+        chunks = tuple(map(min, chunks, shape))
     elif any(s % c for s, c in zip(shards, chunks, strict=True)):
         raise ValueError(f"shards={shards} are no whole numbers of chunks={chunks} of {name}: pass both")
-    return ArrayCopy(path, array, chunks, shards, _encoding(array, storage.codec, zarr_format))
+    return ArrayCopy(path, array, chunks, shards, _encoding(array, storage.codec, zarr_format), order=order)
 
 
-def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -> tuple[int, ...] | None:
-    """Check sizes along the last axes of an array, and prepend ones for the other axes."""
+def _along_last(sizes: Sequence[int] | None, rank: int, space: int, label: str, name: str) -> tuple[int, ...] | None:
+    """Check sizes along the last axes of an array, at least those of space, and prepend ones for the other axes."""
     if sizes is None:
         return None
     if not sizes or len(sizes) > rank or min(sizes) < 1:
         raise ValueError(f"{label}={tuple(sizes)}: {name} has {rank} axes, each of which takes a size from 1 on")
+    if len(sizes) < space:
+        raise ValueError(f"{label}={tuple(sizes)}: {name} has {space} axes of space, each of which takes a size")
     return (1,) * (rank - len(sizes)) + tuple(sizes)
 
 

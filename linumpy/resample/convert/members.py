@@ -23,6 +23,7 @@ from zarr.storage import StorePath
 
 from linumpy.errors import SourceError
 from linumpy.io.source import describe_source, open_at
+from linumpy.io.stores.zips import ArchiveStore
 
 _NODES = ("zarr.json", ".zgroup", ".zarray")
 _METADATA = (*_NODES, ".zattrs", ".zmetadata")
@@ -76,12 +77,32 @@ def members_of(group: zarr.Group) -> Members:
     with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
         level = entries
         while level:
+            for entry in level:
+                _check_names(group, entry)
             below = [(f"{entry.path}/{name}".lstrip("/"), entry) for entry in level for name in entry.members or ()]
             level = [entry for entry in pool.map(partial(_examine, group), below) if entry is not None]
             entries += level
     entries.sort(key=lambda entry: entry.path)
     files = tuple(entry.path for entry in entries if entry.node is None and entry.members is None)
     return Members({entry.path: entry.node for entry in entries if entry.node}, files)
+
+
+def _check_names(group: zarr.Group, entry: _Entry) -> None:
+    """Raise `SourceError` for a member without a name, which would be listed again and again, or made of dots."""
+    folder = _key(group, entry.path).rstrip("/")
+
+    async def first(prefix: str) -> str:
+        async for key in group.store.list_prefix(prefix):
+            return key
+        return prefix
+
+    for name in entry.members or ():
+        if name in ("", ".", ".."):
+            member = sync(first(f"{folder}/{name}/" if folder else f"{name}/"))
+            raise SourceError(
+                f"{describe_source(group)} has the member {member!r}, which no folder can hold: a part of the path is "
+                "empty or made of dots; write it again without this member"
+            )
 
 
 def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
@@ -120,6 +141,8 @@ def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
     for path in paths:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         key, begin = _key(group, path), 0
+        if isinstance(group.store, ArchiveStore):
+            group.store.verify(key)
         size = sync(group.store.getsize(key))
         with open(folder / path, "wb") as target:
             while begin < size:
@@ -129,6 +152,15 @@ def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
                     raise SourceError(f"{_name(group, path)!r} was changed while it was copied")
                 target.write(part.to_bytes())
                 begin = end
+
+
+def keys_of(group: zarr.Group, path: str) -> list[str]:
+    """List the paths of all files of an array: its metadata and its chunks."""
+
+    async def listed() -> list[str]:
+        return [key async for key in group.store.list_prefix(f"{_key(group, path)}/")]
+
+    return [key.removeprefix(f"{group.path}/") for key in sorted(sync(listed()))]
 
 
 def _names(group: zarr.Group, path: str) -> tuple[str, ...]:
