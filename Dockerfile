@@ -19,7 +19,7 @@ COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/*.whl)${EXTRA:+[$EXTRA]}" \
     && linum --version
 # Compiled kernels, for every user, also those without a home in the image: mount a volume here to keep them.
-ENV LINUMPY_KERNEL_CACHE=/cache CUPY_CACHE_DIR=/cache/cupy MPLCONFIGDIR=/cache/matplotlib
+ENV LINUMPY_KERNEL_CACHE=/cache MPLCONFIGDIR=/cache/matplotlib
 RUN mkdir --mode=1777 /cache /cache/cupy /cache/matplotlib
 VOLUME /cache
 WORKDIR /work

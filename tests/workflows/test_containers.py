@@ -14,7 +14,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 DEFINITION = (ROOT / "workflows/linumpy.def").read_text(encoding="utf-8")
 ALLOWED = [line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"]
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "ENV", "VOLUME", "WORKDIR", "CMD"}
-KERNELS = "LINUMPY_KERNEL_CACHE=/cache CUPY_CACHE_DIR=/cache/cupy MPLCONFIGDIR=/cache/matplotlib"
+KERNELS = "LINUMPY_KERNEL_CACHE=/cache MPLCONFIGDIR=/cache/matplotlib"
 
 
 def instructions():
