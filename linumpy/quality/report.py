@@ -12,7 +12,9 @@ import io
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -201,13 +203,14 @@ def _page(run: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str
         parts += ["<h2>Times</h2>", _html_table(("stage", "done", "kept", "task s", "last run s"), rows)]
     if images:
         parts += ["<h2>Images</h2>", _table_of_images(run, images)]
-    if run.positions:
-        parts.append("<h2>Positions of tiles</h2>")
-        parts += [_picture_of_tiles(_name(run, path), positions) for path, positions in run.positions]
-    if images:
-        parts.append("<h2>Pictures</h2>")
-        parts += [_pictures_of_image(run, image) for image in images]
-    parts += [_picture_file(run, path) for path in run.pictures[:_PICTURES]]
+    with ThreadPoolExecutor() as pool:  # Pillow and NumPy work outside of Python's lock
+        if run.positions:
+            parts.append("<h2>Positions of tiles</h2>")
+            parts += pool.map(lambda both: _picture_of_tiles(_name(run, both[0]), both[1]), run.positions)
+        if images:
+            parts.append("<h2>Pictures</h2>")
+            parts += pool.map(partial(_pictures_of_image, run), images)
+        parts += pool.map(partial(_picture_file, run), run.pictures[:_PICTURES])
     if len(run.pictures) > _PICTURES:
         parts.append(f"<p>{len(run.pictures) - _PICTURES} more pictures are in the folder.</p>")
     for path, table in run.tables:
