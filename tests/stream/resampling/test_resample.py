@@ -305,9 +305,10 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path, pipeline):
 def test_augmentation_without_a_spacing_is_an_error(tmp_path, pipeline):
     path = make_array(tmp_path / "a.zarr", np.zeros((8, 8, 8), "u1"))
     p = pipeline(augment=stream.Augment(rotation=5), pad="edge", batch_size=1)
-    p.push(stream.Sample(path, [(0, 4)] * 3))
-    with pytest.raises(stream.InvalidArgument, match="no voxel spacing"):
-        p.pop()
+    for pushes in (lambda: p.push(stream.Sample(path, [(0, 4)] * 3)), p.pop):
+        with pytest.raises(stream.InvalidArgument, match="no voxel spacing"):
+            pushes()
+        p.push(iter([stream.Sample(path, [(0, 4)] * 3)]))
 
 
 # The kernels.
