@@ -27,7 +27,7 @@ from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.flush import ComputedSlab, Flushed, FlushProgress
 from linumpy.voxel.grid import Lengths, Numbers, make_grid
-from linumpy.voxel.mesh import SHELL, Trimesh, make_mesh, with_triangles
+from linumpy.voxel.mesh import Trimesh, make_mesh, with_triangles
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
 from linumpy.write.writer import OmeZarrWriter
@@ -212,8 +212,7 @@ class VoxelSession:
         Raises
         ------
         TypeError, ValueError
-            An invalid mesh; or the mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found
-            slab by slab.
+            An invalid mesh.
         """
         self._voxelize_mesh(*with_triangles(args), fill_holes=fill_holes, **options)
 
@@ -221,12 +220,7 @@ class VoxelSession:
         self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool
     ) -> None:
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
-        if mesh.kind == SHELL and fill_holes:
-            raise ValueError(
-                "the mesh is not watertight, and a shell cannot be filled slab by slab: repair the mesh, pass "
-                "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which works in memory"
-            )
-        self._add(Voxelize(check_operation(operation), mesh))
+        self._add(Voxelize(check_operation(operation), mesh, fill_holes))
 
     def flush(self) -> Flushed:
         """Apply the queued operations.

@@ -19,7 +19,7 @@ from linumpy.gpu.kernels import address_of
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
-from linumpy.voxel.mesh import SHELL, TriangleMesh, Trimesh, make_mesh, with_triangles
+from linumpy.voxel.mesh import OPEN, TriangleMesh, Trimesh, make_mesh, with_triangles
 
 OPERATIONS = ("union", "intersect", "subtract")
 
@@ -227,12 +227,13 @@ class Backend:
         pitch : float or (float, float, float)
             Size of a voxel, one number or (x, y, z) µm.
         fill_holes : bool
-            For a mesh that is not watertight: whether to fill the voxels that its shell encloses.
+            For a mesh that is not watertight: whether to return the voxels inside it, and not only its shell.
 
         Returns
         -------
         array of bool
-            (Z, Y, X). For a watertight mesh the voxels whose centres lie inside the mesh; for any other the shell. See
+            (Z, Y, X): the voxels whose centres lie inside the mesh. For a mesh that is not watertight these are the
+            voxels where the generalised winding number is above 1/2, and a warning says what is open; see
             :mod:`linumpy.voxel.mesh`.
         """
         return self._voxelize_mesh(*with_triangles(args), **options)
@@ -250,9 +251,7 @@ class Backend:
 
     def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
         """Voxelize a checked mesh on any box of the volume; otherwise as :meth:`voxelize_mesh`."""
-        if mesh.kind != SHELL:
-            return self._solid(mesh, grid)
-        return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
+        return self._solid(mesh, grid) if fill_holes or mesh.kind != OPEN else self._shell(mesh, grid)
 
     def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
         """Return the distance of each voxel to the nearest false voxel, in µm (float64), for voxels of size `pitch`.
