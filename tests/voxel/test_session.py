@@ -359,6 +359,25 @@ def test_a_mesh_that_is_open(fill):
     assert np.array_equal(mask, right)
 
 
+def test_a_block_that_ends_with_an_error_flushes_nothing_and_says_so(caplog):
+    mask = np.ones(SHAPE, bool)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
+
+    def fail():
+        with session:
+            session.erode(radius=3)
+            session.voxelize_mesh(*TORUS, "subtract")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert mask.all()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the block ended with an error, so 2 queued operations are not applied"
+    ]
+    assert session.flush().removed > 0  # on request they are
+
+
 def test_every_queued_operation_has_what_a_session_asks_for():
     for one in (queued.Combine, queued.Morphology, queued.Subtract, queued.Voxelize):
         assert {"halo", "voxel_bytes", "apply"} <= set(dir(one)) | set(one.__dataclass_fields__)

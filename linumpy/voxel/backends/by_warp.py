@@ -70,8 +70,8 @@ class WarpBackend(Backend):
         """The array module: CuPy, or NumPy for ``WarpBackend("cpu")``."""
         return self._xp
 
-    def _check(self, name: str, mask: Mask) -> None:
-        super()._check(name, mask)
+    def _check(self, name: str, mask: Mask, kinds: str = "b") -> None:
+        super()._check(name, mask, kinds)
         if self._index is not None and mask.device.id != self._index:
             raise TypeError(f"{name} is on device {mask.device.id}, and this backend is {self.name}")
 
