@@ -6,7 +6,7 @@ The caps are triangles from one vertex of each connected set of open edges to th
 number of an open mesh (Jacobson, Kavan and Sorkine-Hornung 2013) is the whole number of the closed mesh minus the solid
 angle of the caps over 4π. So only voxels from which the caps may have a solid angle of 2π are computed, near holes that
 are large or not flat, and the time does not depend on the number of triangles. Where a voxel is on the limit, as on a
-flat cap, the closed mesh decides.
+flat cap, the closed mesh decides. Sets of caps that are small for their distance count as dipoles (Barill et al. 2018).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _BLOCK = 16
 #: Pairs of a triangle and a voxel whose solid angles are computed together: they fit into a core's cache.
 _PAIRS = 2**14
 
+#: A set of caps this many radii away counts as a dipole (Barill et al. 2018), with an error of about its square.
+DIPOLE_RADII = 8.0
+
 #: A set of caps with a larger solid angle is bounded for each voxel of a block, others once for the block.
 _FAR_ANGLE = 0.01
 
@@ -46,8 +49,9 @@ class Caps:
     ----------
     triangles : numpy.ndarray of float64, shape (k, 3, 3)
         (x, y, z) of each corner, in µm from the grid's origin.
-    groups : numpy.ndarray of float64, shape (g, 5)
-        For each connected set of caps: centre (x, y, z) and radius of a ball that contains it, and its area.
+    groups : numpy.ndarray of float64, shape (g, 10)
+        For each connected set of caps: centre (x, y, z) and radius of a ball that contains it, its area, its area
+        vector (x, y, z), and the numbers of its first triangle and after its last.
     """
 
     triangles: np.ndarray
@@ -82,7 +86,7 @@ def closed(corners: np.ndarray, faces: np.ndarray, scale: np.ndarray) -> tuple[n
     order = np.flatnonzero(has_area)[np.argsort(set_of_edge[has_area], kind="stable")]
     added = added[order]
     caps = Caps(added * scale, _balls(added * scale, set_of_edge[order]))
-    area, cap_area = _areas(corners * scale).sum(), caps.groups[:, 4].sum()
+    area, cap_area = np.linalg.norm(_area_vectors(corners * scale), axis=1).sum(), caps.groups[:, 4].sum()
     log.warning(
         "the mesh is not watertight: %d edges (%.2g %%) are open%s, and closing them takes triangles with %.2g %% of "
         "the surface; it is solid where its winding number is above 1/2",
@@ -96,7 +100,7 @@ def inside(winding: np.ndarray, caps: Caps, grid: VoxelGrid) -> np.ndarray:
     """Return the mask of the voxels inside an open mesh, by the `winding` number of the closed mesh."""
     out = winding != 0
     for part, points in _near(caps.groups, grid):
-        angles = solid_angles(caps.triangles, points + np.asarray(SHIFT) * grid.pitch)
+        angles = _angles_of(caps, points + np.asarray(SHIFT) * grid.pitch)
         number = np.abs(winding[part] - angles / (4 * np.pi))
         out[part] = np.where(out[part], number >= 0.5 - ON_LIMIT, number > 0.5 + ON_LIMIT)
     return out
@@ -136,7 +140,25 @@ def _largest_angles(groups: np.ndarray, points: np.ndarray, radii: np.ndarray) -
     return bounds
 
 
-def solid_angles(triangles: np.ndarray, points: np.ndarray) -> np.ndarray:
+def _angles_of(caps: Caps, points: np.ndarray) -> np.ndarray:
+    """Return the sum of the solid angles of caps from each point; far sets of caps count as dipoles."""
+    total, groups = np.zeros(len(points)), caps.groups
+    step = max(1, 8 * _PAIRS // len(groups))
+    for begin in range(0, len(points), step):
+        part = points[begin : begin + step]
+        away = [groups[:, axis] - part[:, axis, None] for axis in range(3)]
+        squared = away[0] ** 2 + away[1] ** 2 + away[2] ** 2
+        is_far = squared > (DIPOLE_RADII * groups[:, 3]) ** 2
+        dot = away[0] * groups[:, 5] + away[1] * groups[:, 6] + away[2] * groups[:, 7]
+        angles = np.where(is_far, dot / np.where(is_far, squared * np.sqrt(squared), 1), 0).sum(axis=1)
+        for number in np.flatnonzero(~is_far.all(axis=0)):
+            near, (first, last) = ~is_far[:, number], groups[number, 8:].astype(int)
+            angles[near] += _solid_angles(caps.triangles[first:last], part[near])
+        total[begin : begin + step] = angles
+    return total
+
+
+def _solid_angles(triangles: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return the sum of the solid angles of triangles from each point (Van Oosterom and Strackee 1983)."""
     total = np.zeros(len(points))
     step = max(1, _PAIRS // len(triangles))
@@ -212,14 +234,18 @@ def _connected_sets(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.
 def _balls(caps: np.ndarray, number: np.ndarray) -> np.ndarray:
     """Return for each set of caps, sorted by the number of the set, the row of ``TriangleMesh.groups``."""
     if not len(caps):
-        return np.empty((0, 5))
-    begins = np.concatenate([[0], np.flatnonzero(np.diff(number)) + 1])
-    low, high = np.minimum.reduceat(caps.min(axis=1), begins), np.maximum.reduceat(caps.max(axis=1), begins)
-    area = np.add.reduceat(_areas(caps), begins)
-    return np.column_stack([(low + high) / 2, np.linalg.norm(high - low, axis=1) / 2, area])
+        return np.empty((0, 10))
+    ends = np.concatenate([[0], np.flatnonzero(np.diff(number)) + 1, [len(caps)]])
+    vectors = _area_vectors(caps)
+    areas = np.linalg.norm(vectors, axis=1)
+    area = np.add.reduceat(areas, ends[:-1])
+    centre = np.add.reduceat(caps.mean(axis=1) * areas[:, None], ends[:-1]) / area[:, None]
+    from_centre = np.linalg.norm(caps - np.repeat(centre, np.diff(ends), axis=0)[:, None], axis=2).max(axis=1)
+    radius, vector = np.maximum.reduceat(from_centre, ends[:-1]), np.add.reduceat(vectors, ends[:-1])
+    return np.column_stack([centre, radius, area, vector, ends[:-1], ends[1:]])
 
 
-def _areas(triangles: np.ndarray) -> np.ndarray:
+def _area_vectors(triangles: np.ndarray) -> np.ndarray:
     a, b, c = triangles.transpose(1, 0, 2)
-    areas: np.ndarray = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    return areas
+    vectors: np.ndarray = np.cross(b - a, c - a) / 2
+    return vectors

@@ -19,6 +19,8 @@ import sys
 import threading
 from types import SimpleNamespace
 
+from linumpy.voxel.caps import DIPOLE_RADII
+
 #: Voxels of a brick along each axis.
 BRICK = 16
 
@@ -40,6 +42,7 @@ def _define_kernels() -> SimpleNamespace:
 
     wp.set_module_options({"enable_backward": False, "fuse_fp": False}, module=sys.modules[__name__])
     ones, low_bits = wp.constant(wp.uint64(0x0101010101010101)), wp.constant(wp.uint64(0x7F7F7F7F7F7F7F7F))
+    dipole_radii = wp.constant(wp.float64(DIPOLE_RADII))
     brick, run, half_sphere = wp.constant(BRICK), wp.constant(RUN), wp.constant(wp.float64(2 * math.pi))
 
     @wp.func
@@ -430,8 +433,16 @@ def _define_kernels() -> SimpleNamespace:
             value = wp.uint8(1)
         if bound >= half_sphere * (wp.float64(1.0) - on_limit):
             total = wp.float64(0.0)
-            for k in range(caps.shape[0]):
-                total = total + solid_angle(caps, k, at)
+            for j in range(groups.shape[0]):
+                away = wp.vec3d(groups[j, 0], groups[j, 1], groups[j, 2]) - at
+                squared = wp.dot(away, away)
+                near = dipole_radii * groups[j, 3]
+                if squared > near * near:
+                    vector = wp.vec3d(groups[j, 5], groups[j, 6], groups[j, 7])
+                    total = total + wp.dot(away, vector) / (squared * wp.sqrt(squared))
+                else:
+                    for k in range(wp.int32(groups[j, 8]), wp.int32(groups[j, 9])):
+                        total = total + solid_angle(caps, k, at)
             number = wp.abs(wp.float64(closed) - total / (wp.float64(2.0) * half_sphere))
             if closed != 0 and number < wp.float64(0.5) - on_limit:
                 value = wp.uint8(0)
