@@ -3,8 +3,9 @@
 
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
 z, and writes an OME-Zarr image of the same shape, spacing and origin: --label where the centre of a voxel is inside the
-mesh, and 0 elsewhere. The voxels of the image are not read. A mesh that is not watertight becomes a shell of one voxel,
-which is filled unless --no-fill_holes is given.
+mesh, and 0 elsewhere. The voxels of the image are not read. A mesh that is not watertight is solid where its
+generalised winding number is above 1/2, and a warning says what is open; with --no-fill_holes it becomes a shell of one
+voxel.
 
 With --cluster, workers of dask voxelize blocks of whole chunks, and this process writes them.
 
@@ -39,7 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]")
     parser.add_argument(
         "--fill_holes", action=argparse.BooleanOptionalAction, default=True,
-        help="Fill the shell of a mesh that is not watertight. [on]",
+        help="Fill a mesh that is not watertight. [on]",
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
     cli.add_levels_argument(parser)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from linumpy.renamed import renamed_parameter
 from linumpy.sampling.arguments import Buffer
 from linumpy.sampling.field import Field
 
@@ -126,6 +127,8 @@ def create_sampler(
     return make_sampler(type, device, evaluation, drawing, source, interpolation)
 
 
+@renamed_parameter("coords_ptr", "coords")
+@renamed_parameter("values_ptr", "values")
 def sample(sampler: Sampler, coords: Buffer, values: Buffer, count: int, order: str | None = None) -> None:
     """Fill arrays with samples.
 
@@ -147,6 +150,8 @@ def sample(sampler: Sampler, coords: Buffer, values: Buffer, count: int, order: 
     sampler.sample_into(coords, values, count, order)
 
 
+@renamed_parameter("coords_ptr", "coords")
+@renamed_parameter("values_ptr", "values")
 def decode(sampler: Sampler, coords: Buffer, values: Buffer, count: int, gradient: Buffer = None) -> None:
     """Fill an array with the values at points.
 

@@ -263,15 +263,19 @@ def _check_host(evaluation: Evaluation) -> None:
 
 def _setting(argument: str, value: int | None, variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
-    if value is None and text and not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
-    return int(text or default) if value is None else as_integer(argument, value, 1, 2**31, "number of slabs")
+    if value is None and text:
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
+        argument, value = f"in the environment {variable}", int(text)
+    return default if value is None else as_integer(argument, value, 1, 2**31, "number of slabs")
 
 
 def _print_source(file: RawFile, low_high: Range, cache: str) -> None:
     channels, z, y, x = file.shape
     suffix = f", {channels} channels" if channels > 1 else ""
-    print(f"{file.filename}: {x} × {y} × {z} {file.dtype}{suffix}, range {low_high[0]:g} to {low_high[1]:g}; {cache}")
+    place = f"{file.nbytes} bytes from byte {file.offset}"
+    values = f"range {low_high[0]:g} to {low_high[1]:g}"
+    print(f"{file.filename}: {x} × {y} × {z} {file.dtype}{suffix}, {place}, {values}; {cache}")
 
 
 def _checked_spacing(spacing: Any) -> tuple[float, ...] | None:

@@ -36,8 +36,8 @@ class Dtype(enum.IntEnum):
     """Element type of a batch."""
 
     F32 = 0
-    F16 = 1
-    BF16 = 2
+    BF16 = 1
+    F16 = 2
     STORED = 3
 
     @property
@@ -266,7 +266,8 @@ class Config:
     seed, epoch : int
         With the index of a sample, they determine the augmentation of the sample; below 2**64.
     on_error : {"raise", "skip"}
-        Whether :meth:`Pipeline.pop` raises for a batch with a faulty sample, or returns the batch without that sample.
+        Whether :meth:`Pipeline.push` and :meth:`Pipeline.pop` raise for a faulty sample, or batches leave it out. In
+        either case the batch comes with the other samples, and its ``errors`` hold the errors of faulty ones.
     storage_options : mapping or None
         Options for all URLs, as obstore's ``from_url`` takes them; see docs/remote.md.
     rank, world_size : int

@@ -103,7 +103,21 @@ class Pipeline:
         return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes, timed=True)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
-        """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite."""
+        """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite.
+
+        The arrays of a sample, and of the samples of a list or tuple, are opened here, and the samples checked: if one
+        is faulty, none of them is appended. Other iterables, and all with ``on_error="skip"``, are not checked here.
+
+        Raises
+        ------
+        StreamError
+            The array of a sample cannot be opened, or the crop does not fit the array or the first sample; its `sample`
+            is the faulty one.
+        ArgumentTypeError
+            `samples` is neither a sample nor an iterable, or a list or tuple that holds another object.
+        ShutdownError
+            The pipeline is closed.
+        """
         self._producer.check_open()
         self._producer.push(samples)
 
@@ -119,7 +133,8 @@ class Pipeline:
             No batch is being read: nothing was pushed, or too few samples for a batch, without :meth:`flush`. Or the
             user has held the memory of all batches for a second.
         StreamError
-            A sample of the batch is faulty, or a pushed iterable raised. The next call returns the next batch.
+            A sample of the batch is faulty, or a pushed iterable raised. After the errors of all faulty samples of a
+            batch, one for each call, the next call returns the batch of the other samples.
         InvalidArgument
             An iterable that was pushed calls this method, which waits for that iterable.
         ShutdownError
@@ -153,8 +168,8 @@ class Pipeline:
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Iterate over `n` batches, or by default over all batches, of which the last may be partial.
 
-        The iteration ends when all samples that were pushed are popped. A batch that raises counts towards `n`; then
-        the iterator continues with the next batch.
+        The iteration ends when all samples that were pushed are popped. An error does not count towards `n`; after it
+        the iterator continues, first with the other samples of the same batch.
         """
         return Batches(self._producer, self.pop, None if n is None else integer("n", n, 0))
 

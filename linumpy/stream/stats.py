@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -16,7 +17,7 @@ class Metric:
     ms : float
         Total milliseconds. Stages run concurrently, so the sum over stages may exceed the elapsed time.
     best_ms : float
-        Shortest measurement in milliseconds; 0 without a measurement, and where only the sum is measured.
+        Shortest measurement in milliseconds; infinity without one, and for several of which only the sum is known.
     input_bytes, output_bytes : int
         Bytes of input and output; 0 where they are not counted.
     count : int
@@ -25,20 +26,21 @@ class Metric:
 
     name: str = ""
     ms: float = 0.0
-    best_ms: float = 0.0
+    best_ms: float = math.inf
     input_bytes: int = 0
     output_bytes: int = 0
     count: int = 0
 
     @classmethod
     def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
-        """Make a metric from sums over `count` measurements; `best_ms` is 0, since the shortest is unknown."""
-        return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
+        """Make a metric from sums over `count` measurements, of which the shortest is known only if there is one."""
+        ms = 1e3 * seconds
+        return cls(name, ms, ms if count == 1 else math.inf, input_bytes, output_bytes, count)
 
     def plus(self, seconds: float, nbytes: int = 0) -> Metric:
         """Return the metric with one more measurement, which took `seconds` for `nbytes` of output."""
         ms = 1e3 * seconds
-        best = min(self.best_ms, ms) if self.count else ms
+        best = min(self.best_ms, ms)
         return Metric(self.name, self.ms + ms, best, self.input_bytes, self.output_bytes + nbytes, self.count + 1)
 
     def __sub__(self, other: Metric) -> Metric:
@@ -85,7 +87,7 @@ class Stats:
     gpu_bytes_committed : int
         Limit of the device memory of the pipeline and its reader, from the configuration.
     samples_skipped : int
-        Faulty samples that ``on_error="skip"`` left out.
+        Faulty samples, which their batches left out.
     seconds : float
         Elapsed time.
     """
@@ -136,7 +138,7 @@ class Stats:
             name, metric = field.name, getattr(self, field.name)
             if isinstance(metric, Metric):
                 rate = f"{metric.gb_per_s:.2f}" if metric.output_bytes or metric.input_bytes else "-"
-                best = f"{metric.best_ms:.3f}" if metric.best_ms else "-"
+                best = f"{metric.best_ms:.3f}" if math.isfinite(metric.best_ms) else "-"
                 rows.append(
                     f"{name:<18}{metric.count:>9}{metric.ms / 1e3:>10.3f}{metric.mean_ms:>10.3f}{best:>10}{rate:>8}"
                 )

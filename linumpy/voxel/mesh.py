@@ -10,8 +10,13 @@ shifted a little along u and by far less along v. So closed meshes have no gaps,
 
 There are three kinds of meshes. In an oriented mesh each edge occurs equally often in both directions; it is solid
 where the winding number is not 0. In a closed mesh that is not oriented each edge occurs an even number of times; it is
-solid where a line has crossed it an odd number of times. Any other mesh is a shell: the voxels in which a column along
-any axis crosses it. No path of face neighbours passes through a shell.
+solid where a line has crossed it an odd number of times. Any other mesh is open; it is solid where its generalised
+winding number (Jacobson, Kavan and Sorkine-Hornung 2013), a sum of solid angles, is above 1/2 or below -1/2.
+
+That number is computed from the crossings of the mesh that :mod:`linumpy.voxel.caps` closes.
+
+The shell of an open mesh is the voxels in which a column along any axis crosses it. No path of face neighbours passes
+through a shell.
 """
 
 from __future__ import annotations
@@ -26,13 +31,15 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
+from linumpy.voxel import caps
+from linumpy.voxel.caps import Caps
 from linumpy.voxel.grid import Numbers, VoxelGrid
 
 #: Pairs of a triangle and a column that the host processes together.
 _BATCH = 2**20
 
 #: Kinds of meshes: see the docstring of the module.
-ORIENTED, CLOSED, SHELL = "oriented", "closed", "shell"
+ORIENTED, CLOSED, OPEN = "oriented", "closed", "open"
 
 #: For each axis of columns (0 x, 1 y, 2 z): the axes (u, v, along the column).
 PLANES = {0: (1, 2, 0), 1: (2, 0, 1), 2: (0, 1, 2)}
@@ -45,16 +52,25 @@ class TriangleMesh:
     Attributes
     ----------
     corners : numpy.ndarray or cupy.ndarray of int64, shape (n, 3, 3)
-        (x, y, z) of each corner of each triangle, from the grid's origin in units of ``2**-bits`` voxels.
+        (x, y, z) of each corner of each triangle, from the grid's origin in units of ``2**-bits`` voxels; the caps of
+        an open mesh come last.
     bits : int
         Bits of the fraction.
-    kind : {"oriented", "closed", "shell"}
+    kind : {"oriented", "closed", "open"}
         Kind of the mesh, which defines its inside.
+    caps : Caps or None
+        The caps of an open mesh; None if there are none with an area.
     """
 
     corners: Array
     bits: int
     kind: str
+    caps: Caps | None = None
+
+    @property
+    def given(self) -> Array:
+        """The corners without the caps."""
+        return self.corners[: len(self.corners) - (0 if self.caps is None else len(self.caps.triangles))]
 
 
 class Trimesh(Protocol):
@@ -89,6 +105,11 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
         Indices of vertices.
     grid : VoxelGrid
         Any box of the volume: only origin and pitch are used.
+
+    Returns
+    -------
+    TriangleMesh
+        The mesh. A warning says what is open, if it is not watertight.
 
     Raises
     ------
@@ -129,19 +150,33 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
         )
     bits = min(20, 30 - math.ceil(math.log2(max(size, 1.0))))
     integers = xp.rint(coordinates * 2.0**bits).astype(np.int64)
-    return TriangleMesh(integers[faces], bits, _kind(xp, integers, faces))
+    kind, numbers = _kind(xp, integers, faces)
+    if kind != OPEN:
+        return TriangleMesh(integers[faces], bits, kind)
+    scale = np.asarray(grid.pitch) * 2.0**-bits
+    corners, closing = caps.closed(to_host(integers[faces]), to_host(numbers), scale)
+    return TriangleMesh(xp.asarray(corners), bits, kind, closing if len(closing.triangles) else None)
 
 
-def _kind(xp: ModuleType, points: Array, faces: Array) -> str:
-    """Return the kind of a mesh with integer `points`; a shell may be loose triangles, so equal points are merged."""
+def _kind(xp: ModuleType, points: Array, faces: Array) -> tuple[str, Array]:
+    """Return the kind of a mesh with integer `points`, and its faces, by numbers of points.
+
+    Loose triangles, as in STL files, look open; so the numbers of equal points are equal then.
+    """
     kind = _kind_by_index(xp, faces, len(points))
-    if kind != SHELL:
-        return kind
+    if kind != OPEN:
+        return kind, faces
+    numbers = _merged(xp, points)[faces]
+    return _kind_by_index(xp, numbers, len(points)), numbers
+
+
+def _merged(xp: ModuleType, points: Array) -> Array:
+    """Return a number for each point, the same for equal points."""
     order = xp.lexsort(xp.ascontiguousarray(points.T))
     is_new = (xp.diff(points[order], axis=0) != 0).any(axis=1)
     number = xp.zeros(len(points), np.int64)
     number[order[1:]] = xp.cumsum(is_new.astype(np.int64))
-    return _kind_by_index(xp, number[faces], len(points))
+    return number
 
 
 def _kind_by_index(xp: ModuleType, faces: Array, count: int) -> str:
@@ -156,7 +191,7 @@ def _kind_by_index(xp: ModuleType, faces: Array, count: int) -> str:
     if len(forth) == len(back) and bool((forth == back).all()):
         return ORIENTED
     both = xp.sort(xp.concatenate([forth, back]))
-    return CLOSED if len(both) % 2 == 0 and bool((both[::2] == both[1::2]).all()) else SHELL
+    return CLOSED if len(both) % 2 == 0 and bool((both[::2] == both[1::2]).all()) else OPEN
 
 
 def box_of(grid: VoxelGrid, axis: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -166,15 +201,17 @@ def box_of(grid: VoxelGrid, axis: int) -> tuple[tuple[int, int], tuple[int, int]
 
 
 def solid(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
-    """Return the mask of the voxels whose centres lie inside a mesh that is no shell, by its crossings along z."""
+    """Return the mask of the voxels whose centres lie inside a mesh, by its crossings along z."""
     change = np.zeros(grid.shape, np.int32)
     offset, n = box_of(grid, 2)[2]
-    for u, v, height, sign in _crossings(mesh, grid, 2):
+    for u, v, height, sign in _crossings(mesh.corners, mesh.bits, grid, 2):
         plane = np.maximum(np.ceil(height - 0.5).astype(np.int64) - offset, 0)
         inside = plane < n
         np.add.at(change, (plane[inside], v[inside], u[inside]), sign[inside])
     winding = np.cumsum(change, axis=0, out=change)
-    return winding % 2 != 0 if mesh.kind == CLOSED else winding != 0
+    if mesh.kind == CLOSED:
+        return winding % 2 != 0
+    return winding != 0 if mesh.caps is None else caps.inside(winding, mesh.caps, grid)
 
 
 def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
@@ -182,7 +219,7 @@ def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
     out = np.zeros(grid.shape, bool)
     for axis in range(3):
         offset, n = box_of(grid, axis)[2]
-        for u, v, height, _ in _crossings(mesh, grid, axis):
+        for u, v, height, _ in _crossings(mesh.given, mesh.bits, grid, axis):
             k = np.floor(height).astype(np.int64) - offset
             inside = (k >= 0) & (k < n)
             index = dict(zip(PLANES[axis], (u[inside], v[inside], k[inside]), strict=True))
@@ -190,16 +227,16 @@ def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
     return out
 
 
-def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _crossings(triangles: Array, bits: int, grid: VoxelGrid, axis: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield the crossings of columns along `axis` and triangles, batch by batch, as four arrays.
 
     These are u and v of the column in the box, the height along the column in voxels of the volume, and the sign (1:
     the column enters the mesh, -1: it leaves).
     """
     (u_offset, nu), (v_offset, nv), _ = box_of(grid, axis)
-    corners = mesh.corners[:, :, PLANES[axis]]
-    u0, u1 = _columns(corners[:, :, 0], mesh.bits, u_offset, nu)
-    v0, v1 = _columns(corners[:, :, 1], mesh.bits, v_offset, nv)
+    corners = triangles[:, :, PLANES[axis]]
+    u0, u1 = _columns(corners[:, :, 0], bits, u_offset, nu)
+    v0, v1 = _columns(corners[:, :, 1], bits, v_offset, nv)
     width, counts = u1 - u0, (u1 - u0) * (v1 - v0)
     rows = np.flatnonzero(counts)
     ends = np.cumsum(counts[rows])
@@ -210,9 +247,9 @@ def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple
         row = rows[entry]
         column = number - (ends[entry] - counts[row])
         u, v = u0[row] + column % width[row], v0[row] + column // width[row]
-        centre = ((2 * (index + offset) + 1) << (mesh.bits - 1) for index, offset in ((u, u_offset), (v, v_offset)))
+        centre = ((2 * (index + offset) + 1) << (bits - 1) for index, offset in ((u, u_offset), (v, v_offset)))
         hit, height, sign = _cross(corners[row], *centre)
-        height = height * 2.0**-mesh.bits
+        height = height * 2.0**-bits
         yield u[hit], v[hit], height[hit], sign[hit]
 
 

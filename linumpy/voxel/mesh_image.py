@@ -28,7 +28,7 @@ from linumpy.resample.blocks.overlap import nothing
 from linumpy.resample.tile_work import tile_work
 from linumpy.voxel.backends.choose import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
-from linumpy.voxel.mesh import SHELL, TriangleMesh, make_mesh
+from linumpy.voxel.mesh import OPEN, TriangleMesh, make_mesh
 from linumpy.write.writer import OmeZarrWriter
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def voxelize_onto_image(
     label : int
         Value of the voxels in the mesh, 1 to 2^32 - 1.
     fill_holes : bool
-        Whether the voxels that a mesh encloses are filled if the mesh is not watertight. The whole mask is then in
-        memory.
+        Whether a mesh that is not watertight is filled; else its shell is written.
     levels : int
         Number of resolutions; a coarser voxel takes the most frequent label.
     codec : str, optional
@@ -218,9 +217,6 @@ def voxelize_onto_image(
     if points.ndim == 2 and points.shape[1] == 3:  # else make_mesh raises
         points = points[:, columns]
     mesh = make_mesh(backend.xp, points, triangles, grid)
-    if mesh.kind == SHELL:
-        consequence = "the voxels that its shell encloses are filled" if fill_holes else "only its shell is written"
-        log.warning("the mesh is not watertight: %s", consequence)
     voxels, metadata = 0, carried_from(image)
     on_gpu = use_gpu if distributed is not None else backend.xp is not np
     with tile_work(distributed, use_gpu=on_gpu) as work, OmeZarrWriter(
@@ -242,22 +238,19 @@ def voxelize_onto_image(
             voxels += int(mask.sum())
             writer.write(slice(slab.z_offset, slab.z_offset + slab.shape[0]), mask * dtype.type(label))
 
-        slabs = _slabs(mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes)
+        slabs = _slabs(grid, writer.stored[0], slab_bytes)
         work(slabs, nothing, lambda slab, _: voxelize(slab), write)
     if not voxels:
         log.warning("no voxel centre of %s lies in the mesh: are its unit and its position right?", image.name)
     nbytes = int(np.prod(grid.shape)) * dtype.itemsize
-    return Voxelized(voxels, voxels * float(np.prod(grid.pitch)), mesh.kind != SHELL, nbytes)
+    return Voxelized(voxels, voxels * float(np.prod(grid.pitch)), mesh.kind != OPEN, nbytes)
 
 
-def _slabs(mesh: TriangleMesh, grid: VoxelGrid, step: int, slab_bytes: int, *, fill_holes: bool) -> Iterator[VoxelGrid]:
-    """Yield slabs of whole chunks, `step` planes each; a single slab if a shell is filled."""
+def _slabs(grid: VoxelGrid, step: int, slab_bytes: int) -> Iterator[VoxelGrid]:
+    """Yield slabs of whole chunks, `step` planes each."""
     depth, height, width = grid.shape
-    planes = depth
-    if mesh.kind != SHELL or not fill_holes:
-        planes = (
-            max(1, slab_bytes // (8 * height * width) // step) * step
-        )  # bytes of a voxel: mask, winding number, label
+    voxel_nbytes = 8  # mask, winding number, label
+    planes = max(1, slab_bytes // (voxel_nbytes * height * width) // step) * step
     for start in range(0, depth, planes):
         yield VoxelGrid((min(planes, depth - start), height, width), grid.origin, grid.pitch, start)
 

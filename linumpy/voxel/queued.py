@@ -101,9 +101,11 @@ class Voxelize:
 
     operation: str
     mesh: TriangleMesh
+    fill_holes: bool
     halo: int = 0
     voxel_bytes: int = 6
 
     def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Voxelize the mesh on these planes, and combine its mask with the session's."""
-        return backend.boolean(self.operation, mask, backend.voxelize(self.mesh, grid, fill_holes=False), out=mask)
+        solid = backend.voxelize(self.mesh, grid, fill_holes=self.fill_holes)
+        return backend.boolean(self.operation, mask, solid, out=mask)

@@ -10,6 +10,7 @@ So the result does not depend on the size of slabs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NoReturn, overload
@@ -27,10 +28,12 @@ from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.flush import ComputedSlab, Flushed, FlushProgress
 from linumpy.voxel.grid import Lengths, Numbers, make_grid
-from linumpy.voxel.mesh import SHELL, Trimesh, make_mesh, with_triangles
+from linumpy.voxel.mesh import Trimesh, make_mesh, with_triangles
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
 from linumpy.write.writer import OmeZarrWriter
+
+log = logging.getLogger(__name__)
 
 
 class VoxelSession:
@@ -65,9 +68,10 @@ class VoxelSession:
     Notes
     -----
     A ``with`` block that ends without error flushes the queue. `out` then contains the array with all changes, also if
-    nothing was queued. Operations are checked when they are queued. An error in :meth:`flush` before the first slab is
-    written leaves the volume unchanged; a later error is a :class:`~linumpy.errors.VoxelSessionError` that names the
-    planes that are done. Another :meth:`flush` continues from there.
+    nothing was queued. A block that ends with an error flushes nothing, and a warning says so. Operations are checked
+    when they are queued. An error in :meth:`flush` before the first slab is written leaves the volume unchanged; a
+    later error is a :class:`~linumpy.errors.VoxelSessionError` that names the planes that are done. Another
+    :meth:`flush` continues from there.
 
     Only the array itself is changed: `out` makes the coarser resolutions of an OME-Zarr image.
 
@@ -124,6 +128,8 @@ class VoxelSession:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.flush()
+        elif self._queue:
+            log.warning("the block ended with an error, so %d queued operations are not applied", len(self._queue))
 
     def boolean(self, operation: str, other: Array | zarr.Array | Volume) -> None:
         """Queue ``"union"``, ``"intersect"`` or ``"subtract"`` with a mask of the same shape, in memory or in Zarr.
@@ -212,8 +218,7 @@ class VoxelSession:
         Raises
         ------
         TypeError, ValueError
-            An invalid mesh; or the mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found
-            slab by slab.
+            An invalid mesh.
         """
         self._voxelize_mesh(*with_triangles(args), fill_holes=fill_holes, **options)
 
@@ -221,12 +226,7 @@ class VoxelSession:
         self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool
     ) -> None:
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
-        if mesh.kind == SHELL and fill_holes:
-            raise ValueError(
-                "the mesh is not watertight, and a shell cannot be filled slab by slab: repair the mesh, pass "
-                "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which works in memory"
-            )
-        self._add(Voxelize(check_operation(operation), mesh))
+        self._add(Voxelize(check_operation(operation), mesh, fill_holes))
 
     def flush(self) -> Flushed:
         """Apply the queued operations.

@@ -98,12 +98,25 @@ def test_one_line_is_printed(tmp_path, capsys):
     _, kwargs = raw_file(tmp_path)
     create_sampler("structuredRegular", "virtual_memory", range=(0, 9), **kwargs)
     create_sampler("structuredRegular", "out_of_core", range=(0, 9), num_blocks=3, **kwargs)
-    lines = capsys.readouterr().out.splitlines()
+    lines, nbytes = capsys.readouterr().out.splitlines(), 19 * 14 * 9 * 2
     assert len(lines) == 2
     for line in lines:
         assert str(kwargs["filename"]) in line
-        assert "19 × 14 × 9 uint16, range 0 to 9" in line
+        assert f"19 × 14 × 9 uint16, {nbytes} bytes from byte {kwargs['offset']}, range 0 to 9" in line
     assert "1 of 1 slabs" in lines[1]
+
+
+@pytest.mark.parametrize("function", [sampling.decode, sampling.sample])
+def test_pointers_by_the_names_of_the_interface(function):
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0], seed=3)
+    other = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0], seed=3)
+    coords, right_coords = (np.full((5, 3), 0.3, np.float32) for _ in range(2))
+    values, right = np.empty((1, 5), np.float32), np.empty((1, 5), np.float32)
+    with pytest.warns(FutureWarning, match=r"(coords|values)_ptr= is called (coords|values)= now"):
+        function(sampler, coords_ptr=coords.ctypes.data, values_ptr=values.ctypes.data, count=5)
+    function(other, right_coords, right, 5)
+    assert np.array_equal(values, right)
+    assert np.array_equal(coords, right_coords)
 
 
 @pytest.mark.parametrize("spline_order", [0, 1, 3])

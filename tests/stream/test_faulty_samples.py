@@ -93,7 +93,7 @@ def test_a_faulty_sample_at_every_position(volume, tmp_path, pipeline, fault):
         samples = [*good[:3], *second, *good[5:8]]
 
         p = pipeline(batch_size=3, dtype="stored")
-        p.push(samples)
+        p.push(iter(samples))
         assert np.array_equal(p.pop().numpy(), crops[:3])
         with pytest.raises(error) as raised:
             p.pop()
@@ -101,7 +101,11 @@ def test_a_faulty_sample_at_every_position(volume, tmp_path, pipeline, fault):
         assert raised.value.sample == bad
         assert str(bad) in str(raised.value)
         assert raised.value.detail in str(raised.value)
+        with p.pop() as batch:
+            assert (batch.batch_id, batch.errors, batch.samples) == (1, (raised.value,), tuple(good[3:5]))
+            assert np.array_equal(batch.numpy(), crops[3:5])
         assert np.array_equal(p.pop().numpy(), crops[5:])
+        assert (p.stats.samples_skipped, p.stats.batches_truncated) == (1, 1)
         p.close()
 
         p = pipeline(batch_size=3, dtype="stored", on_error="skip")
@@ -110,10 +114,53 @@ def test_a_faulty_sample_at_every_position(volume, tmp_path, pipeline, fault):
         for batch in p.batches():
             with batch:
                 assert np.array_equal(batch.numpy(), [crops[good.index(one)] for one in batch.samples])
+                assert [one.sample for one in batch.errors] == [bad] * (3 - len(batch))
                 found.append(len(batch))
         assert found == [3, 2, 3]
         assert (p.stats.samples_skipped, p.stats.batches_truncated) == (1, 1)
         p.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_push_of_a_faulty_sample_leaves_earlier_samples_alone(volume, tmp_path, pipeline, fault):
+    """A list is refused as a whole, but for faults that only reading shows."""
+    path, values = volume
+    make, error = FAULTS[fault]
+    bad = make(tmp_path, values)
+    good = [stream.Sample(path, ((k, k + 4), *BOX[1:])) for k in range(8)]
+    is_read = fault in ("truncated chunk", "truncated shard", "a folder for a chunk")
+    p = pipeline(batch_size=4, dtype="stored")
+    p.push(good[:2])
+    for pushed in (bad, [good[7], bad], (bad, good[7])):
+        if is_read:
+            break
+        with pytest.raises(error) as raised:
+            p.push(pushed)
+        assert raised.value.sample == bad
+    p.push(good[2:6])
+    p.flush()
+    assert [batch.samples for batch in p.batches()] == [tuple(good[:4]), tuple(good[4:6])]
+
+
+def test_faulty_samples_of_one_batch_are_raised_one_by_one(volume, tmp_path, pipeline):
+    """Of the plan and of the read; a batch without other samples ends with its last error."""
+    path, _ = volume
+    good, missing = stream.Sample(path, BOX), stream.Sample(tmp_path / "none", BOX)
+    cut = truncated(tmp_path, volume[1])
+    p = pipeline(batch_size=3)
+    p.push(iter([good, missing, cut, cut, missing, missing, good, good, good]))
+    found = []
+    while p.pending:
+        try:
+            with p.pop() as batch:
+                found.append((batch.batch_id, len(batch), len(batch.errors)))
+        except stream.StreamError as error:
+            found.append(type(error))
+            position = p.state_dict()["position"]
+            assert position in (0, 3, 6)
+    gone, damaged = stream.NotFound, stream.DecodeError
+    assert found == [gone, damaged, (0, 1, 2), gone, gone, damaged, (2, 3, 0)]
+    assert p.stats.samples_skipped == 5
 
 
 def test_an_array_that_vanishes_is_an_error_of_its_samples(volume, tmp_path, pipeline):
@@ -124,7 +171,7 @@ def test_an_array_that_vanishes_is_an_error_of_its_samples(volume, tmp_path, pip
     p.push(stream.Sample(gone, BOX))
     assert np.array_equal(p.pop().numpy()[0], values[:4, :5, :6].astype("f4"))
     shutil.rmtree(gone)
-    p.push([stream.Sample(path, BOX), stream.Sample(gone, BOX), stream.Sample(path, BOX)])
+    p.push(iter([stream.Sample(path, BOX), stream.Sample(gone, BOX), stream.Sample(path, BOX)]))
     p.pop()
     with pytest.raises(stream.NotFound):
         p.pop()

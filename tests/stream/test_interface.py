@@ -51,7 +51,7 @@ def test_a_loop_while_samples_are_pending_serves_all(path, pipeline, count, lazi
 
 def test_an_error_is_pending(tmp_path, pipeline):
     p = pipeline(batch_size=1)
-    p.push(stream.Sample(tmp_path / "none", BOX))
+    p.push(iter([stream.Sample(tmp_path / "none", BOX)]))
     assert p.pending
     with pytest.raises(stream.NotFound):
         p.pop()
@@ -94,7 +94,7 @@ def test_an_int_takes_one_voxel_and_drops_its_axis(path, pipeline):
     for wrong, message in (((7,), "dropped must be <"), ((1,), "axis 1 of aabb has more than one voxel")):
         with pytest.raises(stream.InvalidArgument, match=message):
             stream.Sample(path, np.s_[3, 2:6], dropped=wrong)
-    p.push(stream.Sample(path, np.s_[3:4, 2:6]))
+    p.push(iter([stream.Sample(path, np.s_[3:4, 2:6])]))
     p.flush()
     with pytest.raises(stream.RankMismatch, match=r"crop of \(1, 4\), of \(4,\) in the first sample"):
         p.pop()
@@ -125,7 +125,11 @@ def test_metrics_have_the_fields_of_the_interface(path, pipeline):
     assert found.io.input_bytes == found.io.output_bytes
     assert "best ms" in str(found)
     p.stats_reset()
-    assert (p.stats.plan.count, p.stats.plan.best_ms, p.stats.pop_wait_io.ms) == (0, 0.0, 0.0)
+    assert (p.stats.plan.count, p.stats.plan.best_ms, p.stats.pop_wait_io.ms) == (0, np.inf, 0.0)
+    assert stream.Metric().plus(0.25) == stream.Metric("", 250.0, 250.0, count=1)
+    assert stream.Metric.summed("io", 1, 0.25).best_ms == 250
+    for count in (0, 2):
+        assert stream.Metric.summed("io", count, 0.25).best_ms == np.inf
 
 
 def test_enumerations_are_ints(path):
@@ -179,7 +183,8 @@ def test_errors_name_their_stage(tmp_path, path, pipeline):
         yield
 
     for pushed, kind, stage, detail in (
-        (missing, stream.NotFound, "open", "there is no file"), (far, stream.InvalidArgument, "plan", "reaches out of"),
+        (iter([missing]), stream.NotFound, "open", "there is no file"),
+        (iter([far]), stream.InvalidArgument, "plan", "reaches out of"),
         (failing(), stream.InvalidArgument, "pull", "ValueError: no more"),
     ):  # fmt: skip
         p.push(pushed)

@@ -38,7 +38,8 @@ def test_batches_are_the_crops(volume, pipeline, dtype):
         with batch as tensor, np.errstate(over="ignore"):
             assert batch.batch_id == number
             assert batch.info.shape == (3, 4, 5, 6)
-            assert batch.info.dtype == np.dtype(target).name
+            assert batch.info.dtype is stream.Dtype.coerce(dtype)
+            assert batch.tensors[0].dtype == np.dtype(target).name
             crops = crops.astype("f4").astype(target) if dtype == "bf16" else crops.astype(target)
             assert np.array_equal(tensor.numpy(), crops.astype("f4") if dtype == "bf16" else crops)
     assert number == 6
@@ -131,7 +132,7 @@ def test_an_error_is_that_of_its_batch(volume, tmp_path, pipeline):
     good = list(samples_of(path, 6))
     missing = stream.Sample(tmp_path / "none.zarr", good[0].aabb)
     p = pipeline()
-    p.push([good[0], good[1], good[2], missing, good[4], good[5]])
+    p.push(iter([good[0], good[1], good[2], missing, good[4], good[5]]))
     found = p.batches()
     assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[:2]])
     with pytest.raises(FileNotFoundError) as raised:
@@ -139,6 +140,7 @@ def test_an_error_is_that_of_its_batch(volume, tmp_path, pipeline):
     assert isinstance(raised.value, stream.NotFound)
     assert raised.value.status is stream.Status.NOT_FOUND
     assert raised.value.sample == missing
+    assert next(found).samples == (good[2],)
     assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[4:]])
     assert next(found, None) is None
 
@@ -202,7 +204,11 @@ def test_crops_must_be_alike(volume, tmp_path, pipeline):
         stream.Sample(path, ((0, 4), (0, 5), (36, 42))): (stream.InvalidArgument, "axis 2: .* 40 voxels"),
     }
     p = pipeline(batch_size=1, dtype="stored")
-    p.push([stream.Sample(path, aabb), *wrong])
+    p.push([stream.Sample(path, aabb)])
+    for sample, (kind, message) in wrong.items():
+        with pytest.raises(kind, match=message):
+            p.push(sample)
+    p.push(iter(wrong))
     p.pop()
     for kind, message in wrong.values():
         with pytest.raises(kind, match=message):

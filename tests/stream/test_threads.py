@@ -78,7 +78,11 @@ def test_an_element_that_is_no_sample_is_an_error_of_its_own(volume, pipeline):
     path = volume[0]
     for on_error in ("raise", "skip"):
         p = pipeline(on_error=on_error)
-        p.push([crop(path, 0), crop(path, 1), crop(path, 2), "no sample", crop(path, 3), crop(path, 4), crop(path, 5)])
+        crops = [crop(path, 0), crop(path, 1), crop(path, 2), "no sample", crop(path, 3), crop(path, 4), crop(path, 5)]
+        if on_error == "raise":
+            with pytest.raises(stream.InvalidArgument, match=r"push takes Samples \(got str in a list\)"):
+                p.push(crops)
+        p.push(iter(crops))
         assert drain(p) == [[0, 1], stream.InvalidArgument, [2, 3], [4, 5]]
 
 

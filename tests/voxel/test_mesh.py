@@ -65,15 +65,14 @@ def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
 @pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
 @pytest.mark.parametrize("name", ["box", "sphere", "torus"])
 def test_a_shell(backend, name, pitch):
-    """A mesh without one triangle: its voxels lie on it, separate inside from outside, and are filled."""
+    """A mesh without one triangle: the voxels of its shell lie on it, and separate inside from outside."""
     vertices, triangles = sphere(4.6, 16) if name == "sphere" else CLOSED[name]
     small = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
     open_mesh = np.delete(triangles, small.argmin(), axis=0)
     shell = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False)
     scipy = ScipyBackend()
     assert np.array_equal(shell, scipy.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False))
-    whole = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch)
-    assert np.array_equal(whole, filled(shell))
+    whole = filled(shell)
     solid = scipy.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
     distance = np.minimum(scipy.distance_transform(~solid, pitch), 9) + np.minimum(
         scipy.distance_transform(solid, pitch), 9
@@ -81,6 +80,96 @@ def test_a_shell(backend, name, pitch):
     assert distance[shell].max() <= 1.5 * np.linalg.norm(pitch)
     if name == "sphere":  # the hole is smaller than a voxel
         assert not (solid & ~whole).any()
+
+
+def with_t_junction(vertices, triangles):
+    """The first triangle is two, which meet its neighbour in the middle of an edge."""
+    a, b, c = triangles[0]
+    vertices = np.concatenate([vertices, [(vertices[a] + vertices[b]) / 2]])
+    middle = len(vertices) - 1
+    return vertices, np.concatenate([triangles[1:], [(a, middle, c), (middle, b, c)]])
+
+
+def without_orientation(vertices, triangles):
+    """Without its first triangle, and each third one faces the other way."""
+    mixed = triangles[1:].copy()
+    mixed[::3] = mixed[::3, ::-1]
+    return vertices, mixed
+
+
+DEFECTS = {
+    "a missing triangle": (lambda v, f: (v, f[1:]), "3 edges"),
+    "missing triangles apart": (lambda v, f: (v, np.delete(f, [0, 17, 40], axis=0)), "edges"),
+    "a triangle twice": (lambda v, f: (v, np.concatenate([f, f[5:6]])), "3 edges"),
+    "a T-junction": (with_t_junction, "3 edges"),
+    "loose triangles": (lambda v, f: (v[f[1:]].reshape(-1, 3), np.arange(3 * len(f) - 3).reshape(-1, 3)), "3 edges"),
+    "no orientation": (without_orientation, "triangles faced the other way"),
+    "inside out": (lambda v, f: (v, f[1:, ::-1]), "3 edges"),
+}
+
+
+@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("shape", ["torus", "sphere"])
+def test_a_small_defect_changes_no_voxel(backend, caplog, shape, defect, pitch):
+    mesh = sphere(4.6, 12) if shape == "sphere" else torus(4.0, 1.5)
+    right = ScipyBackend().voxelize_mesh(*mesh, BOUNDS, pitch)
+    spoil, told = DEFECTS[defect]
+    assert not caplog.records
+    assert np.array_equal(backend.voxelize_mesh(*spoil(*mesh), BOUNDS, pitch), right)
+    (record,) = caplog.records
+    assert "not watertight" in record.getMessage()
+    assert told in record.getMessage()
+
+
+def holed(name):
+    vertices, triangles = CLOSED["box"] if "box" in name else sphere(4.6, 12)
+    middles = vertices[triangles].mean(axis=1) - vertices.mean(axis=0)
+    if name == "box without two sides":  # its edge is not flat
+        size = np.ptp(vertices, axis=0) / 2
+        return vertices, triangles[~(np.abs(middles[:, [0, 2]] - size[[0, 2]]) < 1e-6).any(axis=1)]
+    if name == "bowl":
+        return vertices, triangles[middles[:, 2] < 1.0]
+    if name == "sphere with a slit":
+        return vertices, triangles[(np.abs(middles[:, 0]) > 0.7) | (middles[:, 2] < 0)]
+    vertices, triangles = sphere(4.6, 8)
+    keep = np.random.default_rng(5).random(len(triangles)) < (0.85 if name == "sieve" else 0.5)
+    return vertices, triangles[keep]
+
+
+@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
+@pytest.mark.parametrize("name", ["box without two sides", "bowl", "sphere with a slit", "sieve", "half a sieve"])
+def test_a_mesh_with_large_holes_is_where_its_winding_number_is_above_a_half(backend, name, pitch):
+    vertices, triangles = holed(name)
+    found = backend.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
+    winding = winding_numbers(found.shape, vertices, triangles, BOUNDS[0], pitch)
+    clear = np.abs(winding - 0.5) > (0.003 if "sieve" in name else 0.001)
+    assert clear.mean() > 0.98
+    assert np.array_equal(found[clear], winding[clear] > 0.5)
+    assert found.any()
+    mesh = make_mesh(backend.backend.xp, vertices, triangles, grid_of_box(BOUNDS, pitch))
+    part = make_grid((7, *found.shape[1:]), BOUNDS[0], pitch, 10)
+    assert np.array_equal(backend.voxelize(mesh, part), found[10:17])
+    host = make_mesh(np, vertices, triangles, grid_of_box(BOUNDS, pitch))
+    assert np.array_equal(ScipyBackend().voxelize(host, part), found[10:17])
+
+
+def test_a_bowl_is_half_a_ball(backend, caplog):
+    """By the formula of a ball; the share of its surface that is open is that of the disc, a third of the whole."""
+    vertices, triangles = sphere(5.0, 40)
+    bowl = triangles[vertices[triangles].mean(axis=1)[:, 2] < 0]
+    found = backend.voxelize_mesh(vertices, bowl, BOUNDS, 0.5)
+    z, y, x = np.indices(found.shape) * 0.5 - 5.75
+    radius = np.sqrt(x**2 + y**2 + z**2)
+    assert found[(radius < 4.97) & (z < 0)].all()
+    assert not found[(radius > 5) | (z > 0)].any()
+    assert "80 edges (1.7 %) are open" in caplog.text
+    assert "triangles with 33 % of the surface" in caplog.text
+
+
+def test_a_sheet_has_no_inside(backend):
+    sheet = np.array([(-1.0, -1, 2.25), (7, -1, 2.25), (7, 7, 2.25), (-1, 7, 2.25)])
+    assert not backend.voxelize_mesh(sheet, [(0, 1, 2), (0, 2, 3)], ((0, 0, 0), (5, 5, 5)), 1).any()
 
 
 def test_a_shell_of_one_plane(backend):
@@ -118,10 +207,11 @@ def test_boxes_of_the_volume_are_the_volume(backend):
     for faces in (triangles, triangles[1:]):
         whole = grid_of_box(BOUNDS, 0.5)
         mesh = make_mesh(backend.backend.xp, vertices, faces, whole)
-        right = backend.voxelize(mesh, whole, fill_holes=False)
-        for start, stop in ((0, 1), (3, 9), (9, 24)):
-            part = make_grid((stop - start, *whole.shape[1:]), whole.origin, whole.pitch, start)
-            assert np.array_equal(backend.voxelize(mesh, part, fill_holes=False), right[start:stop])
+        for fill in (False, True):
+            right = backend.voxelize(mesh, whole, fill_holes=fill)
+            for start, stop in ((0, 1), (3, 9), (9, 24)):
+                part = make_grid((stop - start, *whole.shape[1:]), whole.origin, whole.pitch, start)
+                assert np.array_equal(backend.voxelize(mesh, part, fill_holes=fill), right[start:stop])
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,6 @@ def test_invalid_arguments(tmp_path):
         (lambda: session.boolean("union", OTHER[1:]), "other has shape"),
         (lambda: session.dilate(radius=-1), "radius=-1"),
         (lambda: session.subtract_swept_capsule((0, 0, 0), (1, 1, np.nan), 1), "p1: point 0"),
-        (lambda: session.voxelize_mesh(TORUS[0], TORUS[1][1:]), "not watertight, .* slab by slab"),
         (lambda: session.voxelize_mesh(*TORUS, operation="add"), "'add' is unknown"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -345,15 +344,38 @@ def test_the_array_itself_is_no_other_mask_on_a_device(cupy):
     assert not mask.any()
 
 
-def test_a_mesh_that_is_open_as_a_shell():
+@pytest.mark.parametrize("fill", [True, False])
+def test_a_mesh_that_is_open(fill):
+    """Filled, or as a shell."""
     mask = np.zeros(SHAPE, bool)
     vertices, triangles = box((0.2, 3.1, 14.3), (9.7, 7.9, 41.0))
     with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=1) as session:
-        session.voxelize_mesh(vertices, triangles[1:], fill_holes=False)
+        session.voxelize_mesh(vertices, triangles[1:], fill_holes=fill)
     upper = np.array(ORIGIN) + np.array(SHAPE[::-1]) * PITCH
-    shell = ScipyBackend().voxelize_mesh(vertices, triangles[1:], (ORIGIN, upper), PITCH, fill_holes=False)
-    assert shell.any()
-    assert np.array_equal(mask, shell)
+    right = ScipyBackend().voxelize_mesh(
+        vertices, triangles[1:] if not fill else triangles, (ORIGIN, upper), PITCH, fill_holes=fill
+    )
+    assert right.any()
+    assert np.array_equal(mask, right)
+
+
+def test_a_block_that_ends_with_an_error_flushes_nothing_and_says_so(caplog):
+    mask = np.ones(SHAPE, bool)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
+
+    def fail():
+        with session:
+            session.erode(radius=3)
+            session.voxelize_mesh(*TORUS, "subtract")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert mask.all()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the block ended with an error, so 2 queued operations are not applied"
+    ]
+    assert session.flush().removed > 0  # on request they are
 
 
 def test_every_queued_operation_has_what_a_session_asks_for():

@@ -20,8 +20,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
+from linumpy.gpu.philox import philox
 from linumpy.sampling.arguments import MAX_SAMPLES
-from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers
 from linumpy.sampling.threads import in_threads
 
 #: Random bits of a coordinate in a box: three coordinates take two words, so a call of the generator makes two samples.

@@ -13,8 +13,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.gpu.philox import Words
 from linumpy.sampling.arguments import as_integer
-from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, Words, as_coordinate, numbers, shuffled, sobol
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256

@@ -1,8 +1,7 @@
-"""The counter-based generator: Philox4x32-10, the same numbers in NumPy here and on devices by ``philox.cuh``.
+"""Random numbers of samples, by a counter-based generator: the same in NumPy here and on devices by ``philox.cuh``.
 
 In: a seed and counters. Out: 32-bit words, or coordinates in [0, 1). A counter contains the number of a sample, so the
 stream of a seed depends neither on the sizes of calls, nor on the device, nor on the number of threads.
-J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import secrets
 import numpy as np
 from numpy.typing import ArrayLike
 
+from linumpy.gpu.philox import Words, philox
 from linumpy.sampling.arguments import as_integer
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 #: Bits of a coordinate: float32 represents all multiples of 2^-24 in [0, 1).
@@ -42,45 +40,6 @@ class Use(enum.IntEnum):
 #: Shift of the use in the counter's third word; the bits below it are 0, the node of a tree of counts (SPLIT), or the
 #: highest bits of a position (BINNED_CELL, BINNED_POINT).
 USE_SHIFT = 28
-
-Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> Words:
-    """Compute Philox4x32-10.
-
-    Parameters
-    ----------
-    counter : four arrays or ints
-        Words below 2^32, broadcast against each other.
-    key : (int, int)
-        Words below 2^32.
-
-    Returns
-    -------
-    four ndarray of uint64
-        Words below 2^32, as uint64 for further arithmetic.
-    """
-    shape = np.broadcast_shapes(*(np.shape(word) for word in counter))
-    c0, c1, c2, c3, spare = (np.empty(shape, np.uint64) for _ in range(5))
-    for word, value in zip((c0, c1, c2, c3), counter, strict=True):
-        word[...] = value
-    low, high = key
-    for _ in range(10):
-        # c0 becomes the low word of its product, and `spare` the high word; then c2 likewise.
-        np.multiply(c0, _MULTIPLIERS[0], out=c0)
-        np.right_shift(c0, _HALF, out=spare)
-        spare ^= c3
-        spare ^= np.uint64(high)
-        c0 &= _LOW
-        np.multiply(c2, _MULTIPLIERS[1], out=c2)
-        np.right_shift(c2, _HALF, out=c3)
-        c3 ^= c1
-        c3 ^= np.uint64(low)
-        c2 &= _LOW
-        c0, c1, c2, c3, spare = c3, c2, spare, c0, c1
-        low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
-    return c0, c1, c2, c3
 
 
 def numbers(index: ArrayLike, use: Use, key: tuple[int, int], last: ArrayLike = 0) -> Words:

@@ -20,9 +20,10 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import to_host
 from linumpy.gpu.kernels import KernelSpec, int64, load
+from linumpy.gpu.philox import Words, philox
 from linumpy.sampling.coordinates.boxes import Boxes, Window
 from linumpy.sampling.coordinates.draws import DRAW_RECORD, NO_ARRAY, Draw, in_cells
-from linumpy.sampling.coordinates.generator import USE_SHIFT, Use, Words, philox
+from linumpy.sampling.coordinates.generator import USE_SHIFT, Use
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256

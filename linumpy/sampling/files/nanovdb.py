@@ -9,6 +9,7 @@ Errors: ``SourceError`` for a damaged file, ``UnsupportedLayoutError`` for a ver
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,24 +170,32 @@ def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
         for meta, grid in zip(metas, names[len(names) - grids :], strict=True):
             if name is None or name == grid:
                 return _read_content(cursor, int(meta["grid_size"]), codec)
-            cursor.take(int(meta["file_size"]), f"the grid {grid!r}")
+            for _ in _stored_parts(cursor, int(meta["grid_size"]), codec):
+                pass  # writers differ in what they count as the size of a grid in the file
     raise no_such_error("grid", name, names, cursor.name)
 
 
 def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
-    if codec == _NONE:
-        return cursor.take(size, "a grid")
     parts = []
-    for start in range(0, size, _BLOSC_PART if codec == _BLOSC else size or 1):
-        stored = cursor.take(cursor.count("<u8", 1, "bytes of a compressed grid"), "a compressed grid")
+    for stored, nbytes in _stored_parts(cursor, size, codec):
         try:
-            if codec == _ZIP:
-                parts.append(unzip(stored, size))
+            if codec == _NONE:
+                parts.append(stored)
             else:
-                parts.append(unpack_blosc(stored, min(_BLOSC_PART, size - start)))
+                parts.append(unzip(stored, nbytes) if codec == _ZIP else unpack_blosc(stored, nbytes))
         except ValueError as error:
             raise cursor.error(f"a compressed grid: {error}") from error
     return b"".join(parts)
+
+
+def _stored_parts(cursor: Cursor, size: int, codec: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the parts of a grid of `size` bytes as they are stored, and the bytes of each when it is decoded."""
+    if codec == _NONE:
+        yield cursor.take(size, "a grid"), size
+        return
+    for start in range(0, size, _BLOSC_PART if codec == _BLOSC else size or 1):
+        stored = cursor.take(cursor.count("<u8", 1, "bytes of a compressed grid"), "a compressed grid")
+        yield stored, min(_BLOSC_PART, size - start) if codec == _BLOSC else size
 
 
 class _GridMemory:

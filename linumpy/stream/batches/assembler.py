@@ -68,4 +68,4 @@ class Assembler:
             offset += part.nbytes(config.batch_size)
         samples = tuple(item.samples[row] for row in rows)
         pointer = 0 if self._stream is None else int(self._stream.ptr)
-        return Batch(tensors, samples, item.batch_id, pointer)
+        return Batch(tensors, samples, item.batch_id, pointer, item.all_errors(errors))

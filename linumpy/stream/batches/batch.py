@@ -15,7 +15,7 @@ from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.stream.batches.memory import Lease
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ArgumentTypeError, ShutdownError
+from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError
 from linumpy.stream.on_device import CupyEvent, Event
 from linumpy.stream.resampling.on_host import bfloat16_as_float32
 
@@ -34,8 +34,8 @@ class BatchInfo:
         Address of the first element; in host memory without a GPU.
     shape : tuple of int
         Shape, samples first.
-    dtype : str
-        ``"float32"``, ``"bfloat16"``, …
+    dtype : Dtype
+        Element type; STORED has the dtype of the array, which ``batch.tensors[0].dtype`` names.
     ready_stream : int
         The ``cudaStream_t`` of the pipeline: after the work that is queued there, the batch is ready. 0 without a GPU.
     batch_id : int
@@ -44,7 +44,7 @@ class BatchInfo:
 
     device_ptr: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: Dtype
     ready_stream: int
     batch_id: int
 
@@ -77,7 +77,11 @@ class Tensor:
         self._array: Any = array  # _Released after a release
         self._lease: Any = lease
         self._ready = ready
-        self._is_bf16 = dtype is Dtype.BF16
+        self._dtype = dtype
+
+    @property
+    def _is_bf16(self) -> bool:
+        return self._dtype is Dtype.BF16
 
     def _release(self) -> None:
         self._array = self._lease = _Released()
@@ -126,7 +130,7 @@ class Tensor:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Only the elements are copied; the event and the lease stay in this process.
-        return _host_tensor, (self._on_host(), self._is_bf16)
+        return Tensor, (self._on_host(), self._dtype, None, None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, number = self._array.__dlpack_device__()
@@ -146,11 +150,6 @@ class Tensor:
                 self._lease.streams.add(pointer)
             capsule = self._array.__dlpack__(stream=-1, **options)
         return _as_bf16(capsule) if self._is_bf16 else capsule
-
-
-def _host_tensor(array: np.ndarray, is_bf16: bool) -> Tensor:
-    """Load a pickled tensor into host memory."""
-    return Tensor(array, Dtype.BF16 if is_bf16 else Dtype.STORED, None, None)
 
 
 def _as_bf16(capsule: object) -> object:
@@ -192,12 +191,19 @@ class Batch:
         The samples, in the order of the first axis.
     batch_id : int
         Number of the batch.
+    errors : tuple of StreamError
+        The error of each faulty sample of this batch, which has no row: see ``error.sample``.
     """
 
     def __init__(
-        self, tensors: dict[str, Tensor], samples: tuple[Sample, ...], batch_id: int, ready_stream: int
+        self,
+        tensors: dict[str, Tensor],
+        samples: tuple[Sample, ...],
+        batch_id: int,
+        ready_stream: int,
+        errors: tuple[StreamError, ...],
     ) -> None:
-        self.samples, self.batch_id = samples, batch_id
+        self.samples, self.batch_id, self.errors = samples, batch_id, errors
         self._names, self._ready_stream = tuple(tensors), ready_stream
         self._tensors: Any = _record_of(self._names)(*tensors.values())
 
@@ -215,7 +221,7 @@ class Batch:
     def info(self) -> BatchInfo:
         """Address, shape and dtype of the first part."""
         first = self.tensors[0]
-        return BatchInfo(first.device_ptr, first.shape, first.dtype, self._ready_stream, self.batch_id)
+        return BatchInfo(first.device_ptr, first.shape, first._dtype, self._ready_stream, self.batch_id)
 
     @property
     def array(self) -> Array:

@@ -115,9 +115,10 @@ class Consumer:
         begin = time.perf_counter()
         errors = self._read_errors(item)
         read_end = time.perf_counter()
+        self._raise_next(item, errors)
         try:
             with on_stream(self._stream, self._memory.device_id):
-                batch = self._batch_or_raise(item, errors)
+                batch = self._batch(item, errors)
         except Exception as error:
             self._end(item)
             if self._producer.closed:
@@ -137,22 +138,38 @@ class Consumer:
 
         Where an array was rewritten before it was read, the batch is planned and submitted again.
         """
+        if item.read_errors is not None:
+            return item.read_errors
         errors = self._assembler.errors(item)
         while any(isinstance(error, StaleLayoutError) for error in errors.values()):
             self._producer.check_open()
             self._producer.submitter.submit_again(item)
             errors = self._assembler.errors(item)
-        return {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
+        item.read_errors = {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
+        return item.read_errors
 
-    def _batch_or_raise(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
-        """Return the batch, or raise the error of a sample; after an interrupt another call completes the batch."""
-        if (errors or item.faulty) and self._config.on_error == "raise":
-            raise (item.faulty or [errors[min(errors)]])[0]
-        for error in item.faulty:
-            if error.sample is None:  # an error of the whole batch, such as missing memory, is never skipped
-                raise error
+    def _raise_next(self, item: InFlight, errors: Mapping[int, StreamError]) -> None:
+        """Raise the next error of a batch that was not raised yet; the last one ends a batch without other samples.
+
+        An error of the whole batch, such as missing memory, is also raised where `on_error` is skip.
+        """
+        skips = self._config.on_error == "skip"
+        found = [error for error in item.all_errors(errors) if error.sample is None or not skips]
+        if item.raised_errors == len(found):
+            return
+        item.raised_errors += 1
+        if item.raised_errors == len(found) and len(errors) == len(item.samples):
+            self.skipped += len(item.all_errors(errors))
+            self._end(item)
+        error = found[item.raised_errors - 1]
+        if self._producer.closed:
+            raise ShutdownError("the pipeline is closed") from error
+        raise error
+
+    def _batch(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
+        """Assemble the batch; after an interrupt another call completes it."""
         batch = None if len(errors) == len(item.samples) else self._assembler.assemble(item, errors)
-        self.skipped += len(errors) + len(item.faulty)
+        self.skipped += len(item.all_errors(errors))
         if batch is not None:
             self.truncated += len(batch) < self._config.batch_size
             self.emitted += 1
@@ -179,7 +196,7 @@ def _no_batch_message(waiting: int, batch_size: int) -> str:
 
 
 class Batches:
-    """Iterator over batches; after a batch that raised it continues with the next batch.
+    """Iterator over batches; after an error it continues, first with the other samples of the same batch.
 
     Parameters
     ----------
@@ -218,13 +235,7 @@ class Batches:
                 if ended:  # the iterable ended after the check above: a partial batch may remain
                     continue
                 raise
-            except StreamError:
-                self._count()
-                raise
-            self._count()
+            if self._remaining is not None:
+                self._remaining -= 1
             return batch
         raise StopIteration
-
-    def _count(self) -> None:
-        if self._remaining is not None:
-            self._remaining -= 1

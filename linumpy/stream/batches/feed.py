@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError
+from linumpy.stream.reading.sources import ArrayRequest
 
 
 @runtime_checkable
@@ -39,6 +40,14 @@ class Epochs(Protocol):
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A sample that was checked when it was pushed, and the requested arrays of its parts."""
+
+    sample: Sample
+    requests: list[ArrayRequest]
+
+
+@dataclass(frozen=True)
 class Pulled:
     """A sample that is to be read.
 
@@ -52,6 +61,8 @@ class Pulled:
         Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
     folder : str
         Folder from which relative paths start: the working folder at the time of the push.
+    requests : list of ArrayRequest or None
+        The requested arrays of a sample that was checked when it was pushed.
     """
 
     sample: Sample
@@ -59,9 +70,10 @@ class Pulled:
     index: int
     epoch: int
     folder: str
+    requests: list[ArrayRequest] | None = None
 
 
-Pushed = Iterable[Sample] | Indexed
+Pushed = Iterable[Sample | Checked] | Indexed
 
 
 class Flush:
@@ -85,19 +97,21 @@ class Feed:
     ----------
     epochs : list of int
         First epoch of each :class:`Epochs` that was pushed.
+    was_pushed : bool
+        Whether :meth:`push` was called.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._waiting: deque[tuple[Pushed, str] | Flush] = deque()
-        self._current: Iterator[tuple[int, Sample | Exception]] | None = None
+        self._current: Iterator[tuple[int, Sample | Checked | Exception]] | None = None
         self._position = self._resume = 0
-        self._was_pushed = False
+        self.was_pushed = False
         self._folder = ""  # folder from which relative paths of the current iterable start
         self._resumed_epochs: deque[int] = deque()
         self.epochs: list[int] = []
 
-    def push(self, samples: Sample | Iterable[Sample]) -> None:
+    def push(self, samples: Iterable[Sample | Checked]) -> None:
         """Append samples; an :class:`Epochs` iterable advances by one iteration.
 
         Raises
@@ -105,8 +119,6 @@ class Feed:
         ArgumentTypeError
             `samples` is neither a sample nor an iterable.
         """
-        if isinstance(samples, Sample):
-            samples = [samples]
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise ArgumentTypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
         pushed: Pushed = samples
@@ -115,8 +127,8 @@ class Feed:
                 samples.set_epoch(self._resumed_epochs.popleft())
             self.epochs.append(samples.epoch)
             pushed = samples.next_iteration()
-        self._waiting.append((pushed, _working_folder()))
-        self._was_pushed = True
+        self._waiting.append((pushed, working_folder()))
+        self.was_pushed = True
 
     def flush(self) -> None:
         """End a batch after the samples that were pushed so far."""
@@ -142,7 +154,7 @@ class Feed:
         RuntimeError
             Samples were pushed already, which another thread may have begun to pull.
         """
-        if self._was_pushed:
+        if self.was_pushed:
             raise RuntimeError("a state must be loaded before samples are pushed: make a new pipeline")
         self._resume = position
         self._resumed_epochs = deque(epochs)
@@ -174,15 +186,17 @@ class Feed:
                 position, sample = numbered
                 if isinstance(sample, Exception):
                     raise sample
+                requests = sample.requests if isinstance(sample, Checked) else None
+                sample = sample.sample if isinstance(sample, Checked) else sample
                 if not isinstance(sample, Sample):
                     raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
                 index = position if sample.index is None else sample.index
                 epoch = self._config.epoch if sample.epoch is None else sample.epoch
-                return Pulled(sample, position, index, epoch, self._folder)
+                return Pulled(sample, position, index, epoch, self._folder, requests)
             self._current = None
         return None
 
-    def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Exception]]:
+    def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Checked | Exception]]:
         """Yield position and sample, or the error of a sample, for the samples of this rank that are not skipped."""
         rank, world_size = self._config.rank, self._config.world_size
         begin = self._position
@@ -209,7 +223,8 @@ class Feed:
                 yield position, item
 
 
-def _working_folder() -> str:
+def working_folder() -> str:
+    """Return the folder from which relative paths start."""
     try:
         return os.getcwd()
     except OSError:  # the folder was removed; absolute paths do not need it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from linumpy.arrays import Array
@@ -61,6 +62,10 @@ class InFlight:
         Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
     moved : int
         Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
+    read_errors : dict or None
+        The error of each row that cannot be read; None before the reads are over.
+    raised_errors : int
+        Number of errors of samples that ``pop`` has raised.
     """
 
     batch_id: int
@@ -78,6 +83,12 @@ class InFlight:
     stage: tuple[int, int] = (0, 0)
     is_filled: bool = False
     moved: int = 0
+    read_errors: dict[int, StreamError] | None = None
+    raised_errors: int = 0
+
+    def all_errors(self, errors: Mapping[int, StreamError]) -> tuple[StreamError, ...]:
+        """Return the errors of samples without a row, then `errors`, those of rows that cannot be read."""
+        return (*self.faulty, *(errors[row] for row in sorted(errors)))
 
     def abandon(self) -> None:
         """Cancel the reads, and wait until they no longer write to the batch's memory."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
-from linumpy.stream.batches.feed import Pulled
+from linumpy.stream.batches.feed import Checked, Pulled
 from linumpy.stream.batches.in_flight import InFlight, Requested
 from linumpy.stream.batches.memory import Memory, stage_estimate
 from linumpy.stream.config import Config
@@ -13,7 +14,7 @@ from linumpy.stream.errors import as_stream_error
 from linumpy.stream.planning.needed import with_needed
 from linumpy.stream.planning.reach import with_regions
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
-from linumpy.stream.planning.samples import check_alike, plan_sample, plan_whole
+from linumpy.stream.planning.samples import check_alike, check_sample, plan_sample, plan_whole
 from linumpy.stream.reading.arrays import Key
 from linumpy.stream.reading.sources import IsCheckedLater, Sources
 from linumpy.stream.stats import Metric
@@ -49,7 +50,41 @@ class Planner:
     def __init__(self, config: Config, sources: Sources, memory: Memory, changed: threading.Condition) -> None:
         self._config, self._sources, self._memory, self._changed = config, sources, memory, changed
         self.parts: tuple[PartShape, ...] | None = None
+        self._first_parts: tuple[PartShape, ...] | None = None  # of the first sample, if it was checked before
         self.metric = Metric("plan")
+
+    def check(self, samples: Sequence[Checked], *, is_first: bool) -> None:
+        """Raise the error of the first sample that cannot be planned; any thread may call this.
+
+        Parameters
+        ----------
+        samples : sequence of Checked
+            Samples that are pushed together.
+        is_first : bool
+            Whether nothing was pushed before, so that the first of them determines the shapes of all batches.
+
+        Raises
+        ------
+        StreamError
+            The error, with the sample and the stage.
+        """
+        known: dict[Key, ArrayInfo] = {}
+        parts = self.parts or self._first_parts
+        for entry in samples:
+            sample, stage = entry.sample, "open"
+            try:
+                infos = self._sources.wait_for(entry.requests, known, never_checked_later)
+                stage = "plan"
+                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
+                    continue
+                shapes = check_sample(sample, infos, self._config)
+                if parts is not None and shapes != parts:
+                    check_alike(parts, shapes)
+            except Exception as error:
+                raise as_stream_error(error, sample, stage) from error
+            parts = parts or shapes
+        if is_first:
+            self._first_parts = parts
 
     def plan(self, item: InFlight, is_checked_later: IsCheckedLater) -> list[CropRead]:
         """Plan the samples of a batch; an exception becomes the error of the sample that raised it.

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from linumpy.stream.batches.feed import Feed, Flush
+from linumpy.stream.batches.feed import Checked, Feed, Flush, working_folder
 from linumpy.stream.batches.in_flight import InFlight, PulledBatch, Requested
 from linumpy.stream.batches.memory import Memory
 from linumpy.stream.batches.submitter import Submitter
 from linumpy.stream.config import Config, Sample
-from linumpy.stream.errors import InvalidArgument, ShutdownError
+from linumpy.stream.errors import ArgumentTypeError, InvalidArgument, ShutdownError
 from linumpy.stream.on_device import Stream
 from linumpy.stream.reading.sources import Sources
 
@@ -108,10 +108,32 @@ class Producer:
             raise InvalidArgument(f"an iterable that was pushed calls {name}, which waits for that iterable itself")
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
-        """Append samples."""
+        """Append samples, after a check of those that are given as a sample, a list or a tuple.
+
+        With ``on_error="skip"`` nothing is checked, since faulty samples are left out of their batches.
+        """
+        pushed: Iterable[Sample | Checked] = [samples] if isinstance(samples, Sample) else samples
+        if self._config.on_error == "raise" and isinstance(pushed, (list, tuple)):
+            pushed = self._checked(pushed)
         with self.changed:
-            self.feed.push(samples)
+            self.feed.push(pushed)
             self._wake_up()
+
+    def _checked(self, samples: list[Sample] | tuple[Sample, ...]) -> list[Checked]:
+        """Open the arrays of samples, and raise the error of the first sample that cannot be planned."""
+        for sample in samples:
+            if not isinstance(sample, Sample):
+                raise ArgumentTypeError(
+                    f"push takes Samples (got {type(sample).__name__} in a {type(samples).__name__})"
+                )
+        folder = working_folder()
+        checked = [Checked(sample, self.sources.request(sample, folder)) for sample in samples]
+        try:
+            self.submitter.planner.check(checked, is_first=not self.feed.was_pushed)
+        except Exception:
+            self.check_open()  # else the arrays could not be opened because the pipeline was closed
+            raise
+        return checked
 
     def flush(self) -> None:
         """End a batch after the samples that were pushed so far, even if it is not full."""
@@ -274,7 +296,8 @@ class Producer:
                 if self._partial:
                     break
                 return None
-            self._partial.append((pulled, self.sources.request(pulled.sample, pulled.folder)))
+            requests = pulled.requests or self.sources.request(pulled.sample, pulled.folder)
+            self._partial.append((pulled, requests))
         samples, self._partial = self._partial, []
         return PulledBatch(samples)
 

@@ -143,8 +143,7 @@ class Submitter:
     def _submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
         while True:
             begin, reads = time.perf_counter(), self.planner.plan(item, is_checked_later)
-            if not item.samples or (item.faulty and self._config.on_error == "raise"):
-                item.samples.clear()
+            if not item.samples:
                 return
             item.lease = item.lease or self._take_slot()
             waited = time.perf_counter() - begin > _PLAN_SECONDS

@@ -153,15 +153,6 @@ def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np
     return np.where(has_bottom, 0, np.minimum(*turned)), np.where(has_top, top, np.maximum(*turned))
 
 
-def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
-    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends the axis in mode edge or reflect."""
-    if pad == "edge" or n == 1:
-        return np.clip(voxels, 0, n - 1)
-    period = 2 * n - 2
-    turned = np.mod(voxels, period)
-    return np.where(turned < n, turned, period - turned)
-
-
 def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -> np.ndarray:
     """Compute the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
 

@@ -117,28 +117,34 @@ def plan_sample(
     RankMismatch, DtypeMismatch, InvalidArgument
         The crop does not fit an array or the configuration, or the position or spacing of an array is unknown.
     """
-    parts = sample.all_parts()
-    image = infos[0].grid
-    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
-    shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
+    crops, shapes = _checked_crops(sample, infos, config)
     warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
         _plan_crop(row, crop, info, part, shape, config, warp)
-        for part, crop, info, shape in zip(parts, crops, infos, shapes, strict=True)
+        for part, crop, info, shape in zip(sample.all_parts(), crops, infos, shapes, strict=True)
     )
     return shapes, reads
+
+
+def check_sample(sample: Sample, infos: Sequence[ArrayInfo], config: Config) -> tuple[PartShape, ...]:
+    """Return the shape and dtype of all parts; parameters and errors as for :func:`plan_sample`."""
+    return _checked_crops(sample, infos, config)[1]
+
+
+def _checked_crops(
+    sample: Sample, infos: Sequence[ArrayInfo], config: Config
+) -> tuple[list[Crop], tuple[PartShape, ...]]:
+    parts, image = sample.all_parts(), infos[0].grid
+    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
+    shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
+    for part, crop, info in zip(parts, crops, infos, strict=True):
+        _check_crop(crop, info, part, config)
+    return crops, shapes
 
 
 def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:
     if config.augment is None:
         return None
-    if config.augment.needs_spacing:
-        for info, crop in zip(infos, crops, strict=True):
-            if crop.step is None:
-                raise InvalidArgument(
-                    f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm "
-                    f"({info.grid.missing})"
-                )
     half_extents = [
         [(stop - start - 1) / 2 * step for (start, stop), step in zip(crop.zyx, crop.zyx_step, strict=True)]
         for crop in crops
@@ -149,13 +155,17 @@ def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, ind
     return draw_warp(config.augment, half_extent, seed=config.seed, epoch=epoch, index=index, flat=flat)
 
 
-def _plan_crop(
-    row: int, crop: Crop, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
-) -> CropRead | WarpedCrop:
-    aabb = crop.aabb
-    reaches_out = [start < 0 or stop > n for (start, stop), n in zip(aabb, info.shape, strict=True)]
-    if warp is None and True not in reaches_out:
-        return CropRead(row, info, aabb, _whole(shape.shape), None, is_whole=True)
+def _reaches_out(crop: Crop, info: ArrayInfo) -> list[bool]:
+    return [start < 0 or stop > n for (start, stop), n in zip(crop.aabb, info.shape, strict=True)]
+
+
+def _check_crop(crop: Crop, info: ArrayInfo, part: Part, config: Config) -> None:
+    aabb, reaches_out = crop.aabb, _reaches_out(crop, info)
+    if config.augment is not None and config.augment.needs_spacing and crop.step is None:
+        raise InvalidArgument(
+            f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm "
+            f"({info.grid.missing})"
+        )
     if any(reaches_out) and config.pad is None:
         axis = reaches_out.index(True)
         name = "aabb" if crop.exact_start is None else f"part {part.name!r}"
@@ -163,8 +173,8 @@ def _plan_crop(
             f"{name} axis {axis}: {aabb[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
             "pass Config(pad=…) to allow that"
         )
-    if warp is None and config.pad == "constant":
-        return _direct(row, aabb, info)
+    if config.augment is None and (config.pad == "constant" or not any(reaches_out)):
+        return  # the crop is copied, and not resampled
     if info.dtype.kind == "c":
         raise InvalidArgument(
             f"{info.name} holds complex numbers, which can only be padded by a constant, and not augmented"
@@ -172,6 +182,15 @@ def _plan_crop(
     if any(reaches_out[:-3]):
         axis = reaches_out.index(True)
         raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
+
+
+def _plan_crop(
+    row: int, crop: Crop, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
+) -> CropRead | WarpedCrop:
+    if warp is None and not any(_reaches_out(crop, info)):
+        return CropRead(row, info, crop.aabb, _whole(shape.shape), None, is_whole=True)
+    if warp is None and config.pad == "constant":
+        return _direct(row, crop.aabb, info)
     return _staged(row, crop, info, part, warp)
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import scipy
 
 from linumpy.arrays import Array
+from linumpy.gpu.philox import philox
 from linumpy.gpu.rounding import bfloat16_bits
+from linumpy.plan.boundary import fold
 from linumpy.stream.config import Dtype
-from linumpy.stream.planning.reach import fold, spline_matrix
+from linumpy.stream.planning.reach import spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, zyx
 from linumpy.stream.planning.warp import Intensity
 
@@ -182,7 +184,7 @@ def _shifted(
         voxel = np.arange(size) + int(np.floor(resampling.offset[axis] + 0.5))
         n = resampling.volume[axis]
         inside.append((voxel >= 0) & (voxel < n) if pad == "constant" else np.ones(size, bool))
-        mapped = np.clip(voxel, 0, n - 1) if pad == "constant" else fold(voxel, n, pad)
+        mapped = fold(voxel, n, "mirror" if pad == "reflect" else "nearest")
         index.append(np.clip(mapped - resampling.box_start[axis], 0, resampling.box_shape[axis] - 1))
     values = voxels[np.ix_(np.arange(len(voxels)), *index)]
     return values, inside[0][:, None, None] & inside[1][:, None] & inside[2]
@@ -241,19 +243,8 @@ def change_intensities(values: np.ndarray, intensity: Intensity) -> np.ndarray:
 
 def normals(key: int, count: int) -> np.ndarray:
     """Return the first `count` normally distributed numbers of a key, by Philox4x32-10 and the Box-Muller transform."""
-    first, second = philox(key, np.arange(count, dtype=np.uint64))
+    counter = np.arange(count, dtype=np.uint64)
+    words = philox((counter & np.uint64(0xFFFFFFFF), counter >> np.uint64(32), 0, 0), (key & 0xFFFFFFFF, key >> 32))
+    first, second = (word.astype(np.float64) for word in words[:2])
     radius = np.sqrt(-2.0 * np.log((first + 1.0) / 4294967296.0))
     return radius * np.cos(6.283185307179586476925 * (second / 4294967296.0))
-
-
-def philox(key: int, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first two of the four words of Philox4x32-10 for each counter, as float64."""
-    low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
-    c0, c1 = counters & low, counters >> word
-    c2 = c3 = np.zeros_like(counters)
-    k0, k1 = key & 0xFFFFFFFF, key >> 32
-    for _ in range(10):
-        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (b >> word) ^ c1 ^ np.uint64(k0), b & low, (a >> word) ^ c3 ^ np.uint64(k1), a & low
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0.astype(np.float64), c1.astype(np.float64)

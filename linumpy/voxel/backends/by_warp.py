@@ -17,11 +17,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import address_of
 from linumpy.voxel.backends.by_ndimage import distances, fill_enclosed
 from linumpy.voxel.backends.operations import OPERATIONS, Backend
 from linumpy.voxel.backends.warp_kernels import BRICK, RUN, kernels
+from linumpy.voxel.caps import ON_LIMIT, SHIFT, Caps
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import XYZ, VoxelGrid
 from linumpy.voxel.mesh import CLOSED, TriangleMesh
@@ -68,8 +70,8 @@ class WarpBackend(Backend):
         """The array module: CuPy, or NumPy for ``WarpBackend("cpu")``."""
         return self._xp
 
-    def _check(self, name: str, mask: Mask) -> None:
-        super()._check(name, mask)
+    def _check(self, name: str, mask: Mask, kinds: str = "b") -> None:
+        super()._check(name, mask, kinds)
         if self._index is not None and mask.device.id != self._index:
             raise TypeError(f"{name} is on device {mask.device.id}, and this backend is {self.name}")
 
@@ -195,23 +197,37 @@ class WarpBackend(Backend):
 
     def _solid(self, mesh: TriangleMesh, grid: VoxelGrid) -> Mask:
         out, change = self._xp.empty(grid.shape, bool), self._xp.zeros(grid.shape, np.int32)
-        self._cross(mesh, grid, 2, self._xp.empty((1, 1, 1), bool), change, solid=True)
+        self._cross(mesh.corners, mesh.bits, grid, 2, self._xp.empty((1, 1, 1), bool), change, solid=True)
+        if mesh.caps is not None:
+            return self._solid_of_open(mesh.caps, grid, self._xp.cumsum(change, axis=0, out=change), out)
         odd = int(mesh.kind == CLOSED)
         self._launch("wind", grid.shape[1:], self._array(change, self._wp.int32), odd, self._bytes(out))
+        return out
+
+    def _solid_of_open(self, caps: Caps, grid: VoxelGrid, winding: Mask, out: Mask) -> Mask:
+        wp = self._wp
+        shift = wp.vec3d(*(one * step for one, step in zip(SHIFT, grid.pitch, strict=True)))
+        tables = (self._array(self._xp.asarray(table), wp.float64) for table in (caps.triangles, caps.groups))
+        self._launch(
+            "wind_open", out.shape, self._array(winding, wp.int32), *tables, shift, wp.vec3d(*grid.pitch),
+            grid.z_offset, ON_LIMIT, self._bytes(out),
+        )  # fmt: skip
         return out
 
     def _shell(self, mesh: TriangleMesh, grid: VoxelGrid) -> Mask:
         out, unused = self._xp.zeros(grid.shape, bool), self._xp.empty((1, 1, 1), np.int32)
         for axis in range(3):
-            self._cross(mesh, grid, axis, out, unused, solid=False)
+            self._cross(mesh.given, mesh.bits, grid, axis, out, unused, solid=False)
         return out
 
-    def _cross(self, mesh: TriangleMesh, grid: VoxelGrid, axis: int, marks: Mask, change: Mask, *, solid: bool) -> None:
-        count = len(mesh.corners)
+    def _cross(
+        self, triangles: Array, bits: int, grid: VoxelGrid, axis: int, marks: Mask, change: Mask, *, solid: bool
+    ) -> None:
+        count = len(triangles)
         lanes = 32 if count > 2**14 else 1024  # the fewer triangles, the larger they are
-        corners = self._array(self._xp.ascontiguousarray(mesh.corners), self._wp.int64)
+        corners = self._array(self._xp.ascontiguousarray(triangles), self._wp.int64)
         self._launch(
-            "cross_columns", (count, lanes), corners, mesh.bits, 2.0**-mesh.bits, axis, lanes, grid.z_offset,
+            "cross_columns", (count, lanes), corners, bits, 2.0**-bits, axis, lanes, grid.z_offset,
             self._bytes(marks), self._array(change, self._wp.int32), int(solid),
         )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """Choose the backend of voxel operations.
 
 In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.backends.operations.Backend`,
-SciPy's for NumPy arrays or Warp's for CuPy arrays. Errors: ``GpuUnavailableError`` names the missing part. Only a
-backend with ``transfer=True`` copies masks between host and device.
+SciPy's for NumPy arrays or Warp's for CuPy arrays. Errors: ``GpuUnavailableError`` names the missing part.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from linumpy.voxel.backends.operations import Backend
 log = logging.getLogger(__name__)
 
 
-def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
+def get_backend(kind: str | None = None, *, transfer: bool = True) -> Backend:
     """Choose a backend.
 
     Parameters
@@ -29,8 +28,9 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
         available, else ``"cpu"``, with a log line that gives the reason. By default the value of the environment
         variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
     transfer : bool
-        Whether a backend on a GPU also takes NumPy arrays: each call copies them to the device and the results back.
-        So a script with NumPy arrays runs with and without a GPU.
+        Whether a backend on a GPU also takes NumPy arrays: each call copies them to the device once, and the result
+        back once, which is logged once. So a script with NumPy arrays runs with and without a GPU. Without it such
+        arrays are a ``TypeError``.
 
     Raises
     ------
@@ -55,8 +55,11 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
 
 
 def backend_of(array: object) -> Backend:
-    """Return Warp's backend for a CuPy array, SciPy's for any other; ``GpuUnavailableError`` if Warp is missing."""
-    return get_backend("cuda" if is_device_array(array) else "cpu")
+    """Return Warp's backend for a CuPy array, SciPy's for any other; ``GpuUnavailableError`` if Warp is missing.
+
+    It does not take arrays in the other memory, and the mask of a mesh is in its memory.
+    """
+    return get_backend("cuda" if is_device_array(array) else "cpu", transfer=False)
 
 
 def why_no_warp() -> str | None:

@@ -19,7 +19,7 @@ from linumpy.gpu.kernels import address_of
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
-from linumpy.voxel.mesh import SHELL, TriangleMesh, Trimesh, make_mesh, with_triangles
+from linumpy.voxel.mesh import OPEN, TriangleMesh, Trimesh, make_mesh, with_triangles
 
 OPERATIONS = ("union", "intersect", "subtract")
 
@@ -27,12 +27,13 @@ OPERATIONS = ("union", "intersect", "subtract")
 class Backend:
     """Operations on bool volumes (Z, Y, X); subclasses implement the methods that begin with an underscore.
 
-    Unless stated otherwise, every method takes bool arrays in the memory of the backend and returns new ones there.
+    Unless stated otherwise, every method takes bool arrays in the memory of the backend and returns new ones there. In
+    a mask of integers, which cannot be changed in place, all voxels but 0 are true.
 
     Raises
     ------
     TypeError
-        An array of another dtype, or in other memory.
+        An array of floats, or in other memory.
     ValueError
         Invalid shapes, positions or sizes; the message names the parameter.
     """
@@ -44,14 +45,18 @@ class Backend:
         """The array module: NumPy or CuPy."""
         return np
 
-    def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
+    def boolean(self, operation: str, a: Array, b: Array | None = None, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
 
-        The result is written to `out`, which may be `a` or `b` or share memory with them; by default to a new array.
+        `b` may be None, a mask without a true voxel. The result is written to `out`, which may be `a` or `b` or share
+        memory with them; by default to a new array.
         """
         check_operation(operation)
-        for name, mask in (("a", a), ("b", b), ("out", a if out is None else out)):
-            self._check(name, mask)
+        a = self._mask("a", a)
+        b = self.xp.zeros(a.shape, bool) if b is None else self._mask("b", b)
+        if out is not None:
+            self._check("out", out)
+        for name, mask in (("b", b), ("out", a if out is None else out)):
             if mask.shape != a.shape:
                 raise ValueError(f"{name} has shape {mask.shape}, but a has {a.shape}")
         if out is None:
@@ -86,8 +91,7 @@ class Backend:
         border_value : bool
             Value of the voxels outside the volume.
         """
-        self._check("mask", mask)
-        return self._dilate(mask, as_element(structure, radius, pitch), bool(border_value))
+        return self._dilate(self._mask("mask", mask), as_element(structure, radius, pitch), bool(border_value))
 
     def erode(
         self,
@@ -99,8 +103,7 @@ class Backend:
         border_value: bool = False,
     ) -> Array:
         """Erode a mask; parameters as for :meth:`dilate`."""
-        self._check("mask", mask)
-        return self._erode(mask, as_element(structure, radius, pitch), bool(border_value))
+        return self._erode(self._mask("mask", mask), as_element(structure, radius, pitch), bool(border_value))
 
     def open(
         self,
@@ -139,8 +142,7 @@ class Backend:
 
     def fill_holes(self, mask: Array) -> Array:
         """Set to True the false voxels that no path of false face neighbours connects with the border of the volume."""
-        self._check("mask", mask)
-        return self._fill_holes(mask)
+        return self._fill_holes(self._mask("mask", mask))
 
     def subtract_swept_capsule(
         self,
@@ -227,12 +229,13 @@ class Backend:
         pitch : float or (float, float, float)
             Size of a voxel, one number or (x, y, z) µm.
         fill_holes : bool
-            For a mesh that is not watertight: whether to fill the voxels that its shell encloses.
+            For a mesh that is not watertight: whether to return the voxels inside it, and not only its shell.
 
         Returns
         -------
         array of bool
-            (Z, Y, X). For a watertight mesh the voxels whose centres lie inside the mesh; for any other the shell. See
+            (Z, Y, X): the voxels whose centres lie inside the mesh. For a mesh that is not watertight these are the
+            voxels where the generalised winding number is above 1/2, and a warning says what is open; see
             :mod:`linumpy.voxel.mesh`.
         """
         return self._voxelize_mesh(*with_triangles(args), **options)
@@ -250,17 +253,14 @@ class Backend:
 
     def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
         """Voxelize a checked mesh on any box of the volume; otherwise as :meth:`voxelize_mesh`."""
-        if mesh.kind != SHELL:
-            return self._solid(mesh, grid)
-        return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
+        return self._solid(mesh, grid) if fill_holes or mesh.kind != OPEN else self._shell(mesh, grid)
 
     def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
         """Return the distance of each voxel to the nearest false voxel, in µm (float64), for voxels of size `pitch`.
 
         It is 0 for false voxels, and infinite if all voxels are true.
         """
-        self._check("mask", mask)
-        return self._distances(mask, check_pitch(pitch))
+        return self._distances(self._mask("mask", mask), check_pitch(pitch))
 
     def connected_components(self, mask: Array, connectivity: int = 6) -> tuple[Array, int]:
         """Label the connected components of a mask.
@@ -278,7 +278,7 @@ class Backend:
             Labels: 0 for false voxels, and 1, 2, ... for components in the order of their first voxels; and the number
             of components, for which a device is synchronised.
         """
-        self._check("mask", mask)
+        mask = self._mask("mask", mask)
         if connectivity not in (6, 18, 26):
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
         return self._components(mask, (6, 18, 26).index(connectivity) + 1)
@@ -306,10 +306,15 @@ class Backend:
         ImportError, NotImplementedError
             scikit-image is missing (SciPy's backend); Warp is older than 1.9 (Warp's backend).
         """
-        self._check("mask", mask)
+        mask = self._mask("mask", mask)
         return self._surface(mask, make_grid(mask.shape, origin, pitch))
 
-    def _check(self, name: str, mask: Array) -> None:
+    def _mask(self, name: str, mask: Array) -> Array:
+        """Check a mask that is only read, and return it as bool."""
+        self._check(name, mask, kinds="biu")
+        return mask if mask.dtype == bool else mask != 0
+
+    def _check(self, name: str, mask: Array, kinds: str = "b") -> None:
         on_device = self.xp is not np
         if not isinstance(mask, np.ndarray) and not is_device_array(mask):
             kind = "CuPy" if on_device else "NumPy"
@@ -321,8 +326,9 @@ class Backend:
                 f"{name} is {type(mask).__name__} on {side}, but this backend is {self.name}: use "
                 f"get_backend({other!r}) or copy the array"
             )
-        if mask.dtype != bool or mask.ndim != 3 or not mask.size:
-            raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: a bool array (Z, Y, X) with voxels is needed")
+        if mask.dtype.kind not in kinds or mask.ndim != 3 or not mask.size:
+            needed = "bool" if kinds == "b" else "bool or integers"
+            raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: {needed} (Z, Y, X) with voxels is needed")
 
     def _boolean(self, operation: str, a: Array, b: Array, out: Array) -> Array:
         raise NotImplementedError

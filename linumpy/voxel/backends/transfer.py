@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from linumpy.device import is_device_array, to_host
 from linumpy.voxel.backends.operations import Backend, check_writable
 from linumpy.voxel.grid import VoxelGrid
 from linumpy.voxel.mesh import TriangleMesh, with_triangles
+
+log = logging.getLogger(__name__)
 
 _MASKS = ("mask", "a", "b", "out")
 
@@ -35,6 +38,8 @@ def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
         masks = {key: arguments[key] for key in _MASKS if isinstance(arguments.get(key), np.ndarray)}
         if changed in masks:
             check_writable(changed, masks[changed])
+        if masks:
+            _log_once(self.name)
         arguments.update({key: self.xp.asarray(mask) for key, mask in masks.items()})
         result = getattr(self.inner, name)(*bound.args[1:], **bound.kwargs)
         if changed in masks:
@@ -44,6 +49,11 @@ def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
         return _on_host(result) if masks.keys() & {"mask", "a"} else result
 
     return call
+
+
+@functools.cache
+def _log_once(name: str) -> None:
+    log.info("voxel operations on NumPy arrays run on %s: each call copies the arrays there and the result back", name)
 
 
 def _on_host(result: Any) -> Any:

@@ -14,9 +14,12 @@ voxels along x, one bit each (``pack`` to ``unpack``), or 32 capsules, one bit e
 # No postponed annotations in this module: Warp reads the types of a kernel's parameters from them.
 
 import functools
+import math
 import sys
 import threading
 from types import SimpleNamespace
+
+from linumpy.voxel.caps import DIPOLE_RADII
 
 #: Voxels of a brick along each axis.
 BRICK = 16
@@ -39,7 +42,8 @@ def _define_kernels() -> SimpleNamespace:
 
     wp.set_module_options({"enable_backward": False, "fuse_fp": False}, module=sys.modules[__name__])
     ones, low_bits = wp.constant(wp.uint64(0x0101010101010101)), wp.constant(wp.uint64(0x7F7F7F7F7F7F7F7F))
-    brick, run = wp.constant(BRICK), wp.constant(RUN)
+    dipole_radii = wp.constant(wp.float64(DIPOLE_RADII))
+    brick, run, half_sphere = wp.constant(BRICK), wp.constant(RUN), wp.constant(wp.float64(2 * math.pi))
 
     @wp.func
     def truth(word: wp.uint64):
@@ -392,9 +396,63 @@ def _define_kernels() -> SimpleNamespace:
                 value = wp.uint8(1)
             out[z, y, x] = value
 
+    @wp.func
+    def solid_angle(caps: wp.array3d(dtype=wp.float64), i: wp.int32, at: wp.vec3d):
+        a = wp.vec3d(caps[i, 0, 0], caps[i, 0, 1], caps[i, 0, 2]) - at
+        b = wp.vec3d(caps[i, 1, 0], caps[i, 1, 1], caps[i, 1, 2]) - at
+        c = wp.vec3d(caps[i, 2, 0], caps[i, 2, 1], caps[i, 2, 2]) - at
+        la, lb, lc = wp.length(a), wp.length(b), wp.length(c)
+        below = la * lb * lc + wp.dot(a, b) * lc + wp.dot(b, c) * la + wp.dot(c, a) * lb
+        return wp.float64(2.0) * wp.atan2(wp.dot(a, wp.cross(b, c)), below)
+
+    @wp.kernel
+    def wind_open(
+        winding: wp.array3d(dtype=wp.int32),
+        caps: wp.array3d(dtype=wp.float64),
+        groups: wp.array2d(dtype=wp.float64),
+        shift: wp.vec3d,
+        pitch: wp.vec3d,
+        z_offset: wp.int32,
+        on_limit: wp.float64,
+        out: wp.array3d(dtype=wp.uint8),
+    ):
+        # `winding` is that of the closed mesh. The solid angle of the caps is summed only where it may be 2 pi.
+        z, y, x = wp.tid()
+        at = centre(shift, pitch, x, y, z + z_offset)
+        bound, i = wp.float64(0.0), wp.int32(0)
+        while i < groups.shape[0] and bound < half_sphere:
+            distance = wp.length(wp.vec3d(groups[i, 0], groups[i, 1], groups[i, 2]) - at) - groups[i, 3]
+            angle = half_sphere
+            if distance > wp.float64(0.0):
+                angle = groups[i, 4] / (distance * distance)
+            bound = bound + angle
+            i = i + 1
+        closed = winding[z, y, x]
+        value = wp.uint8(0)
+        if closed != 0:
+            value = wp.uint8(1)
+        if bound >= half_sphere * (wp.float64(1.0) - on_limit):
+            total = wp.float64(0.0)
+            for j in range(groups.shape[0]):
+                away = wp.vec3d(groups[j, 0], groups[j, 1], groups[j, 2]) - at
+                squared = wp.dot(away, away)
+                near = dipole_radii * groups[j, 3]
+                if squared > near * near:
+                    vector = wp.vec3d(groups[j, 5], groups[j, 6], groups[j, 7])
+                    total = total + wp.dot(away, vector) / (squared * wp.sqrt(squared))
+                else:
+                    for k in range(wp.int32(groups[j, 8]), wp.int32(groups[j, 9])):
+                        total = total + solid_angle(caps, k, at)
+            number = wp.abs(wp.float64(closed) - total / (wp.float64(2.0) * half_sphere))
+            if closed != 0 and number < wp.float64(0.5) - on_limit:
+                value = wp.uint8(0)
+            if closed == 0 and number > wp.float64(0.5) + on_limit:
+                value = wp.uint8(1)
+        out[z, y, x] = value
+
     defined = dict(locals())
     names = (
         "boolean_words", "pack", "widen", "gather", "unpack", "cull_capsules", "subtract_capsules", "cross_columns",
-        "wind",
+        "wind", "wind_open",
     )  # fmt: skip
     return SimpleNamespace(**{name: defined[name] for name in names})

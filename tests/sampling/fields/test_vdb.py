@@ -147,6 +147,22 @@ def test_truncated_anywhere(files, tmp_path, name):
             open_vdb(damaged(tmp_path, content[:size], name), field)
 
 
+def test_a_grid_that_a_nanovdb_file_does_not_have(files, tmp_path):
+    """Warp does not count the length before a compressed grid as part of it; other writers do."""
+    content = (files / "warp_float.nvdb").read_bytes()
+    assert int.from_bytes(content[24:32], "little") + 8 == len(content) - 193
+    with pytest.raises(SourceError, match=r"has no grid 'density'; its grids are \[''\]"):
+        open_vdb(files / "warp_float.nvdb", "density")
+    named = content[:192] + b"b" + content[193:]  # the name is a single byte
+    for counted in (0, 8):
+        size = (len(content) - 201 + counted).to_bytes(8, "little")
+        both = damaged(tmp_path, content[:24] + size + content[32:] + named, "two.nvdb")
+        coords = np.random.default_rng(3).random((50, 3), np.float32)
+        assert np.array_equal(decode(open_vdb(both, "b"), coords), decode(open_vdb(both), coords), equal_nan=True)
+        with pytest.raises(SourceError, match=r"has no grid 'c'; its grids are \['', 'b'\]"):
+            open_vdb(both, "c")
+
+
 def test_no_vdb_file(files, tmp_path):
     content = (files / "float_mask.vdb").read_bytes()
     with pytest.raises(SourceError, match="is no OpenVDB file: it begins with 0x2020202020202020"):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from linumpy import stream
 from linumpy.core import native
 from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.boundary import fold
 from linumpy.stream.batches import submitter as submitter_module
 from linumpy.stream.config import Part
 from linumpy.stream.planning import needed as needed_module
 from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.needed import with_needed
-from linumpy.stream.planning.reach import fold, read_bounds, with_regions
+from linumpy.stream.planning.reach import read_bounds, with_regions
 from linumpy.stream.planning.records import ArrayInfo
 from linumpy.stream.planning.samples import plan_sample
 from linumpy.stream.reading import reads as reads_module
@@ -167,7 +168,7 @@ def test_bounds_are_those_of_every_voxel_between(first, length, n, pad):
             assert start >= stop
             return
     else:
-        voxels = fold(voxels, n, pad)
+        voxels = fold(voxels, n, {"edge": "nearest", "reflect": "mirror"}[pad])
     if pad == "edge":  # the neighbour of weight 0 beside the first voxel, too
         assert (start, stop) == (voxels.min(), max(voxels.max(), min(1, n - 1)) + 1)
     else:

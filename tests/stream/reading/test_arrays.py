@@ -87,9 +87,11 @@ def test_parts_of_one_array_open_it_once(paths, pipeline, opened):
 
 def test_an_array_that_could_not_be_opened_is_looked_for_again(tmp_path, pipeline):
     p = pipeline(batch_size=1)
-    p.push(stream.Sample(tmp_path / "later", BOX))
+    p.push(iter([stream.Sample(tmp_path / "later", BOX)]))
     with pytest.raises(stream.NotFound):
         p.pop()
+    with pytest.raises(stream.NotFound):
+        p.push(stream.Sample(tmp_path / "later", BOX))
     make_array(tmp_path / "later", np.full((4, 4), 9, "u1"))
     p.push(stream.Sample(tmp_path / "later", BOX))
     assert (p.pop().numpy() == 9).all()
@@ -140,11 +142,11 @@ def test_other_dtypes_and_shapes_under_a_path_are_errors_of_their_samples(tmp_pa
     p.pop().release()
     for dtype in ("f2", "i2", "u4"):
         rewritten(tmp_path / "a", ROWS.astype(dtype))
-        p.push(sample)
+        p.push(iter([sample]))
         with pytest.raises(stream.DtypeMismatch, match=f"dtype {np.dtype(dtype)}, uint16 in the first"):
             p.pop()
     rewritten(tmp_path / "a", ROWS[:2])
-    p.push(sample)
+    p.push(iter([sample]))
     with pytest.raises(stream.InvalidArgument, match="with 2 voxels"):
         p.pop()
 
@@ -218,10 +220,10 @@ def test_an_array_that_is_written_anew_while_it_is_being_opened(tmp_path, pipeli
     monkeypatch.setattr(sources, "open_info", open_info)
     rewritten(path, ROWS)
     p = pipeline(batch_size=1, dtype="stored", device_buffer_bytes=2 * 512)
-    p.push(stream.Sample(path, BOX))
+    p.push(iter([stream.Sample(path, BOX)]))
     assert begun.wait(20)
     rewritten(path, ROWS + np.uint16(7), chunks=(1, 4))
-    p.push(stream.Sample(path, BOX))
+    p.push(iter([stream.Sample(path, BOX)]))
     go.set()
     held = [p.pop(), p.pop()]
     assert all(np.array_equal(batch.numpy()[0], ROWS + 7) for batch in held)
@@ -247,10 +249,10 @@ def test_an_array_that_is_made_while_it_is_looked_for(tmp_path, pipeline, monkey
 
     monkeypatch.setattr(sources, "open_info", open_info)
     p = pipeline(batch_size=1, dtype="stored")
-    p.push(stream.Sample(path, BOX))
+    p.push(iter([stream.Sample(path, BOX)]))
     assert begun.wait(20)
     rewritten(path, ROWS)
-    p.push(stream.Sample(path, BOX))
+    p.push(iter([stream.Sample(path, BOX)]))
     wait_for(lambda: p._producer.sources.hits == 1)
     go.set()
     with pytest.raises(stream.NotFound):

@@ -257,6 +257,34 @@ def test_surfaces_need_a_newer_warp(monkeypatch):
         WarpBackend("cpu").marching_cubes(np.ones((2, 3, 4), bool), 1)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i8", ">u2"])
+def test_masks_of_integers_are_true_where_they_are_not_0(backend, dtype):
+    labels = np.random.default_rng(6).integers(-1, 2, (5, 6, 7)).astype(dtype)
+    mask, xp = labels != 0, backend.backend.xp
+    labels = xp.array(labels.astype(np.dtype(dtype).newbyteorder("=")) if xp is not np else labels)
+    for name, arguments in (
+        ("dilate", {"radius": 1}), ("erode", {"radius": 1}), ("fill_holes", {}), ("distance_transform", {}),
+        ("connected_components", {}),
+    ):  # fmt: skip
+        found = backend._get(getattr(backend.backend, name)(labels, **arguments)) if name[0] != "c" else None
+        if found is None:
+            found = backend._get(backend.backend.connected_components(labels)[0])
+            assert np.array_equal(found != 0, mask)
+        else:
+            assert np.array_equal(found, getattr(backend, name)(mask.copy(), **arguments))
+    other = np.roll(mask, 1, axis=2)
+    found = backend._get(backend.backend.boolean("subtract", labels, backend.put(other)))
+    assert found.dtype == bool
+    assert np.array_equal(found, mask & ~other)
+
+
+def test_no_second_mask_is_one_without_a_true_voxel(backend):
+    mask = np.random.default_rng(7).random((3, 4, 5)) < 0.5
+    for operation, right in (("union", mask), ("intersect", np.zeros_like(mask)), ("subtract", mask)):
+        assert np.array_equal(backend.boolean(operation, mask.copy()), right)
+        assert np.array_equal(backend.boolean(operation, mask.copy(), None), right)
+
+
 MASK = np.zeros((3, 4, 5), bool)
 
 
@@ -265,7 +293,17 @@ MASK = np.zeros((3, 4, 5), bool)
     [
         (lambda b: b.boolean("xor", MASK, MASK), ValueError, "'xor' is unknown: choose one of union"),
         (lambda b: b.boolean("union", MASK, np.zeros((3, 4, 6), bool)), ValueError, r"b has shape \(3, 4, 6\)"),
-        (lambda b: b.backend.boolean("union", b.put(MASK), b.put(MASK.view("u1"))), TypeError, "b of shape .* uint8"),
+        (lambda b: b.backend.boolean("union", b.put(MASK), b.put(MASK * 1.0)), TypeError, "b of shape .* float64"),
+        (
+            lambda b: b.backend.boolean("union", b.put(MASK), out=b.put(MASK.view("u1"))),
+            TypeError,
+            r"out of shape .* uint8: bool \(Z, Y, X\)",
+        ),
+        (
+            lambda b: b.backend.subtract_swept_capsule(b.put(MASK.view("u1")), (0, 0, 0), (1, 1, 1), 1),
+            TypeError,
+            "mask of shape .* uint8",
+        ),
         (lambda b: b.dilate(MASK[0], radius=1, pitch=1), TypeError, "mask of shape"),
         (lambda b: b.dilate(MASK), ValueError, "structure= .* or radius="),
         (lambda b: b.dilate(MASK, radius=-1, pitch=1), ValueError, "radius=-1"),

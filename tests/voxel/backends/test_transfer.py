@@ -6,6 +6,7 @@ import pytest
 from linumpy.device import to_host
 from linumpy.voxel import Backend, VoxelSession, backend_of, ball, get_backend
 from linumpy.voxel.backends import choose as backends
+from linumpy.voxel.backends import transfer
 from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.backends.transfer import TransferBackend
 from tests.support.oracles.voxel_backends import needs_warp, on_host
@@ -96,8 +97,8 @@ def test_read_only_and_wrong_masks_are_refused_as_by_scipy(device):
             backend.subtract_swept_capsule(fixed, (1, 1, 1), (2, 2, 2), 1)
         with pytest.raises(ValueError, match="out is read-only"):
             backend.boolean("union", MASK, OTHER, out=fixed)
-        with pytest.raises(TypeError, match=r"mask of shape .* a bool array"):
-            backend.fill_holes(MASK.astype(np.uint8))
+        with pytest.raises(TypeError, match=r"mask of shape .* bool or integers"):
+            backend.fill_holes(MASK.astype(np.float32))
         with pytest.raises(TypeError, match="mask is list"):
             backend.dilate([[[True]]], radius=1)
         with pytest.raises(TypeError, match="unexpected keyword argument"):
@@ -115,16 +116,29 @@ def test_a_session_works_through_it(device):
     assert np.array_equal(found, right)
 
 
-def test_only_on_request(device, monkeypatch):
+def test_copies_are_logged_once(device, caplog):
+    moving = TransferBackend(device)
+    transfer._log_once.cache_clear()
+    with caplog.at_level("INFO"):
+        moving.fill_holes(device.xp.array(MASK))
+        assert not caplog.records
+        moving.fill_holes(MASK)
+        moving.dilate(MASK, radius=1)
+    (record,) = caplog.records
+    assert f"on NumPy arrays run on {device.name}: each call copies the arrays there" in record.getMessage()
+
+
+def test_unless_it_is_refused(device, monkeypatch):
     with pytest.raises(TypeError, match="on the host, but this backend is"):
         device.fill_holes(MASK)
     monkeypatch.setattr(backends, "why_no_cuda", lambda: None)
     monkeypatch.setattr(backends, "why_no_warp", lambda: None)
     monkeypatch.setattr("linumpy.voxel.backends.by_warp.WarpBackend", lambda: device)
-    assert get_backend("cuda") is device
-    made = get_backend("auto", transfer=True)
+    assert get_backend("cuda", transfer=False) is device
+    assert backend_of(device.xp.array(MASK)) is device
+    made = get_backend("auto")
     assert (type(made), made.inner, made.xp, made.name) == (TransferBackend, device, device.xp, device.name)
-    assert isinstance(get_backend("cpu", transfer=True), ScipyBackend)
+    assert isinstance(get_backend("cpu"), ScipyBackend)
     for backend in (made, device, SCIPY, backend_of(MASK)):
         assert isinstance(backend, Backend)
     assert not isinstance(MASK, Backend)
@@ -133,7 +147,7 @@ def test_only_on_request(device, monkeypatch):
 def test_without_a_gpu_the_same_call_takes_host_arrays(monkeypatch):
     monkeypatch.delenv("LINUMPY_DEVICE", raising=False)
     monkeypatch.setattr(backends, "why_no_cuda", lambda: "no GPU")
-    backend = get_backend("auto", transfer=True)
+    backend = get_backend("auto")
     assert np.array_equal(backend.dilate(MASK, radius=1), SCIPY.dilate(MASK, radius=1, pitch=1))
 
 
@@ -168,7 +182,7 @@ def test_a_trimesh_in_place_of_vertices_and_triangles(backend):
 
 @pytest.mark.gpu
 def test_on_a_device(cupy):
-    backend = get_backend("cuda", transfer=True)
+    backend = get_backend("cuda")
     for name, call in CALLS.items():
         for one, other in zip(as_tuple(call(backend, np.array)), as_tuple(call(SCIPY, np.array)), strict=True):
             assert type(one) is type(other), name
