@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 9
+#define LC_ABI 10
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -321,7 +321,8 @@ LC_API int64_t lc_submit(lc_reader *, const lc_batch *, lc_job **jobs);
 // Wait up to `seconds` until the queue has capacity or the reader is closed; returns whether that is so.
 LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
 
-// Return whether a job is over. `lc_wait_job` is `lc_wait_jobs` for one job.
+// Return whether a job is over. `lc_wait_job` is `lc_wait_jobs` for one job. A handle that is NULL, of a job that was not
+// submitted or is released, counts as that of a cancelled job in all functions of jobs but `lc_job_report`.
 LC_API int64_t lc_job_done(lc_job *);
 LC_API int64_t lc_wait_job(lc_job *, double seconds);
 // Return whether all `count` jobs are over. `lc_wait_jobs` waits up to `seconds`, and returns 1 if they are over, 0 if
@@ -331,13 +332,14 @@ LC_API int64_t lc_jobs_over(lc_job *const *jobs, int64_t count);
 LC_API int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds);
 // Return the index of the first failed job from index `first` on; -1 if none has failed. The jobs must be over.
 LC_API int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first);
-LC_API void lc_jobs_release(lc_job *const *jobs, int64_t count);
+// If all `count` jobs are over, release them and set their handles to NULL; returns whether that is so. A caller that is
+// interrupted afterwards may call again.
+LC_API int64_t lc_jobs_release(lc_job **jobs, int64_t count);
 // Cancel a job; returns 0 if the job was over already, else 1: the job will end with LC_CANCELLED.
 LC_API int64_t lc_job_cancel(lc_job *);
 // Get the error and the report of a job that is over. A job without error has code LC_OK.
 LC_API void lc_job_error(lc_job *, lc_error *);
 LC_API void lc_job_report(lc_job *, lc_report *);
-LC_API void lc_job_release(lc_job *);
 
 // Decode one chunk, which must fill `out`. Returns 0, or an error code with the reason in `text` (256 bytes).
 LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
