@@ -23,6 +23,7 @@ import numpy as np
 
 from linumpy.core import native
 from linumpy.core.records import array_record, exception_of, look_records
+from linumpy.errors import MetadataError
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -216,6 +217,8 @@ class CoreReader:
         if _DELETED or _DROPPED:
             _release_deleted()
         while state := quick.lc_submit(self._pointer, batch, pointers):
+            if state == 3:
+                raise MetadataError("a chunk, or the index of a shard, has more than 2**60 bytes")
             if state != 1:
                 raise MemoryError(f"{batch.region_count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _WAIT_SECONDS)

@@ -129,6 +129,38 @@ TEST(huge_regions) {
     }
 }
 
+// Sizes that do not fit into 64 bits are refused, and coordinates near 2^63 do not overflow.
+TEST(sizes_that_overflow) {
+    const i64 huge = i64(1) << 62;
+    const auto is_refused = [](i64 chunk, i64 more, i64 shard, i64 more_shard) {
+        lc_geometry g{};
+        g.rank = 2;
+        g.stored_axes[1] = 1;
+        g.dtype = LC_U16;
+        g.chunk_shape[0] = chunk;
+        g.chunk_shape[1] = more;
+        g.chunks_per_shard[0] = shard;
+        g.chunks_per_shard[1] = more_shard;
+        try {
+            const Geometry geometry(g);
+            return false;
+        } catch (const std::overflow_error &) {
+            return true;
+        }
+    };
+    CHECK(is_refused(huge, 1, 0, 0) && is_refused(i64(1) << 32, i64(1) << 32, 0, 0) && is_refused(0, 1, 0, 0));
+    CHECK(is_refused(1, 1, i64(1) << 32, i64(1) << 32) && is_refused(1, 1, 3, 6148914691236517206));
+    CHECK(is_refused(1, 1, i64(1) << 58, 1) && is_refused(1, 1, 1, -1) && !is_refused(1, 1, i64(1) << 56, 1));
+    lc_geometry g{};
+    g.rank = 1;
+    g.chunk_shape[0] = 1 << 12;
+    g.chunks_per_shard[0] = (i64(1) << 50) + 1;
+    Regions regions = one_region(g, {INT64_MAX - 5000}, {INT64_MAX});
+    i64 chunks = 0;
+    for (ChunkWalk walk(regions, 0); !walk.at_end(); walk.next()) ++chunks;
+    CHECK(chunks == 2);
+}
+
 TEST(pieces_tile_boxes) {
     Random random(2);
     for (int round = 0; round < 500; ++round) {

@@ -91,6 +91,8 @@ int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
             jobs[n] = handles[n].release();
         }
         return 0;
+    } catch (const std::overflow_error &) {
+        return 3;
     } catch (...) {
         return 2;
     }

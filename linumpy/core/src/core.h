@@ -316,7 +316,7 @@ LC_API void lc_reader_delete(lc_reader *);
 LC_API void lc_reader_stats(lc_reader *, lc_stats *);
 
 // Queue a batch, and write a handle for each job. Returns 0 on success; 1 if the queue is full: wait for capacity and
-// call again; 2 if there is no memory.
+// call again; 2 if there is no memory; 3 if a chunk or the index of a shard has more than 2^60 bytes.
 LC_API int64_t lc_submit(lc_reader *, const lc_batch *, lc_job **jobs);
 // Wait up to `seconds` until the queue has capacity or the reader is closed; returns whether that is so.
 LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
