@@ -161,6 +161,21 @@ TEST(sizes_that_overflow) {
     CHECK(chunks == 2);
 }
 
+// The last block of a Blosc frame may be shorter than an element: it is not shuffled, and needs no memory for that.
+TEST(a_last_block_shorter_than_an_element) {
+    std::vector<uint8_t> frame = {2, 1, 0x34, 4, 10, 0, 0, 0, 8, 0, 0, 0, 42, 0, 0, 0};  // bit shuffle, elements of 4
+    for (uint8_t byte : {24, 0, 0, 0, 36, 0, 0, 0}) frame.push_back(byte);  // offsets of the blocks
+    for (uint8_t byte : {8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 0, 0, 0, 9, 10}) frame.push_back(byte);
+    lc_chain chain{};
+    chain.is_encoded = 1;
+    chain.compressor = LC_BLOSC;
+    chain.inner = LC_LZ4;
+    uint8_t decoded[10];
+    char text[256];
+    CHECK(lc_decode(&chain, frame.data(), static_cast<int64_t>(frame.size()), decoded, 10, text) == LC_OK);
+    for (int n = 0; n < 10; ++n) CHECK(decoded[n] == n + 1);
+}
+
 TEST(pieces_tile_boxes) {
     Random random(2);
     for (int round = 0; round < 500; ++round) {
