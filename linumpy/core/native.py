@@ -26,7 +26,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 10
+ABI = 11
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
@@ -286,11 +286,10 @@ _QUICK: _Signatures = {
     "lc_job_done": (c_int64, [c_void_p]),
     "lc_jobs_over": (c_int64, [c_void_p, c_int64]),
     "lc_jobs_failed": (c_int64, [c_void_p, c_int64, c_int64]),
-    "lc_jobs_release": (None, [c_void_p, c_int64]),
+    "lc_jobs_release": (c_int64, [c_void_p, c_int64]),
     "lc_job_cancel": (c_int64, [c_void_p]),
     "lc_job_error": (None, [c_void_p, POINTER(Error)]),
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
-    "lc_job_release": (None, [c_void_p]),
     "lc_set_fetch": (None, [FetchObject, c_int64]),
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),

@@ -4,6 +4,9 @@ In: layouts, and regions with the addresses of their outputs as arrays of number
 :class:`CoreJobs`, to wait for. Errors: :class:`~linumpy.errors.CoreUnavailableError` without a core; a job returns the
 reason why it failed. No Python runs in the core's threads, except for reads by GPUDirect Storage and requests to object
 stores.
+
+``_HELD`` owns the outputs of all jobs of the process until the core has said that they are over, wherever an interrupt
+(Ctrl-C) comes to the thread that submits, waits for or deletes jobs.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +23,7 @@ import numpy as np
 
 from linumpy.core import native
 from linumpy.core.records import array_record, exception_of, look_records
+from linumpy.errors import MetadataError
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -78,8 +83,6 @@ class CoreReader:
         # By the id of the layout, which stays alive as long as its entry.
         self._records: OrderedDict[int, tuple[ArrayLayout, native.Array]] = OrderedDict()
         self._lock = threading.Lock()
-        self._abandoned: dict[int | None, object] = {}  # jobs that nobody waits for, with their outputs
-        self._releasing = threading.Lock()
         self.is_closing = False
 
     def give_memory(self, slabs: int, kept: int = 0, kept_nbytes: int = 0) -> None:
@@ -134,7 +137,8 @@ class CoreReader:
         pointers = (ctypes.c_void_p * (1 if one_job else record.region_count))()
         # Jobs are created before they are submitted: an interrupt right after that must not free outputs that the core
         # writes to.
-        jobs = [CoreJob(self, pointers, n, output, (ready, layouts)) for n, output in enumerate(outputs)]
+        batch = _Batch(self, pointers, [(output, ready, layouts) for output in outputs])
+        jobs = [CoreJob(batch, n, output) for n, output in enumerate(outputs)]
         assert len(jobs) == len(pointers)
         self._queue(record, pointers)
         del kept_alive  # the core has copied the records
@@ -169,7 +173,7 @@ class CoreReader:
             As for :meth:`submit`.
         """
         record, kept_alive = self._batch(layouts, template, regions, looks, on_device)
-        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), output, (ready, layouts))
+        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), [(output, ready, layouts)])
         self._queue(record, jobs.pointers)
         del kept_alive
         return jobs
@@ -213,9 +217,11 @@ class CoreReader:
     def _queue(self, batch: native.Batch, pointers: Pointers) -> None:
         """Submit a batch; wait only while the core's queue is full."""
         quick, waiting = self._library.quick, self._library.waiting
-        if self._abandoned:
-            self._release_abandoned()
+        if _DELETED or _DROPPED:
+            _release_deleted()
         while state := quick.lc_submit(self._pointer, batch, pointers):
+            if state == 3:
+                raise MetadataError("a chunk, or the index of a shard, has more than 2**60 bytes")
             if state != 1:
                 raise MemoryError(f"{batch.region_count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _WAIT_SECONDS)
@@ -237,7 +243,7 @@ class CoreReader:
 
     def stats(self) -> native.Stats:
         """Return counts and times since the reader was made."""
-        self._release_abandoned()
+        _release_deleted()
         stats = native.Stats()
         self._library.quick.lc_reader_stats(self._pointer, stats)
         return stats
@@ -250,41 +256,76 @@ class CoreReader:
         self._library.quick.lc_reader_close(self._pointer)
         while not self._library.waiting.lc_wait_closed(self._pointer, _WAIT_SECONDS):
             pass
-        self._release_abandoned()
-
-    def release(self, pointer: int | None, output: object) -> None:
-        """Release a job for which nobody waits any more; keep its output as long as the core may write to it."""
-        if os.getpid() != self._process:
-            return
-        if self._library.quick.lc_job_done(pointer):
-            self._library.quick.lc_job_release(pointer)
-        else:
-            self._abandoned[pointer] = output  # until a later call of this reader finds the job over
-
-    def release_all(self, pointers: Pointers, output: object) -> None:
-        """Release jobs that were submitted together; see :meth:`release`."""
-        if os.getpid() == self._process and self._library.quick.lc_jobs_over(pointers, len(pointers)):
-            self._library.quick.lc_jobs_release(pointers, len(pointers))
-            return
-        for pointer in pointers:
-            self.release(pointer, output)
-
-    def _release_abandoned(self) -> None:
-        """Release the abandoned jobs that are over by now."""
-        if not self._releasing.acquire(blocking=False):
-            return  # another thread releases them
-        try:
-            for pointer in list(self._abandoned):
-                if self._library.quick.lc_job_done(pointer):
-                    del self._abandoned[pointer]
-                    self._library.quick.lc_job_release(pointer)
-        finally:
-            self._releasing.release()
+        _release_deleted()
 
     def __del__(self) -> None:
         if os.getpid() == self._process and getattr(self, "_pointer", None):
             self.close()
             self._library.quick.lc_reader_delete(self._pointer)
+
+
+class _Key(weakref.ref["_Batch"]):
+    """Weak reference to a batch, as a key: those of batches that had one address, one after another, differ."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+class _Batch:
+    """Jobs that are submitted together; created before that, and deleted when no :class:`CoreJob` refers to it.
+
+    Attributes
+    ----------
+    pointers : Pointers
+        The core's handles of the jobs.
+    owned : list
+        For each job, or for all jobs together, the objects that the core uses, such as the output; None if it is over.
+    """
+
+    __slots__ = ("__weakref__", "key", "owned", "pointers", "quick", "reader")
+
+    def __init__(self, reader: CoreReader, pointers: Pointers, owned: list[object]) -> None:
+        self.reader, self.pointers, self.owned, self.quick = reader, pointers, owned, reader._library.quick
+        self.key = key = _Key(self, _DELETED.add)
+        _HELD[key] = reader, pointers, owned
+
+    def __del__(self) -> None:
+        if hasattr(self, "key"):  # not if the constructor was interrupted
+            _release(self.key)  # at once if the jobs are over; else a later call does it
+
+
+#: The reader, handles and owned objects of each batch that exists or is not over.
+_HELD: dict[_Key, tuple[CoreReader, Pointers, list[object]]] = {}
+#: Deleted batches. Weak references add them without running Python, so that no interrupt prevents it.
+_DELETED: set[_Key] = set()
+#: Jobs that were deleted before they were over, while other jobs of their batches exist.
+_DROPPED: set[tuple[_Key, int]] = set()
+
+
+def _release(key: _Key) -> None:
+    """Release the jobs of a batch that is deleted, if all are over; in a child process, drop them."""
+    if (held := _HELD.get(key)) is not None:
+        reader, pointers, _ = held
+        # The core releases a batch once, however often it is asked: an interrupt may come before and after the call.
+        if os.getpid() == reader._process and not reader._library.quick.lc_jobs_release(pointers, len(pointers)):
+            return
+        _HELD.pop(key, None)
+    _DELETED.discard(key)
+
+
+def _release_deleted() -> None:
+    """Release deleted jobs that are over by now, and their outputs."""
+    for dropped in _DROPPED.copy():
+        key, number = dropped
+        if (held := _HELD.get(key)) is not None:
+            reader, pointers, owned = held
+            if not reader._library.quick.lc_job_done(pointers[number]):
+                continue
+            owned[number] = None
+        _DROPPED.discard(dropped)
+    for key in _DELETED.copy():
+        _release(key)
 
 
 class CoreJob:
@@ -296,20 +337,24 @@ class CoreJob:
         Object that owns the memory of the output.
     """
 
-    __slots__ = ("_number", "_pointers", "_reader", "_ready", "output")
+    __slots__ = ("_batch", "_number", "output")
 
-    def __init__(self, reader: CoreReader, pointers: Pointers, number: int, output: Any, ready: object = None) -> None:
-        self._reader, self._pointers, self._number, self.output, self._ready = reader, pointers, number, output, ready
+    def __init__(self, batch: _Batch, number: int, output: Any) -> None:
+        self._number, self.output, self._batch = number, output, batch
 
     @property
     def _pointer(self) -> int | None:
         """The core's handle; None until the job is submitted."""
-        pointer: int | None = self._pointers[self._number]
+        pointer: int | None = self._batch.pointers[self._number]
         return pointer
 
     def done(self) -> bool:
         """Return whether the job is over."""
-        return bool(self._reader._library.quick.lc_job_done(self._pointer))
+        batch = self._batch
+        if not batch.quick.lc_job_done(batch.pointers[self._number]):
+            return False
+        batch.owned[self._number] = None
+        return True
 
     def wait(self) -> None:
         """Wait until the job is over, while Python handles signals.
@@ -319,50 +364,44 @@ class CoreJob:
         RuntimeError
             The interpreter is ending, and the job was not finished.
         """
-        wait = self._reader._library.waiting.lc_wait_job
         while not self.done():
-            if wait(self._pointer, _WAIT_SECONDS) < 0:
+            if self._batch.reader._library.waiting.lc_wait_job(self._pointer, _WAIT_SECONDS) < 0:
                 raise RuntimeError("the interpreter is ending, and the job was not finished")
-        self._ready = None
 
     def cancel(self) -> bool:
         """Cancel the job; return False if it is over already."""
-        return bool(self._reader._library.quick.lc_job_cancel(self._pointer))
+        return bool(self._batch.quick.lc_job_cancel(self._pointer))
 
     def report(self) -> native.Report:
         """Return counts and times of the job, which must be over."""
         report = native.Report()
-        self._reader._library.quick.lc_job_report(self._pointer, report)
+        self._batch.quick.lc_job_report(self._pointer, report)
         return report
 
     def error(self, layout: ArrayLayout) -> BaseException | None:
         """Return the exception for the job, which must be over; None if it did not fail."""
-        return self._reader.error_of(self._pointer, layout)
+        batch, number = self._batch, self._number
+        if batch.quick.lc_jobs_failed(batch.pointers, number + 1, number) < 0:
+            return None  # without the record of an error, which takes longer to make
+        return batch.reader.error_of(batch.pointers[number], layout)
 
     def __del__(self) -> None:
-        if (pointer := self._pointer) is not None:
-            self._reader.release(pointer, (self.output, self._ready))
+        batch = getattr(self, "_batch", None)  # None if the constructor was interrupted
+        if batch is not None and batch.owned[self._number] is not None and not self.done():
+            _DROPPED.add((batch.key, self._number))
 
 
-class CoreJobs:
-    """Jobs of a reader that are waited for together, numbered as their regions.
+class CoreJobs(_Batch):
+    """Jobs of a reader that are waited for together, numbered as their regions."""
 
-    Attributes
-    ----------
-    pointers : Pointers
-        The core's handles.
-    output : object
-        Object that owns the memory of the outputs.
-    """
-
-    __slots__ = ("_reader", "_ready", "output", "pointers")
-
-    def __init__(self, reader: CoreReader, pointers: Pointers, output: Any, ready: object) -> None:
-        self._reader, self.pointers, self.output, self._ready = reader, pointers, output, ready
+    __slots__ = ()
 
     def done(self) -> bool:
         """Return whether all jobs are over, without releasing Python's lock."""
-        return bool(self._reader._library.quick.lc_jobs_over(self.pointers, len(self.pointers)))
+        if not self.quick.lc_jobs_over(self.pointers, len(self.pointers)):
+            return False
+        self.owned.clear()
+        return True
 
     def wait(self) -> None:
         """Wait until all jobs are over, while Python handles signals; if they are over, keep Python's lock.
@@ -372,31 +411,24 @@ class CoreJobs:
         RuntimeError
             The interpreter is ending, and the jobs were not finished.
         """
-        if self.done():
-            return
-        wait = self._reader._library.waiting.lc_wait_jobs
-        while not (state := wait(self.pointers, len(self.pointers), _WAIT_SECONDS)):
-            pass
-        if state < 0:
-            raise RuntimeError("the interpreter is ending, and the jobs were not finished")
+        wait = self.reader._library.waiting.lc_wait_jobs
+        while not self.done():
+            if wait(self.pointers, len(self.pointers), _WAIT_SECONDS) < 0:
+                raise RuntimeError("the interpreter is ending, and the jobs were not finished")
 
     def failed(self) -> list[int]:
         """Return the numbers of the jobs that have failed; all jobs must be over."""
-        quick, failed, first = self._reader._library.quick, [], 0
-        while (number := quick.lc_jobs_failed(self.pointers, len(self.pointers), first)) >= 0:
+        failed, first = [], 0
+        while (number := self.quick.lc_jobs_failed(self.pointers, len(self.pointers), first)) >= 0:
             failed.append(number)
             first = number + 1
         return failed
 
     def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
         """Return the exception for the job of a number, which must be over; None if it did not fail."""
-        return self._reader.error_of(self.pointers[number], layout)
+        return self.reader.error_of(self.pointers[number], layout)
 
     def cancel(self) -> None:
         """Cancel all jobs that are not over."""
         for pointer in self.pointers:
-            self._reader._library.quick.lc_job_cancel(pointer)
-
-    def __del__(self) -> None:
-        if len(self.pointers) and self.pointers[0] is not None:
-            self._reader.release_all(self.pointers, (self.output, self._ready))
+            self.quick.lc_job_cancel(pointer)

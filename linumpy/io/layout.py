@@ -21,7 +21,7 @@ from numcodecs.abc import Codec
 from zarr.storage import LocalStore
 
 from linumpy.arrays import bits_of
-from linumpy.io.metadata import chunk_nbytes, element_size
+from linumpy.io.metadata import chunk_nbytes, chunks_per_shard
 from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
@@ -81,7 +81,7 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Raises
     ------
     MetadataError
-        A length beyond 64-bit numbers, an empty chunk, or a chunk of more bytes than 64-bit numbers count.
+        A length beyond 64-bit numbers, an empty chunk, or a chunk, shard or shard index of more than 2**60 bytes.
     """
     document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -92,9 +92,6 @@ def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _NOT_DECODED:
         del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
-    for setting in settings:
-        if setting["name"] == "shuffle":
-            setting["elementsize"] = element_size(setting.get("elementsize"), array.dtype.itemsize)
     chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
     return _finish(
@@ -132,7 +129,7 @@ def _layout_v3(array: zarr.Array, document: _Document) -> ArrayLayout:
     if sharded:
         inner = sharded[0]["configuration"]
         chunk_shape = tuple(int(n) for n in inner["chunk_shape"])
-        shard, reason = _shard(inner, object_shape, chunk_shape)
+        shard, reason = _shard(inner, chunks_per_shard(array, object_shape, chunk_shape))
         reasons += [reason] if reason else []
         chain = list(inner["codecs"])
     names = tuple(str(codec["name"]) for codec in chain)
@@ -188,15 +185,13 @@ def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
     return np.repeat(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
 
 
-def _shard(
-    configuration: _Document, object_shape: Sequence[int], chunk_shape: Sequence[int]
-) -> tuple[ShardLayout, str | None]:
+def _shard(configuration: _Document, counts: tuple[int, ...]) -> tuple[ShardLayout, str | None]:
     """Read how shards and their indexes are stored; the second result says why that is not supported, or is None."""
     index = list(configuration.get("index_codecs", ()))
     names = [codec["name"] for codec in index]
     supported = names in (["bytes"], ["bytes", "crc32c"])
     shard = ShardLayout(
-        chunks_per_shard=tuple(n // c for n, c in zip(object_shape, chunk_shape, strict=True)),
+        chunks_per_shard=counts,
         index_at_end=_text(configuration.get("index_location", "end")) == "end",
         index_big_endian=supported and _endian(index[0]) == "big",
         index_checksum="crc32c" in names,

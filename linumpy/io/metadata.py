@@ -8,8 +8,8 @@ impossible shapes and chunks.
 Read here in zarr v3: codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
 write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL, zarrita.js), the data types of
 :mod:`linumpy.io.data_types`, and the exact bits of a NaN that is written in hexadecimal, such as ``"0x7e05"``. In
-zarr v2 (NCZarr): a shuffle filter whose ``elementsize`` is a string, or 0 for the item size, and a fill value that is
-missing or a list of one value.
+zarr v2 (NCZarr): a shuffle filter whose ``elementsize`` is a string, or 0 for the item size, which in arrays of other
+writers means bytes that are not shuffled; and a fill value that is missing or a list of one value.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ REFUSALS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 #: Largest offset, size and index that the C library's ``off_t`` and NumPy's ``intp`` hold.
 _MAX_INT64 = 2**63 - 1
+#: Maximum bytes of a chunk, shard and shard index, as in the core, where sums of a few of them must not overflow.
+_MAX_NBYTES = 2**60
 #: Data types of zarr v3 without a byte order. Raw bits (``r8`` and so on) have no byte order either.
 _SINGLE_BYTES = ("bool", "int8", "uint8")
 
@@ -109,7 +111,7 @@ def checked_array(array: zarr.Array) -> zarr.Array:
         chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
         return _with_exact_fill(array)
     chunk_nbytes(array, metadata.chunks)
-    filters = tuple(_with_element_size(codec, array.dtype.itemsize) for codec in metadata.filters or ())
+    filters = tuple(_with_element_size(codec, array) for codec in metadata.filters or ())
     if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
         return array
     metadata = dataclasses.replace(metadata, filters=filters)
@@ -143,7 +145,7 @@ def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
     Raises
     ------
     MetadataError
-        A length beyond 64-bit numbers, an empty chunk, or a chunk of more bytes than 64-bit numbers count.
+        A length beyond 64-bit numbers, an empty chunk, or a chunk of more than 2**60 bytes.
     """
     if any(n > _MAX_INT64 for n in array.shape):
         raise MetadataError(f"{array.store_path}: the shape {array.shape} is beyond 64-bit numbers")
@@ -151,28 +153,47 @@ def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
     if any(c < 1 and n > 0 for c, n in zip(chunk_shape, array.shape, strict=False)):
         raise MetadataError(f"{array.store_path}: chunks of {tuple(chunk_shape)} hold no elements")
     nbytes = math.prod(max(1, c) for c in chunk_shape) * array.dtype.itemsize
-    if nbytes > _MAX_INT64:
-        chunks = f"chunks of {tuple(chunk_shape)} {array.dtype}"
-        raise MetadataError(f"{array.store_path}: {chunks} have more bytes than 64-bit numbers count")
+    if nbytes > _MAX_NBYTES:
+        raise MetadataError(
+            f"{array.store_path}: chunks of {tuple(chunk_shape)} {array.dtype} have more than 2**60 bytes"
+        )
     return nbytes
 
 
-def _with_element_size(codec: Any, itemsize: int) -> Any:
-    """Return a filter with the :func:`element_size` that NCZarr means; other filters unchanged."""
-    if getattr(codec, "codec_id", None) != "shuffle":
-        return codec
-    size = element_size(codec.elementsize, itemsize)
-    return codec if size is codec.elementsize else numcodecs.Shuffle(size)
+def chunks_per_shard(array: zarr.Array, shard_shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, ...]:
+    """Count the inner chunks along each axis of a shard.
 
-
-def element_size(value: Any, itemsize: int) -> Any:
-    """Return the element size of a shuffle filter of zarr v2 as an integer.
-
-    NCZarr may write the size as a string, and 0 for the item size. Any other value is returned unchanged.
+    Raises
+    ------
+    MetadataError
+        As :func:`chunk_nbytes`, for shard or chunk; or an index of the shard of more than 2**60 bytes.
     """
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    return itemsize if value == 0 and not isinstance(value, bool) else value
+    chunk_nbytes(array, shard_shape)
+    chunk_nbytes(array, chunk_shape)
+    counts = tuple(max(1, n // max(1, c)) for n, c in zip(shard_shape, chunk_shape, strict=True))
+    if 16 * math.prod(counts) > _MAX_NBYTES:
+        shards = f"shards of {tuple(shard_shape)} with chunks of {tuple(chunk_shape)} inside"
+        raise MetadataError(f"{array.store_path}: {shards} have an index of more than 2**60 bytes")
+    return counts
+
+
+def _with_element_size(codec: Any, array: zarr.Array) -> Any:
+    """Return a shuffle filter of NCZarr with the element size that it means; other filters unchanged.
+
+    NCZarr may write the size as a string, and 0 for the item size.
+    """
+    size = getattr(codec, "elementsize", None)
+    if getattr(codec, "codec_id", None) != "shuffle" or isinstance(size, bool):
+        return codec
+    if isinstance(size, str) and size.strip().isdecimal():
+        return numcodecs.Shuffle(int(size) or array.dtype.itemsize)
+    return numcodecs.Shuffle(array.dtype.itemsize) if size == 0 and _is_of_netcdf(array) else codec
+
+
+def _is_of_netcdf(array: zarr.Array) -> bool:
+    """Whether the NetCDF library wrote an array of zarr v2: it adds a key to the metadata, or an attribute."""
+    document = _read_document(array.store_path) or {}
+    return any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
 
 
 def _read_document(where: StorePath) -> dict[str, Any] | None:

@@ -118,10 +118,7 @@ struct Jobs {
         }
         jobs.assign(one_job ? 1 : static_cast<size_t>(count), nullptr);
     }
-    ~Jobs() {
-        for (lc_job *job : jobs)
-            if (job) lc_job_release(job);
-    }
+    ~Jobs() { lc_jobs_release(jobs.data(), static_cast<int64_t>(jobs.size())); }
     int64_t submit(lc_reader *reader) {
         lc_array record{store->prefix.c_str(), ".", store->metadata.c_str()};
         record.store = store->number;

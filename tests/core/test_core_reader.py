@@ -1,5 +1,6 @@
 """If this fails, the native core and Python disagree about who holds what: outputs, handles, signals, forks."""
 
+import asyncio
 import gc
 import os
 import shutil
@@ -10,16 +11,19 @@ import textwrap
 import threading
 import time
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore
 
 from linumpy.core import native
-from linumpy.core.reader import CoreReader
+from linumpy.core import reader as reader_module
 from linumpy.errors import CoreUnavailableError
 from linumpy.gpu import Reader
+from linumpy.gpu.read.outputs import Regions
 from tests.support import budget
 
 pytestmark = pytest.mark.needs_core
@@ -117,48 +121,152 @@ def test_threads_that_wait_leave_no_memory_behind(tmp_path):
         assert page * int(Path("/proc/self/statm").read_text().split()[1]) - before < 64 * 2**20
 
 
-def test_an_interrupt_behind_the_submission_leaks_no_job(store, monkeypatch):
-    quick = native.library().quick
-    submit, release, released = quick.lc_submit, quick.lc_job_release, []
+class HeldStore(MemoryStore):
+    """A store in memory whose chunks arrive when the test says so."""
 
-    def interrupted(*arguments):
-        assert submit(*arguments) == 0
-        raise KeyboardInterrupt
+    arrive = threading.Event()
 
-    def noted(pointer):
-        released.append(pointer)
-        release(pointer)
-
-    with Reader(device="cpu") as reader:
-        monkeypatch.setattr(quick, "lc_submit", interrupted)
-        monkeypatch.setattr(quick, "lc_job_release", noted)
-        with pytest.raises(KeyboardInterrupt):
-            reader.submit_many(store, boxes(np.random.default_rng(3), 5))
-        monkeypatch.setattr(quick, "lc_submit", submit)
-        gc.collect()
-    assert len(set(released)) == len(released) == 5
+    async def get(self, key, *arguments, **options):
+        if "zarr.json" not in key:
+            await asyncio.to_thread(self.arrive.wait, 30)
+        return await super().get(key, *arguments, **options)
 
 
-def test_threads_that_release_dropped_jobs_do_not_take_the_same_one_twice():
-    core = CoreReader(2)
-    calls = []
+@pytest.fixture
+def held():
+    """An array whose reads do not end before `held.store.arrive` is set."""
+    array = zarr.create_array(HeldStore(), shape=(4, 4), chunks=(2, 4), dtype="u2", fill_value=7)
+    array.store.arrive.set()
+    array[...] = 5
+    array.store.arrive.clear()
+    yield array
+    array.store.arrive.set()
 
-    def done(pointer):
-        time.sleep(1e-4)
-        return True
 
-    quick = types.SimpleNamespace(lc_job_done=done, lc_job_release=calls.append)
-    real, core._library = core._library, types.SimpleNamespace(quick=quick)
+def interrupted(action, nth):
+    """Run an action whose `nth` bytecode in the core's reader, from 0 on, is interrupted; returns whether one was."""
+    left = nth
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if frame.f_code.co_filename != reader_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
     try:
-        core._abandoned.update((n, None) for n in range(1, 300))
-        threads = [threading.Thread(target=core._release_abandoned) for _ in range(8)]
+        action()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left < 0
+
+
+def submit_one(reader, array, outputs):
+    return [reader.submit(array, out=outputs[0])]
+
+
+def submit_many(reader, array, outputs):
+    return reader.submit_many(array, np.array([[[0, 4], [0, 4]]] * len(outputs)), outs=outputs)
+
+
+def submit_together(reader, array, outputs):
+    regions = np.array([[[0, 4], [0, 4]]] * len(outputs))
+    columns = Regions(
+        np.zeros(len(outputs), np.int64),
+        regions[..., 0],
+        regions[..., 1],
+        np.array([outputs[0].strides] * len(outputs)),
+        np.array([output.ctypes.data for output in outputs]),
+    )
+    return [reader.submit_together([reader.layout_of(array)], columns, np.dtype("u2"), list(outputs))]
+
+
+def held_now():
+    """Numbers of batches and jobs that are not released."""
+    return len(reader_module._HELD), len(reader_module._DELETED), len(reader_module._DROPPED)
+
+
+def watched(count):
+    """Outputs for a submission, and a function that returns how many of them exist."""
+    outputs = [np.zeros((4, 4), np.uint16) for _ in range(count)]
+    watching = [weakref.ref(output) for output in outputs]
+    return outputs, lambda: sum(output() is not None for output in watching)
+
+
+@pytest.mark.parametrize(("submit", "count"), [(submit_one, 1), (submit_many, 2), (submit_together, 2)])
+@pytest.mark.parametrize("step", ["submission", "deletion"])
+def test_outputs_outlive_an_interrupt_at_any_bytecode(held, submit, count, step, monkeypatch):
+    """The core writes to an output until its job is over: freed memory may be another array of the caller by then."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # pytest's keeps the deleted objects
+    with Reader(device="cpu") as reader:
+        for nth in range(2000):
+            held.store.arrive.clear()
+            outputs, alive = watched(count)
+            tickets = submit(reader, held, outputs) if step == "deletion" else []
+            if step == "deletion":
+                was_interrupted = interrupted(tickets.clear, nth)
+            else:
+                was_interrupted = interrupted(lambda: submit(reader, held, outputs), nth)  # noqa: B023
+            outputs.clear()
+            gc.collect()
+            assert alive() == count or (step == "submission" and not alive())
+            held.store.arrive.set()
+            deadline = time.monotonic() + 20
+            while (left := [*held_now(), alive()]) != [0, 0, 0, 0] and time.monotonic() < deadline:
+                reader.stats()
+                gc.collect()  # tracebacks
+            assert left == [0, 0, 0, 0]
+            if not was_interrupted:
+                break
+        else:
+            raise AssertionError("no end of bytecodes")
+    assert nth > 20
+
+
+def test_a_deleted_reader_lives_until_its_jobs_are_over(held):
+    reader = Reader(device="cpu")
+    outputs, alive = watched(2)
+    submit_many(reader, held, outputs)
+    outputs.clear()
+    timer = threading.Timer(0.3, held.store.arrive.set)
+    timer.start()
+    core = weakref.ref(reader._engines._core._core)
+    del reader
+    gc.collect()
+    timer.join()
+    assert alive() == 0
+    assert core() is None
+
+
+def test_threads_that_release_dropped_jobs_do_not_take_the_same_one_twice(held):
+    released = []
+    with Reader(device="cpu") as reader:
+        jobs = reader.stats().jobs
+        for _ in range(100):
+            submit_many(reader, held, watched(2)[0])
+        assert len(reader_module._DELETED) == 100
+        held.store.arrive.set()
+
+        def work():
+            while reader_module._DELETED:
+                reader_module._release_deleted()
+            released.append(True)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
-        assert sorted(calls) == list(range(1, 300))
-    finally:
-        core._library = real
+            thread.join(30)
+        assert released == [True] * 8
+        assert reader.stats().jobs == jobs + 200
+    assert held_now() == (0, 0, 0)
 
 
 @pytest.mark.parametrize("attempt", range(3))

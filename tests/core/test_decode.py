@@ -88,6 +88,24 @@ def test_unusual_zstd_frames_on_the_device(nbytes):
         assert not {"window of 144 MiB", "window of 256 MiB", "window of 2 GiB"} & taken
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_of_blosclz_in_frames_of_blosc(seed):
+    """Of arrays whose metadata name another compressor; changed bytes are refused, or decoded as by numcodecs."""
+    random, codec, compressed = np.random.default_rng(seed), CODECS["blosc"], 0
+    for _ in range(40):
+        period, nbytes = random.integers(1, 2000), int(random.integers(17, 100000))
+        values = np.resize(random.integers(0, 256 >> random.integers(0, 7), period).astype(np.uint8), nbytes)
+        level, shuffle, typesize = random.integers(1, 10), random.integers(0, 3), 2 ** random.integers(0, 4)
+        writer = numcodecs.Blosc("blosclz", int(level), int(shuffle), 0, typesize=int(typesize))
+        stored = bytearray(writer.encode(values))
+        compressed += not stored[2] & 2
+        assert decoded(DecodeChain("blosc", "lz4"), bytes(stored), nbytes) == values.tobytes()
+        stored[int(random.integers(16, len(stored)))] ^= 1 << int(random.integers(0, 8))
+        found = decoded(DecodeChain("blosc", "lz4"), bytes(stored), nbytes)
+        assert found is None or found == by_numcodecs(codec, bytes(stored), nbytes)
+    assert compressed > 10
+
+
 def members(codec, parts):
     """Several frames, members or streams, one after another."""
     return b"".join(bytes(codec.encode(part)) for part in parts)

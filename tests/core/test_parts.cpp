@@ -129,6 +129,53 @@ TEST(huge_regions) {
     }
 }
 
+// Sizes that do not fit into 64 bits are refused, and coordinates near 2^63 do not overflow.
+TEST(sizes_that_overflow) {
+    const i64 huge = i64(1) << 62;
+    const auto is_refused = [](i64 chunk, i64 more, i64 shard, i64 more_shard) {
+        lc_geometry g{};
+        g.rank = 2;
+        g.stored_axes[1] = 1;
+        g.dtype = LC_U16;
+        g.chunk_shape[0] = chunk;
+        g.chunk_shape[1] = more;
+        g.chunks_per_shard[0] = shard;
+        g.chunks_per_shard[1] = more_shard;
+        try {
+            const Geometry geometry(g);
+            return false;
+        } catch (const std::overflow_error &) {
+            return true;
+        }
+    };
+    CHECK(is_refused(huge, 1, 0, 0) && is_refused(i64(1) << 32, i64(1) << 32, 0, 0) && is_refused(0, 1, 0, 0));
+    CHECK(is_refused(1, 1, i64(1) << 32, i64(1) << 32) && is_refused(1, 1, 3, 6148914691236517206));
+    CHECK(is_refused(1, 1, i64(1) << 58, 1) && is_refused(1, 1, 1, -1) && !is_refused(1, 1, i64(1) << 56, 1));
+    lc_geometry g{};
+    g.rank = 1;
+    g.chunk_shape[0] = 1 << 12;
+    g.chunks_per_shard[0] = (i64(1) << 50) + 1;
+    Regions regions = one_region(g, {INT64_MAX - 5000}, {INT64_MAX});
+    i64 chunks = 0;
+    for (ChunkWalk walk(regions, 0); !walk.at_end(); walk.next()) ++chunks;
+    CHECK(chunks == 2);
+}
+
+// The last block of a Blosc frame may be shorter than an element: it is not shuffled, and needs no memory for that.
+TEST(a_last_block_shorter_than_an_element) {
+    std::vector<uint8_t> frame = {2, 1, 0x34, 4, 10, 0, 0, 0, 8, 0, 0, 0, 42, 0, 0, 0};  // bit shuffle, elements of 4
+    for (uint8_t byte : {24, 0, 0, 0, 36, 0, 0, 0}) frame.push_back(byte);  // offsets of the blocks
+    for (uint8_t byte : {8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 0, 0, 0, 9, 10}) frame.push_back(byte);
+    lc_chain chain{};
+    chain.is_encoded = 1;
+    chain.compressor = LC_BLOSC;
+    chain.inner = LC_LZ4;
+    uint8_t decoded[10];
+    char text[256];
+    CHECK(lc_decode(&chain, frame.data(), static_cast<int64_t>(frame.size()), decoded, 10, text) == LC_OK);
+    for (int n = 0; n < 10; ++n) CHECK(decoded[n] == n + 1);
+}
+
 TEST(pieces_tile_boxes) {
     Random random(2);
     for (int round = 0; round < 500; ++round) {

@@ -14,8 +14,10 @@ import zarr
 from zarr.codecs import GzipCodec, ShardingCodec
 from zarr.storage import LocalStore, MemoryStore
 
+import linumpy
 from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.gds import gds_verdict
+from linumpy.gpu import Reader
 from linumpy.gpu.zarr_io import plan_zarr_read, zarr_to_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image, read_omezarr
@@ -300,8 +302,8 @@ def write_image(folder, path, zarr_format=3):
     ("sizes", "message"),
     [
         ((0, 4), r"chunks of \(0, 4\) hold no elements"),
-        ((2, 2**63), rf"chunks of \(2, {2**63}\) uint16 have more bytes than 64-bit numbers count"),
-        ((2**31, 2**31), rf"chunks of \({2**31}, {2**31}\) uint16 have more bytes"),
+        ((2, 2**63), rf"chunks of \(2, {2**63}\) uint16 have more than 2\*\*60 bytes"),
+        ((2**31, 2**31), rf"chunks of \({2**31}, {2**31}\) uint16 have more than"),
     ],
 )
 def test_chunks_that_cannot_be_are_named(tmp_path, zarr_format, sizes, message):
@@ -325,6 +327,64 @@ def test_chunks_that_cannot_be_are_named(tmp_path, zarr_format, sizes, message):
     ):
         with pytest.raises(MetadataError, match=rf"i/0: {message}"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("shard", "inner", "message"),
+    [
+        # The numbers of inner chunks are 0, 2 and 2 modulo 2**64, so a wrapped index has 0 or 2 entries.
+        ((2**32, 2**32), (1, 1), "have more than"),
+        ((3, 6148914691236517206), (1, 1), "have more than"),
+        ((2, 2**58), (1, 1), "have an index of more than"),
+    ],
+)
+def test_shards_that_cannot_be_are_named(tmp_path, shard, inner, message):
+    folder = write(tmp_path / "a", zarr_format=3, chunks=inner, shards=(4, 6))
+    codecs = json.loads((folder / "zarr.json").read_text())["codecs"]
+    edit(folder, chunk_grid={"name": "regular", "configuration": {"chunk_shape": list(shard)}}, codecs=codecs)
+    (folder / "c/0/0").write_bytes(bytes(4))
+    plain = zarr.open_array(folder, mode="r")
+    for read in (lambda: plan_zarr_read(folder), lambda: read_layout(plain)):
+        with pytest.raises(MetadataError, match=rf"a: (chunks|shards) of .* {message} 2\*\*60 bytes"):
+            read()
+    with linumpy.accelerate(), pytest.raises((ValueError, MemoryError)) as raised:  # zarr's
+        zarr.open_array(folder, mode="r")[1:3, 0:2]
+    assert any("2**60 bytes" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.needs_core
+def test_random_numbers_of_shapes_and_chunks(tmp_path):
+    """A layout has sizes that 64-bit numbers count, and its far end is read; or the metadata are refused."""
+    random = np.random.default_rng(5)
+    numbers = [-1, 0, 1, 2, 3, 5, 2**31, 2**32, 2**53, 2**59, 2**60, 2**61, 2**62 + 1, 6148914691236517206]
+    numbers += [2**63 - 1, 2**63, 2**64, 2**64 + 1]
+    folder = write(tmp_path / "a", np.zeros((4, 6), "u2"), chunks=(2, 3), shards=(4, 6))
+    document = json.loads((folder / "zarr.json").read_text())
+    shutil.rmtree(folder / "c", ignore_errors=True)
+    outcomes, reader = set(), Reader(device="cpu")
+    for _ in range(300):
+        shape, outer, inner = ([numbers[n] for n in random.integers(0, len(numbers), 2)] for _ in range(3))
+        codecs = json.loads(json.dumps(document["codecs"]))
+        codecs[0]["configuration"]["chunk_shape"] = inner
+        grid = {"name": "regular", "configuration": {"chunk_shape": outer}}
+        codecs = codecs if random.random() < 0.6 else codecs[0]["configuration"]["codecs"]
+        edit(folder, shape=shape, chunk_grid=grid, codecs=codecs)
+        try:
+            plain = zarr.open_array(folder, mode="r")
+        except Exception:
+            continue
+        try:
+            layout = read_layout(plain)
+        except MetadataError:
+            outcomes.add("refused")
+            continue
+        outcomes.add("read")
+        assert layout.chunk_nbytes <= 2**60
+        assert layout.shard is None or layout.shard.index_nbytes <= 2**60 + 4
+        region = tuple(slice(max(0, n - 2), n) for n in shape)
+        assert not reader.submit_layout(layout, region).result().any()
+    reader.close()
+    assert outcomes == {"refused", "read"}
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -376,6 +436,8 @@ def test_the_shuffle_of_nczarr_is_undone(tmp_path, compressor, written, decode_o
     """Its elementsize 0 is the size of an item, and it wrote numbers as strings."""
     folder = write(tmp_path / "a", zarr_format=2, filters=[numcodecs.Shuffle(2)], compressors=compressor)
     edit(folder, filters=[{"id": "shuffle", "elementsize": written}])
+    if written == 0:
+        edit(folder, _nczarr_array={"dimrefs": ["/y", "/x"], "storage": "chunked"})
     for source in (folder, zarr.open_array(folder, mode="r")):
         assert same(open_source(source)[...], VALUES)
         assert same(open_source(source).with_config({"write_empty_chunks": True})[1:3], VALUES[1:3])
@@ -385,6 +447,32 @@ def test_the_shuffle_of_nczarr_is_undone(tmp_path, compressor, written, decode_o
     shutil.copytree(folder, tmp_path / "i/0")
     assert same(read_omezarr(tmp_path / "i")[0][...], VALUES)
     assert same(zarr_to_dask(folder, device="cpu").compute(), VALUES)
+
+
+def test_the_shuffle_of_nczarr_with_its_key_among_the_attributes(tmp_path):
+    folder = write(tmp_path / "a", zarr_format=2, filters=[numcodecs.Shuffle(2)], compressors=None)
+    edit(folder, filters=[{"id": "shuffle", "elementsize": 0}])
+    (folder / ".zattrs").write_text('{"_NCZARR_ARRAY": {"storage": "chunked"}}')
+    assert same(reference.read(folder), VALUES)
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        {"filters": [numcodecs.Shuffle(0)], "compressors": None},
+        {"filters": [numcodecs.Shuffle(0)], "compressors": numcodecs.Zstd()},
+        {"compressors": numcodecs.Shuffle(0)},
+    ],
+)
+def test_a_shuffle_of_elements_of_0_bytes_is_none(tmp_path, codecs):
+    """So numcodecs has it; only the NetCDF library means the item size."""
+    folder = write(tmp_path / "a", zarr_format=2, **codecs)
+    plain = zarr.open_array(folder, mode="r")
+    assert same(plain[...], VALUES)
+    assert read_layout(plain).unsupported is None
+    assert same(both(folder), VALUES)
+    with linumpy.accelerate():
+        assert same(zarr.open_array(folder, mode="r")[...], VALUES)
 
 
 @pytest.mark.parametrize("changes", [{"fill_value": ...}, {"fill_value": [7]}])

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "codecs.hpp"
 #include "device.hpp"
@@ -17,6 +18,8 @@ struct lc_job {
 };
 
 namespace {
+
+bool is_over(const lc_job *handle) { return !handle || handle->job->is_over(); }
 
 void write_text(char *text, size_t capacity, const char *from) {
     std::strncpy(text, from, capacity - 1);
@@ -93,6 +96,8 @@ int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
             jobs[n] = handles[n].release();
         }
         return 0;
+    } catch (const std::overflow_error &) {
+        return 3;
     } catch (...) {
         return 2;
     }
@@ -100,40 +105,43 @@ int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
 
 int64_t lc_wait_capacity(lc_reader *handle, double seconds) { return handle->reader->wait_capacity(seconds); }
 
-int64_t lc_job_done(lc_job *handle) { return handle->job->is_over(); }
+int64_t lc_job_done(lc_job *handle) { return is_over(handle); }
 
 int64_t lc_wait_job(lc_job *handle, double seconds) { return lc_wait_jobs(&handle, 1, seconds); }
 
-int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) {
-    return std::all_of(jobs, jobs + count, [](const lc_job *handle) { return handle->job->is_over(); });
-}
+int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) { return std::all_of(jobs, jobs + count, is_over); }
 
 int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds) {
     const double end = lc::now() + seconds;
-    if (seconds > 0 && count && !jobs[count - 1]->job->is_over())
-        if (const std::shared_ptr<lc::Reader> reader = jobs[0]->reader.lock()) reader->help();
+    if (seconds > 0 && count && !is_over(jobs[count - 1]))
+        if (const std::shared_ptr<lc::Reader> reader = jobs[count - 1]->reader.lock()) reader->help();
     for (int64_t n = 0; n < count; ++n)
-        if (!jobs[n]->job->wait(std::max(0.0, end - lc::now()))) return lc::Pool::shared().stopped() ? -1 : 0;
+        if (!is_over(jobs[n]) && !jobs[n]->job->wait(std::max(0.0, end - lc::now())))
+            return lc::Pool::shared().stopped() ? -1 : 0;
     return 1;
 }
 
 int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first) {
     for (int64_t n = first; n < count; ++n)
-        if (jobs[n]->job->error().code != LC_OK) return n;
+        if (!jobs[n] || jobs[n]->job->error().code != LC_OK) return n;
     return -1;
 }
 
-void lc_jobs_release(lc_job *const *jobs, int64_t count) {
-    std::for_each(jobs, jobs + count, std::default_delete<lc_job>());
+int64_t lc_jobs_release(lc_job **jobs, int64_t count) {
+    if (!lc_jobs_over(jobs, count)) return 0;
+    for (int64_t n = 0; n < count; ++n) delete std::exchange(jobs[n], nullptr);
+    return 1;
 }
 
-int64_t lc_job_cancel(lc_job *handle) { return handle->job->cancel(); }
+int64_t lc_job_cancel(lc_job *handle) { return handle && handle->job->cancel(); }
 
-void lc_job_error(lc_job *handle, lc_error *error) { *error = handle->job->error(); }
+void lc_job_error(lc_job *handle, lc_error *error) {
+    *error = {};
+    error->code = LC_CANCELLED;
+    if (handle) *error = handle->job->error();
+}
 
 void lc_job_report(lc_job *handle, lc_report *report) { *report = handle->job->report(); }
-
-void lc_job_release(lc_job *handle) { delete handle; }
 
 int64_t lc_open_library(int64_t library, const char *path, char *text) {
     try {

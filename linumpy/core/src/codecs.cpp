@@ -275,7 +275,7 @@ void join_planes(const u8 *from, u8 *to, size_t plane) {
 // eight, Blosc does not shuffle.
 void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &sorted) {
     const size_t count = nbytes / size;
-    if (count % 8) {
+    if (count % 8 || !count) {
         std::memcpy(to, from, nbytes);
         return;
     }
@@ -285,9 +285,45 @@ void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &
     std::memcpy(to + count * size, from + count * size, nbytes - count * size);
 }
 
+// BloscLZ, the default compressor of C-Blosc, in a frame of an array whose metadata name another one; its code in a frame.
+constexpr i64 BLOSCLZ = -1;
+
+// Runs of literals, and matches of 3 bytes or more, whose distances above 8191 take two further bytes.
+void decode_blosclz(Bytes stored, Target out) {
+    constexpr size_t MAX_NEAR = 8191;
+    size_t at = 0, done = 0;
+    const auto next = [&]() -> size_t {
+        if (at == stored.size()) refuse("the BloscLZ stream is cut off");
+        return stored[at++];
+    };
+    for (bool is_first = true; at < stored.size(); is_first = false) {
+        const size_t control = is_first ? next() & 31 : next();
+        if (control < 32) {
+            const size_t count = control + 1;
+            if (count > stored.size() - at || count > out.size() - done) refuse("the BloscLZ stream is broken");
+            std::memcpy(out.data() + done, stored.data() + at, count);
+            at += count;
+            done += count;
+            continue;
+        }
+        size_t length = (control >> 5) + 2, more = length == 9 ? 255 : 0;
+        while (more == 255) length += more = next();
+        const size_t high = control & 31, low = next();
+        size_t distance = (high << 8) + low + 1;
+        if (high == 31 && low == 255) {
+            distance = next() << 8;
+            distance += next() + MAX_NEAR + 1;
+        }
+        if (distance > done || length > out.size() - done) refuse("the BloscLZ stream is broken");
+        for (; length; --length, ++done) out[done] = out[done - distance];
+    }
+    check_size(done, out.size());
+}
+
 void decode_blosc_stream(i64 codec, Bytes stored, Target out, DecodeScratch &scratch) {
     if (stored.size() == out.size()) std::memcpy(out.data(), stored.data(), out.size());
     else if (codec == LC_LZ4) decode_lz4_block(stored, out);
+    else if (codec == BLOSCLZ) decode_blosclz(stored, out);
     else if (codec == LC_ZSTD) decode_zstd_frames(stored, out, scratch);
     else {
         unsigned long got = out.size();
@@ -314,7 +350,8 @@ void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
         return;
     }
     const u32 format = flags >> 5;
-    const i64 codec = format == 1 ? LC_LZ4 : format == 3 ? LC_ZLIB : format == 4 ? LC_ZSTD : LC_NONE;
+    constexpr i64 CODECS[8] = {BLOSCLZ, LC_LZ4, LC_NONE, LC_ZLIB, LC_ZSTD, LC_NONE, LC_NONE, LC_NONE};
+    const i64 codec = CODECS[format];
     if (codec == LC_NONE) refuse("Blosc with compressor %u inside is not decoded", format);
     const u64 blocks = (nbytes - 1) / block + 1;
     if (BLOSC_HEAD + 4 * blocks > total) refuse("the Blosc blocks are cut off");

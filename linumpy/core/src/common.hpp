@@ -20,6 +20,10 @@ using u8 = uint8_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
+// Maximum bytes of a chunk, of the index of a shard, and of one read. No memory holds as many; sums of a few of them do
+// not overflow.
+constexpr i64 MAX_NBYTES = i64{1} << 60;
+
 inline double now() {
     using clock = std::chrono::steady_clock;
     return std::chrono::duration<double>(clock::now().time_since_epoch()).count();

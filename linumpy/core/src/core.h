@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 10
+#define LC_ABI 11
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -319,12 +319,13 @@ LC_API void lc_reader_delete(lc_reader *);
 LC_API void lc_reader_stats(lc_reader *, lc_stats *);
 
 // Queue a batch, and write a handle for each job. Returns 0 on success; 1 if the queue is full: wait for capacity and
-// call again; 2 if there is no memory.
+// call again; 2 if there is no memory; 3 if a chunk or the index of a shard has more than 2^60 bytes.
 LC_API int64_t lc_submit(lc_reader *, const lc_batch *, lc_job **jobs);
 // Wait up to `seconds` until the queue has capacity or the reader is closed; returns whether that is so.
 LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
 
-// Return whether a job is over. `lc_wait_job` is `lc_wait_jobs` for one job.
+// Return whether a job is over. `lc_wait_job` is `lc_wait_jobs` for one job. A handle that is NULL, of a job that was not
+// submitted or is released, counts as that of a cancelled job in all functions of jobs but `lc_job_report`.
 LC_API int64_t lc_job_done(lc_job *);
 LC_API int64_t lc_wait_job(lc_job *, double seconds);
 // Return whether all `count` jobs are over. `lc_wait_jobs` waits up to `seconds`, and returns 1 if they are over, 0 if
@@ -334,13 +335,14 @@ LC_API int64_t lc_jobs_over(lc_job *const *jobs, int64_t count);
 LC_API int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds);
 // Return the index of the first failed job from index `first` on; -1 if none has failed. The jobs must be over.
 LC_API int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first);
-LC_API void lc_jobs_release(lc_job *const *jobs, int64_t count);
+// If all `count` jobs are over, release them and set their handles to NULL; returns whether that is so. A caller that is
+// interrupted afterwards may call again.
+LC_API int64_t lc_jobs_release(lc_job **jobs, int64_t count);
 // Cancel a job; returns 0 if the job was over already, else 1: the job will end with LC_CANCELLED.
 LC_API int64_t lc_job_cancel(lc_job *);
 // Get the error and the report of a job that is over. A job without error has code LC_OK.
 LC_API void lc_job_error(lc_job *, lc_error *);
 LC_API void lc_job_report(lc_job *, lc_report *);
-LC_API void lc_job_release(lc_job *);
 
 // Open a library by its path or file name, unless it is open; before the first reader, and once more with another path
 // if it failed. Returns 0 with the library's path and version in `text` (1024 bytes), or 1 with the reason why it cannot

@@ -146,6 +146,7 @@ void Execution::read_all() {
 
 // Read spans of neighbouring chunks by one read; decode the chunks, and copy their boxes to the outputs.
 void Execution::read_group(const Span *spans, size_t count) {
+    if (spans->nbytes > MAX_NBYTES) throw std::bad_alloc();
     if (device_) return stage_group(spans, count);
     if (count == 1 && !geometry_.encoded() && read_in_place(*spans)) return;
     i64 end = 0;

@@ -2,20 +2,29 @@
 
 #include <algorithm>
 #include <charconv>
+#include <stdexcept>
 
 namespace lc {
+
+// Multiply a size by a length; the product has at most MAX_NBYTES bytes.
+static i64 checked_product(i64 nbytes, i64 length) {
+    if (length < 1 || nbytes > MAX_NBYTES / length) throw std::overflow_error("too many bytes");
+    return nbytes * length;
+}
 
 Geometry::Geometry(const lc_geometry &record) : lc_geometry(record), itemsize(dtype_nbytes(record.dtype)) {
     chunk_nbytes = itemsize;
     for (i64 n = rank - 1; n >= 0; --n) {
         chunk_strides[stored_axes[n]] = chunk_nbytes;
-        chunk_nbytes *= chunk_shape[stored_axes[n]];
+        chunk_nbytes = checked_product(chunk_nbytes, chunk_shape[stored_axes[n]]);
     }
+    index_nbytes = 16;
     for (i64 a = 0; a < rank; ++a) {
         per_object[a] = sharded() ? chunks_per_shard[a] : 1;
-        chunks_of_object *= per_object[a];
+        index_nbytes = checked_product(index_nbytes, per_object[a]);
     }
-    if (sharded()) index_nbytes = 16 * chunks_of_object + (index_checksum ? 4 : 0);
+    chunks_of_object = index_nbytes / 16;
+    index_nbytes = sharded() ? index_nbytes + (index_checksum ? 4 : 0) : 0;
 }
 
 std::string Array::path(const i64 *object) const {
@@ -54,9 +63,9 @@ ChunkWalk::ChunkWalk(const Regions &regions, i64 region)
 
 void ChunkWalk::enter_object() {
     for (i64 a = 0; a < geometry_->rank; ++a) {
-        const i64 size = geometry_->chunk_shape[a], per_object = geometry_->per_object[a];
-        first_[a] = chunk_[a] = std::max(start_[a] / size, object_[a] * per_object);
-        last_[a] = std::min((stop_[a] - 1) / size, object_[a] * per_object + (per_object - 1));
+        const i64 size = geometry_->chunk_shape[a], first = object_[a] * geometry_->per_object[a];
+        first_[a] = chunk_[a] = std::max(start_[a] / size, first);
+        last_[a] = first + std::min((stop_[a] - 1) / size - first, geometry_->per_object[a] - 1);
     }
 }
 

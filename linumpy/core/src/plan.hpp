@@ -20,6 +20,7 @@ constexpr i64 MAX_READ_NBYTES = 4 << 20;
 
 // How arrays of one geometry are stored: the record, and values derived from it.
 struct Geometry : lc_geometry {
+    // Throws std::overflow_error if a chunk or the index of a shard has more than MAX_NBYTES bytes, or lengths below 1.
     explicit Geometry(const lc_geometry &record);
     bool sharded() const { return chunks_per_shard[0] > 0; }
     bool encoded() const { return chain.is_encoded; }
@@ -27,7 +28,7 @@ struct Geometry : lc_geometry {
     i64 itemsize, chunk_nbytes;
     i64 chunk_strides[LC_MAX_RANK] = {};  // bytes between neighbours in a decoded chunk
     i64 per_object[LC_MAX_RANK] = {};     // chunks of a stored object along each axis
-    i64 chunks_of_object = 1, index_nbytes = 0;
+    i64 chunks_of_object, index_nbytes;
 };
 
 // One array. Batches that read an array of the same path, geometry, object store and ZIP file share this record, so

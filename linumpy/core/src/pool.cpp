@@ -226,7 +226,7 @@ void Limit::forget() { shared_memory.store(nullptr); }
 
 void Limit::acquire(i64 count) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !held_ || held_ + count <= limit_; });
+    changed_.wait(lock, [&] { return !held_ || count <= limit_ - held_; });
     held_ += count;
 }
 

@@ -203,6 +203,7 @@ void Execution::fetch_index() {
 void Execution::begin_fetch(i64 nbytes) {
     fetched_ = {};
     fetched_memory_.reset();
+    if (nbytes > MAX_NBYTES) throw std::bad_alloc();
     fetched_memory_.emplace(
         nbytes + (geometry_.encoded()
                       ? geometry_.chunk_nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes)

@@ -239,6 +239,39 @@ def written(folder, **options):
     return array
 
 
+@pytest.mark.needs_core
+@needs_compiler
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+@pytest.mark.parametrize(("cname", "shuffle"), [("lz4", 1), ("zstd", 2), ("zlib", 0)])
+def test_frames_of_blosc_may_have_other_compressors_than_the_metadata(tmp_path, cname, shuffle, decode_on):
+    """The header of a frame says which; the device leaves such frames to the host."""
+    names = ["blosclz", "lz4", "zlib", "zstd"]
+    values = np.add.outer(100 * np.arange(8), np.arange(3000) // 7).astype("u2")
+    chunks, options = (1, 3000), {"zarr_format": 2, "compressors": numcodecs.Blosc(cname, 5, shuffle)}
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=chunks, dtype="u2", **options)
+    array[...] = values
+    for row, name in enumerate(names * 2):
+        stored = numcodecs.Blosc(name, 9, row // 4, blocksize=4096 * (row // 4)).encode(values[row])
+        assert not stored[2] & 2, "stored without compression"
+        (tmp_path / f"a/{row}.0").write_bytes(stored)
+    assert same(array[...], values)
+    job = reference.make_job(array, decode_on=decode_on)
+    assert same(reference.execute(job), values)
+    assert job.report.chunks_decoded_by_host == (6 if decode_on == "device" else 8)
+
+
+@needs_compiler
+def test_a_zstd_block_whose_number_of_sequences_is_0_in_two_bytes():
+    """As in zstd's golden file ``zeroSeq_2B.zst``; libzstd decodes it from 1.5.6 on."""
+    literals = bytes(range(24))
+    for count in (b"\0", b"\x80\0"):
+        block = bytes([len(literals) << 3]) + literals + count
+        frame = bytes.fromhex("28b52ffd20") + bytes([len(literals)])
+        frame += (1 | 2 << 1 | len(block) << 3).to_bytes(3, "little") + block
+        decoded, status = Decoder(DecodeChain("zstd"), len(literals)).decode([frame])
+        assert (decoded, status.tolist()) == ([literals], [0])
+
+
 @needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_a_broken_chunk_is_named(tmp_path, decode_on):

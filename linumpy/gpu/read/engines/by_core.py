@@ -89,8 +89,9 @@ class CoreEngine:
             return list(submit_parts(submit, layouts, regions, outputs))
         on_device = self._device_record(layouts[0], conversion, ready, timed=timed)
         template = self._template(layouts[0], conversion)
+        ready_and_device = ready, on_device, self._device
         return self._core.submit(
-            layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=(ready, on_device)
+            layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=ready_and_device
         )
 
     def submit_together(
