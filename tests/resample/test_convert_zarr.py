@@ -30,6 +30,7 @@ from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples
+from tests.support.object_server import serve
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
@@ -314,6 +315,38 @@ def test_files_that_are_not_of_zarr(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
+def test_a_server_that_lists_nothing(tmp_path, caplog, version):
+    """Of such a server everything is copied that metadata name: levels, labels, wells, and groups between them."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    image_with_labels(folder / "i", version)
+    (folder / "i/notes.txt").unlink()  # nothing names it
+    zarr_format = 2 if version == "0.4" else 3
+
+    def group(path, ome, **more):
+        attributes = {**more, **(ome if version == "0.4" else {"ome": {"version": version, **ome}})}
+        zarr.create_group(folder / path, zarr_format=zarr_format, attributes=attributes)
+
+    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}]}})
+    group("plate/OME", {})
+    (folder / "plate/OME/METADATA.ome.xml").write_text("<OME/>")
+    for well in ("1/1", "2/3"):
+        group(f"plate/{well[0]}", {}, row=well[0])
+        group(f"plate/{well}", {"well": {"images": [{"path": "0"}]}})
+        image_with_labels(folder / "plate" / well / "0", version)
+        (folder / "plate" / well / "0/notes.txt").unlink()
+    with serve(folder) as server:
+        for name in ("i", "plate"):
+            convert_zarr(f"{server.url}/{name}", tmp_path / f"{name}-copy", codec="zstd", **HERE)
+            convert_zarr(folder / name, tmp_path / f"{name}-local", codec="zstd", **HERE)
+            mine, local = ({one.relative_to(copy): one.read_bytes() for one in copy.rglob("*") if one.is_file()}
+                           for copy in (tmp_path / f"{name}-copy", tmp_path / f"{name}-local"))  # fmt: skip
+            assert mine == local
+        assert "does not list it, so what its metadata name is copied" in caplog.text
+        assert {method for method, *_ in server.requests} <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.4"])
 def test_metadata_that_are_broken_in_a_member(tmp_path, version):
     """Nothing is left out: the error names the group or the array."""
     image_with_labels(tmp_path / "a", version)
@@ -376,6 +409,48 @@ def test_a_folder_of_pages(tmp_path):
     tifffile.imwrite(tmp_path / "pages/page3.tif", data[0, :5])
     with pytest.raises(SourceError, match=r"page3\.tif has shape \(5, 8\)"):
         convert_zarr(tmp_path / "pages", tmp_path / "c", spacing=(5, 2, 3), **HERE)
+
+
+def ome_set(folder, data):
+    """Write an OME-TIFF set of a plane a file, each of which names all of them, as Bio-Formats does."""
+    folder.mkdir()
+    names = [f"p_Z{z}.ome.tif" for z in range(len(data))]
+    planes = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{z:08}</UUID></TiffData>'
+        for z, name in enumerate(names)
+    )
+    for z, name in enumerate(names):
+        xml = (
+            '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="urn:uuid:{z:08}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
+            f'SizeX="{data.shape[2]}" SizeY="{data.shape[1]}" SizeZ="{len(data)}" SizeC="1" SizeT="1">'
+            f'<Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}</Pixels></Image></OME>'
+        )
+        tifffile.imwrite(folder / name, data[z], metadata=None, description=xml)
+
+
+def test_a_folder_of_an_ome_tiff_set(tmp_path):
+    data, options = voxels((3, 9, 8)), {"spacing": (5, 2, 3), **HERE}
+    ome_set(tmp_path / "set", data)
+    convert_zarr(tmp_path / "set", tmp_path / "b", **options)
+    assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    tifffile.imwrite(tmp_path / "set/q.tif", data[0])
+    with pytest.raises(SourceError, match=r"p_Z1\.ome\.tif belongs to an OME-TIFF set of 3 files, .* holds 4"):
+        convert_zarr(tmp_path / "set", tmp_path / "c", **options)
+
+
+def test_hidden_files_are_no_pages(tmp_path):
+    """macOS leaves a file ._NAME beside each file on a share."""
+    data, options = voxels((3, 9, 8)), {"spacing": (5, 2, 3), **HERE}
+    (tmp_path / "pages").mkdir()
+    for number, page in enumerate(data):
+        tifffile.imwrite(tmp_path / f"pages/s{number}.tif", page)
+        (tmp_path / f"pages/._s{number}.tif").write_bytes(b"\x00\x05\x16\x07" + bytes(80))
+    convert_zarr(tmp_path / "pages", tmp_path / "b", **options)
+    assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    (tmp_path / "pages/s1.tif").write_text("no TIFF")
+    with pytest.raises(SourceError, match=r"pages/s1\.tif cannot be read as TIFF"):
+        convert_zarr(tmp_path / "pages", tmp_path / "c", **options)
 
 
 def test_tiff_that_is_no_stack(tmp_path):

@@ -61,7 +61,8 @@ def tiff_files(path: str | Path) -> list[str]:
         return [str(path)]
     if not path.is_dir() or is_zarr_folder(path):
         return []
-    return sorted((str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES), key=_numbers)
+    names = (file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+    return sorted(map(str, names), key=_numbers)
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
@@ -98,13 +99,14 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
     try:
         with tifffile.TiffFile(files[0]) as first:
             series = _series(first)[0]
+            is_set = len(files) > 1 and _files_of(series) == set(map(os.path.realpath, files))
             if len(first.series) > 1:
                 shapes = ", ".join("×".join(map(str, pages.shape)) for pages in first.series)
                 raise SourceError(
                     f"{files[0]} holds {len(first.series)} series of pages ({shapes}), but a stack has one: write each "
                     "series to a file of its own"
                 )
-            if len(files) == 1:
+            if len(files) == 1 or is_set:
                 with series.aszarr(level=0) as store:
                     yield TiffStack(_open_array(store), _axes(series.axes, name), tuple(files))
                 return
@@ -112,7 +114,7 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
         with tifffile.TiffSequence(files).aszarr() as store:
             yield TiffStack(_open_array(store), _axes(f"Z{series.axes}", name), tuple(files))
     except tifffile.TiffFileError as error:
-        raise SourceError(f"{name} cannot be read as TIFF: {error}") from error
+        raise SourceError(f"{files[0]} cannot be read as TIFF: {error}") from error
 
 
 def _open_array(store: Any) -> zarr.Array:
@@ -140,11 +142,25 @@ def _series(file: TiffFile) -> list[TiffPageSeries]:
     return series
 
 
+def _files_of(series: TiffPageSeries) -> set[str]:
+    """Return the files of a series: several for an OME-TIFF set, each of whose files describes all of them."""
+    return {os.path.realpath(page.parent.filehandle.path) for page in series.pages if page is not None}
+
+
 def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries) -> None:
     """Check that all files have the shape and dtype of the first file, which tifffile does not check."""
     for name in files[1:]:
-        with tifffile.TiffFile(name) as file:
+        try:
+            file = tifffile.TiffFile(name)
+        except tifffile.TiffFileError as error:
+            raise SourceError(f"{name} cannot be read as TIFF: {error}") from error
+        with file:
             page = _series(file)[0]
+            if len(_files_of(page)) > 1:
+                raise SourceError(
+                    f"{name} belongs to an OME-TIFF set of {len(_files_of(page))} files, and the folder holds "
+                    f"{len(files)}: pass one file of the set, or a folder of all its files and no others"
+                )
             if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise SourceError(
                     f"{name} has shape {page.shape}, {page.dtype}, and {files[0]} {first.shape}, {first.dtype}: the "

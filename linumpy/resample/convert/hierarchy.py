@@ -18,17 +18,20 @@ from typing import Any, Literal
 
 import numpy as np
 import zarr
+from zarr.core.sync import sync
 
 from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
-from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.metadata import Node, open_members
+from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version, version_of
+from linumpy.io.paths import has_dots
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
-from linumpy.resample.convert.members import Members, Node, copy_files, members_of
+from linumpy.resample.convert.members import Members, copy_files, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
 log = logging.getLogger(__name__)
@@ -192,18 +195,26 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
 
 
 def _members(group: zarr.Group) -> Members:
-    """List the members of a group, or the nodes that the metadata name if the store of the group lists no keys."""
-    return members_of(group) if group.store.supports_listing else Members(dict(sorted(_named_nodes(group))), ())
+    """List the members of a group, or what the metadata name if the store of the group does not list its keys."""
+    if group.store.supports_listing:
+        return members_of(group)
+    log.warning("%s: its store does not list it, so what its metadata name is copied", describe_source(group))
+    nodes = dict(sorted(_named_nodes(group)))
+    files = [f"{path}/METADATA.ome.xml".lstrip("/") for path in nodes if path.rpartition("/")[2] == "OME"]
+    prefix = f"{group.path}/".lstrip("/")
+    return Members(nodes, tuple(file for file in files if sync(group.store.exists(f"{prefix}{file}"))))
 
 
 def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
+    """Yield a group, and the groups and arrays that its metadata and theirs name, with the groups between them."""
     yield "", group
-    for path in _named_paths(group):
-        node = group.get(path)
+    parts = [path.strip("/").split("/") for path in _named_paths(group)]
+    paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
+    for path, node in zip(paths, open_members(group, paths), strict=True):
         if node is not None:
             yield path, node
-            if isinstance(node, zarr.Group):
-                yield from ((f"{path}/{below}", inner) for below, inner in _named_nodes(node) if below)
+        if isinstance(node, zarr.Group):
+            yield from ((f"{path}/{below}", inner) for below, inner in _named_nodes(node) if below)
 
 
 def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -219,10 +230,23 @@ def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _named_paths(group: zarr.Group) -> list[str]:
-    """Return the paths that the metadata of a group name: resolutions and labels."""
+    """Return the paths that the metadata of a group name: images, resolutions, labels, arrays of transformations."""
     ome = ome_attributes(group)
-    levels = [str(dataset["path"]) for image in ome.get("multiscales", ()) for dataset in image.get("datasets", ())]
-    return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
+    paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
+    if "multiscales" in ome:
+        return [*paths, "labels"]
+    return [*paths, *image_paths(group), *(["OME"] if "bioformats2raw.layout" in ome else [])]
+
+
+def _paths_in(metadata: Any) -> Iterator[str]:
+    """Yield the paths in metadata of NGFF, except those that lead out of the group."""
+    if isinstance(metadata, Mapping):
+        path = metadata.get("path")
+        if isinstance(path, str) and not has_dots(path):
+            yield path
+    children = metadata.values() if isinstance(metadata, Mapping) else metadata if isinstance(metadata, list) else ()
+    for child in children:
+        yield from _paths_in(child)
 
 
 def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:

@@ -123,7 +123,7 @@ def test_transformations_that_are_not_read(tmp_path, transformation, named):
     ("transformation", "message"),
     [
         ({"type": "sequence", "transformations": 5}, "is no sequence"),
-        ({"type": "scale", "scale": [1, 2]}, "is no scale or translation"),
+        ({"type": "scale", "scale": [1, 2]}, r"scale \[1, 2\] has 2 numbers"),
         ({"type": "scale", "scale": [1, 2, -3]}, "is not positive"),
         ({"type": "identity", "output": {"name": "atlas"}}, "to the coordinate systems 'atlas'; one of 'physical' is"),
         ({"type": "identity", "output": None}, "to the coordinate systems None; one of 'physical' is needed"),
