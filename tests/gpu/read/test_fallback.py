@@ -392,9 +392,7 @@ def test_what_nobody_reads_is_named_and_no_chunk_is_blamed(tmp_path):
     chunk = tmp_path / "a" / array.metadata.encode_chunk_key((0, 0))
     chunk.parent.mkdir(parents=True)
     chunk.write_bytes(bytes(64))
-    with pytest.raises(
-        UnsupportedLayoutError, match=r"/a: shard index encoded by .*gzip, which zarr-python"
-    ):
+    with pytest.raises(UnsupportedLayoutError, match=r"/a: shard index encoded by .*gzip, which zarr-python"):
         read_zarr(tmp_path / "a", device="cpu")
 
 
