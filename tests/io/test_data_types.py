@@ -13,6 +13,7 @@ from linumpy import convert_zarr, read_zarr, resample_zarr
 from linumpy.arrays import is_small
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.gpu import read_zarr_to_gpu, zarr_to_dask
+from linumpy.gpu.read import request
 from linumpy.gpu.read.reader import Reader
 from linumpy.io.data_types import NAMES
 from linumpy.io.open import open_source
@@ -94,12 +95,13 @@ def test_a_cupy_without_arrays_of_the_dtype(tmp_path, name, monkeypatch):
             return empty(shape, dtype)
 
         monkeypatch.setattr(device.cupy, "empty", empty_as_in_cupy)
+        monkeypatch.setattr(request, "free_memory", lambda needed: needed)
         bits = f"uint{8 * expected.itemsize}"
         message = rf"no arrays of {name}: .*device='cpu'.*values\.view\('{bits}'\)"
         for ask in (
             lambda: reader.submit(tmp_path / "a"),
             lambda: reader.submit_many(tmp_path / "a", np.array([[[0, 3], [1, 4]]])),
-            lambda: read_zarr(tmp_path / "a", device="cuda"),
+            lambda: read_zarr_to_gpu(tmp_path / "a", backend="zarr-gpu"),
             lambda: zarr_to_dask(tmp_path / "a", device="cuda"),
         ):
             with pytest.raises(TypeError, match=message):
