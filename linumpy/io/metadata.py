@@ -36,7 +36,7 @@ from zarr.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.data_types import metadata_of, small_type_of
 from linumpy.io.paths import has_dots
 from linumpy.io.stores.remote import explained, without_credentials
@@ -261,7 +261,8 @@ def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
         if isinstance(where.store, ArchiveStore) or not isinstance(error, Exception):
             raise error
         if not (stored and isinstance(error, PermissionError)):
-            raise SourceError(f"{name!r} cannot be opened: {explained(error)}") from None
+            kind = "" if isinstance(error, LinumpyError) else f"{type(error).__name__}: "
+            raise SourceError(f"{name!r} cannot be opened: {kind}{explained(error)}") from None
     return stored
 
 
