@@ -3,9 +3,7 @@
 In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
 zarr-python's form, or a ``zarr.Group``; stored documents are not changed. Errors:
 :class:`~linumpy.errors.SourceError` for documents that remain unreadable, :class:`~linumpy.errors.MetadataError` for
-impossible shapes and chunks.
-
-Consolidated metadata are not used: they may be older than the members of a group.
+impossible shapes and chunks. Consolidated metadata are not used: they may be older than the members of a group.
 
 Read here in zarr v3, beside what zarr-python reads: codecs and chunk key encodings that are bare names
 (``"codecs": ["bytes"]``, as zarrs and GDAL write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL,
@@ -39,7 +37,7 @@ from zarr.storage import LocalStore, StorePath
 from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.data_types import metadata_of, small_type_of
 from linumpy.io.paths import has_dots
-from linumpy.io.stores.remote import explained, without_credentials
+from linumpy.io.stores.remote import AccessError, explained, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
 log = logging.getLogger(__name__)
@@ -73,12 +71,12 @@ def open_stored(where: StorePath, name: str | None = None) -> Node | None:
     Returns
     -------
     zarr.Array, zarr.Group or None
-        The node; None if no metadata document is stored there.
+        None if no metadata document is stored there.
 
     Raises
     ------
     SourceError
-        The documents cannot be read; the message names the node and the reason.
+        The documents cannot be read.
     MetadataError
         As :func:`checked_array`.
     OSError
@@ -107,6 +105,17 @@ def open_member(group: zarr.Group, path: str) -> Node | None:
     return None if has_dots(path) else open_stored(group.store_path / path)
 
 
+def open_optional(group: zarr.Group, path: str) -> Node | None:
+    """Open a member that need not exist; None also if access is denied, as some stores do for missing objects."""
+    try:
+        return open_member(group, path)
+    except (PermissionError, SourceError) as error:
+        if not isinstance(error.__cause__ or error, PermissionError):
+            raise
+        log.warning("%s: its member %r, if there is one, cannot be read: %s", group.store_path, path, error)
+        return None
+
+
 def open_members(group: zarr.Group, paths: Sequence[str]) -> Iterator[Node | None]:
     """Open members of a group by :func:`open_member`, in order; those of a remote group several at a time."""
     if isinstance(group.store, (LocalStore, ArchiveStore)):
@@ -117,13 +126,16 @@ def open_members(group: zarr.Group, paths: Sequence[str]) -> Iterator[Node | Non
             yield from pool.map(partial(open_member, group), paths[first : first + _THREADS])
 
 
-def member_names(group: zarr.Group, path: str = "") -> tuple[str, ...]:
-    """List the names in a group or in a folder at a path in it, sorted; its store must list its keys."""
+def member_names(group: zarr.Group, path: str = "") -> tuple[str, ...] | None:
+    """List the names in a group or in a folder at a path in it, sorted; None if the store does not list its keys."""
 
     async def listed() -> list[str]:
         return [name async for name in group.store.list_dir(f"{group.path}/{path}".strip("/"))]
 
-    return tuple(sorted(sync(listed())))
+    try:
+        return tuple(sorted(sync(listed()))) if group.store.supports_listing else None
+    except AccessError:
+        return None
 
 
 def _read_only(where: StorePath) -> StorePath:
@@ -242,7 +254,7 @@ def element_size(value: Any, itemsize: int) -> Any:
 def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
     """Return the metadata documents of a node by their keys.
 
-    Some servers answer that access is denied to a missing object. This is an error only for a node without documents.
+    Access that is denied is an error only for a node without documents: some stores deny it to missing objects.
     """
     if type(where.store) is LocalStore:
         return _local_documents(where.store.root / where.path)
@@ -262,7 +274,7 @@ def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
             raise error
         if not (stored and isinstance(error, PermissionError)):
             kind = "" if isinstance(error, LinumpyError) else f"{type(error).__name__}: "
-            raise SourceError(f"{name!r} cannot be opened: {kind}{explained(error)}") from None
+            raise SourceError(f"{name!r} cannot be opened: {kind}{explained(error)}") from (None if kind else error)
     return stored
 
 
@@ -279,10 +291,7 @@ def _local_documents(folder: Path) -> dict[str, bytes]:
 def _document(stored: Mapping[str, bytes]) -> dict[str, Any] | None:
     """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any.
 
-    Raises
-    ------
-    SourceError
-        The document is of neither an array nor a group, or of another format than its name says.
+    `SourceError` for a document of neither an array nor a group, or of another format than its name says.
     """
     if "zarr.json" in stored:
         document = _object(stored["zarr.json"])
@@ -301,6 +310,8 @@ def _document(stored: Mapping[str, bytes]) -> dict[str, Any] | None:
 
 def _object(stored: bytes) -> dict[str, Any]:
     """Parse a JSON document, which must be an object."""
+    if stored.lstrip().startswith(b"<"):
+        raise SourceError("a web page or another document of HTML or XML is in its place")
     document = json.loads(stored)
     if not isinstance(document, dict):
         raise TypeError(f"the metadata document holds {type(document).__name__}, not an object")

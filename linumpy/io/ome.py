@@ -369,10 +369,10 @@ def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Map
     holder = ome_attributes(group)
     multiscales = holder.get("multiscales")
     if not isinstance(multiscales, list) or not multiscales or not all(isinstance(m, Mapping) for m in multiscales):
-        holds = "; its store does not list what it holds"
-        if group.store.supports_listing:
-            names = [name for name in member_names(group) if name not in METADATA_FILES]
-            holds = "; it holds " + (", ".join(names[:8]) or "nothing")
+        members, holds = member_names(group), ""
+        if members is not None:
+            shown = [name for name in members if name not in METADATA_FILES][:8]
+            holds = f"; it holds {', '.join(shown) or 'nothing'}"
         raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image{holds}")
     names = [multiscale.get("name") for multiscale in multiscales]
     number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import Node, checked_array, open_stored
-from linumpy.io.paths import absolute, split_archive
+from linumpy.io.paths import METADATA_FILES, OZX, absolute, split_archive
 from linumpy.io.stores.remote import RemoteStore, explained, is_remote, open_store, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
@@ -172,8 +172,17 @@ def open_at(where: StorePath, *, name: str | None = None) -> Node:
     node = open_stored(where, name)
     if node is None:
         named = repr(name) if name else f"{where.path!r} in {where.store}"
-        raise SourceError(f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)")
+        raise SourceError(f"{named} {_why_no_node(where)}")
     return node
+
+
+def _why_no_node(where: StorePath) -> str:
+    """Return what a path is at which there is neither an array nor a group, as the end of a message."""
+    if where.path.rpartition("/")[2] in METADATA_FILES:
+        return "is a metadata file of Zarr: pass the folder that holds it"
+    if isinstance(where.store, RemoteStore) and where.path.lower().endswith((OZX, ".zip", ".tif", ".tiff")):
+        return "is no Zarr array or group, and ZIP and TIFF files are read from local folders only: download it first"
+    return "is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
 
 
 def _store_path(store: Store, path: str) -> StorePath:

@@ -16,7 +16,7 @@ from typing import Any
 
 import zarr
 
-from linumpy.io.metadata import member_names, open_member, open_members
+from linumpy.io.metadata import member_names, open_members, open_optional
 
 _BIOFORMATS2RAW = "bioformats2raw.layout"
 #: Attributes that identify a group of images, and the kind of the group in words. The first one that it has counts.
@@ -77,17 +77,18 @@ def why_not_image(group: zarr.Group, kind: str) -> str:
 
 def _series(group: zarr.Group) -> list[str]:
     """List the images of a group of bioformats2raw: its group ``OME`` lists them, or else their names are numbers."""
-    described = open_member(group, "OME")
+    described = open_optional(group, "OME")
     if isinstance(described, zarr.Group):
         series = ome_attributes(described).get("series")
         if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
             return [str(name) for name in series]
-    if group.store.supports_listing:
-        numbers = sorted(filter(str.isdecimal, member_names(group)), key=int)
+    names = member_names(group)
+    if names is not None:
+        numbers = sorted(filter(str.isdecimal, names), key=int)
         nodes = zip(numbers, open_members(group, numbers), strict=True)
         return [name for name, node in nodes if isinstance(node, zarr.Group)]
     consecutive = map(str, itertools.count())
-    return list(itertools.takewhile(lambda name: isinstance(open_member(group, name), zarr.Group), consecutive))
+    return list(itertools.takewhile(lambda name: isinstance(open_optional(group, name), zarr.Group), consecutive))
 
 
 def _paths(holder: Any, key: str) -> list[str]:

@@ -107,7 +107,7 @@ class RemoteStore(ObjectStore[Any]):
             if not type(error).__module__.startswith("obstore"):
                 raise
             is_denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
-            kind = SourceError if done == "listed" else AccessError if is_denied else ChunkError
+            kind = AccessError if is_denied else SourceError if done == "listed" else ChunkError
             raise kind(f"{self.url}/{key} cannot be {done}: {explained(error)}") from None
 
 

@@ -23,7 +23,7 @@ from zarr.core.sync import sync
 from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
-from linumpy.io.metadata import Node, open_members
+from linumpy.io.metadata import Node, open_members, open_optional
 from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version, version_of
@@ -196,11 +196,12 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
 
 def _members(group: zarr.Group) -> Members:
     """List the members of a group, or what the metadata name if the store of the group does not list its keys."""
-    if group.store.supports_listing:
-        return members_of(group)
+    members = members_of(group)
+    if members is not None:
+        return members
     log.warning("%s: its store does not list it, so what its metadata name is copied", describe_source(group))
     nodes = dict(sorted(_named_nodes(group)))
-    files = [f"{path}/METADATA.ome.xml".lstrip("/") for path in nodes if path.rpartition("/")[2] == "OME"]
+    files = [f"{path}/METADATA.ome.xml" for path in nodes if path.rpartition("/")[2] == "OME"]
     prefix = f"{group.path}/".lstrip("/")
     return Members(nodes, tuple(file for file in files if sync(group.store.exists(f"{prefix}{file}"))))
 
@@ -210,7 +211,9 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     yield "", group
     parts = [path.strip("/").split("/") for path in _named_paths(group)]
     paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
-    for path, node in zip(paths, open_members(group, paths), strict=True):
+    optional = _optional_path(group)
+    nodes = dict(zip(paths, open_members(group, paths), strict=True)) | {optional: open_optional(group, optional)}
+    for path, node in nodes.items():
         if node is not None:
             yield path, node
         if isinstance(node, zarr.Group):
@@ -233,9 +236,12 @@ def _named_paths(group: zarr.Group) -> list[str]:
     """Return the paths that the metadata of a group name: images, resolutions, labels, arrays of transformations."""
     ome = ome_attributes(group)
     paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
-    if "multiscales" in ome:
-        return [*paths, "labels"]
-    return [*paths, *image_paths(group), *(["OME"] if "bioformats2raw.layout" in ome else [])]
+    return paths if "multiscales" in ome else [*paths, *image_paths(group)]
+
+
+def _optional_path(group: zarr.Group) -> str:
+    """Return the path of the group that NGFF defines beside those that the metadata of a group name."""
+    return "labels" if "multiscales" in ome_attributes(group) else "OME"
 
 
 def _paths_in(metadata: Any) -> Iterator[str]:

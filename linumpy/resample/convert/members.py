@@ -59,15 +59,18 @@ class _Entry:
     members: tuple[str, ...] | None = None
 
 
-def members_of(group: zarr.Group) -> Members:
-    """List the members of a group whose store lists its keys.
+def members_of(group: zarr.Group) -> Members | None:
+    """List the members of a group; None if its store does not list its keys.
 
     Raises
     ------
     SourceError
         A group or an array cannot be read, or is in a folder that is not a group; the message names it.
     """
-    entries = [_Entry("", True, group, member_names(group))]
+    names = member_names(group)
+    if names is None:
+        return None
+    entries = [_Entry("", True, group, names)]
     with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
         level = entries
         while level:

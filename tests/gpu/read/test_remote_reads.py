@@ -547,6 +547,44 @@ def test_an_error_in_metadata_is_linumpy_s(served, faults, document):
         assert secret not in str(caught.value)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_labels_of_a_server_that_denies_access_to_missing_objects(served, status, tmp_path):
+    """The image has none, which the server does not say: it is converted and resampled, and a level is not left out."""
+    write_omezarr(served.folder / "n.zarr", VALUES, (1, 1, 1), overwrite=True)
+    served.faults = Faults("/labels/", status=status)
+    convert_zarr(f"{served.url}/n.zarr", tmp_path / "a", device="cpu")
+    assert np.array_equal(zarr.open_array(tmp_path / "a/0")[...], VALUES)
+    resample_zarr(f"{served.url}/n.zarr", tmp_path / "b", 2.0, device="cpu")
+    served.faults = Faults("/n.zarr/0/", status=status)
+    with pytest.raises(SourceError, match=rf"n\.zarr/0' cannot be opened: .* {status} "):
+        convert_zarr(f"{served.url}/n.zarr", tmp_path / "c", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("raw/zarr.json", "is a metadata file of Zarr: pass the folder that holds it"),
+        ("image.ozx", "ZIP and TIFF files are read from local folders only: download it first"),
+        ("stack.TIF", "ZIP and TIFF files are read from local folders only: download it first"),
+    ],
+)
+def test_urls_of_files(served, path, message):
+    with pytest.raises(SourceError, match=rf"{served.url}/{path}' .*{message}$"):
+        open_source(f"{served.url}/{path}")
+
+
+def test_a_web_page_in_place_of_metadata(served):
+    """Servers of applications answer with their page to whatever is asked for."""
+    served.faults = Faults(status=200)
+    with pytest.raises(SourceError, match=rf"{served.url}/raw' cannot be read: a web page or another document of HTML"):
+        open_source(f"{served.url}/raw")
+
+
+@pytest.mark.parametrize("url", ["{}/raw/", "{}//raw//", "{}/r%61w"])
+def test_urls_of_one_array(served, url):
+    assert np.array_equal(read_zarr(url.format(served.url), device="cpu"), expected())
+
+
 def test_a_fill_value_is_read_with_the_rest_of_the_document(served):
     """The exact bits of a NaN take no second request, which could fail with an error of obstore's."""
     zarr.create_array(
@@ -611,7 +649,12 @@ assert read_zarr(url, device="cpu").shape == (24, 40, 36)
     assert done.returncode == 0, done.stderr
 
 
-def test_s3(tmp_path):
+async def denied_listing(store, prefix):
+    raise remote.AccessError(f"{prefix} cannot be listed: 403")
+    yield
+
+
+def test_s3(tmp_path, monkeypatch):
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
@@ -650,6 +693,10 @@ def test_s3(tmp_path):
             client.put_object(Bucket="bucket", Key=key, Body=b"")
         convert_zarr("s3://bucket/i", tmp_path / "copy", device="cpu", storage_options=settings)
         assert np.array_equal(zarr.open_array(tmp_path / "copy/0")[...], part)
+        monkeypatch.setattr(remote.RemoteStore, "list_dir", denied_listing)  # as of a bucket that may not be listed
+        convert_zarr("s3://bucket/i", tmp_path / "named", device="cpu", storage_options=settings)
+        assert np.array_equal(zarr.open_array(tmp_path / "named/1")[...], zarr.open_array(tmp_path / "i/1")[...])
+        monkeypatch.undo()
         for key in ("i/a//b.txt", "i/x/../../c"):
             client.put_object(Bucket="bucket", Key=key, Body=b"")
             with pytest.raises(SourceError, match=rf"s3://bucket/{key[:3]} cannot be listed: .*{key[:4]}") as caught:
