@@ -32,12 +32,12 @@ import numpy as np
 import zarr
 from zarr.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.data_types import metadata_of, small_type_of
 from linumpy.io.paths import has_dots
-from linumpy.io.stores.remote import AccessError, explained, without_credentials
+from linumpy.io.stores.remote import AccessError, RemoteStore, explained, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
 log = logging.getLogger(__name__)
@@ -141,6 +141,8 @@ def member_names(group: zarr.Group, path: str = "") -> tuple[str, ...] | None:
 def _read_only(where: StorePath) -> StorePath:
     if type(where.store) is LocalStore:  # without the event loop, which takes longer than the rest
         return where if where.store.read_only else StorePath(where.store.with_read_only(True), where.path)
+    if type(where.store) is ObjectStore:  # for linumpy's errors in place of obstore's
+        return StorePath(RemoteStore(where.store.store, without_credentials(str(where.store))), where.path)
     return sync(StorePath.open(where.store, where.path, mode="r"))
 
 
@@ -252,10 +254,7 @@ def element_size(value: Any, itemsize: int) -> Any:
 
 
 def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
-    """Return the metadata documents of a node by their keys.
-
-    Access that is denied is an error only for a node without documents: some stores deny it to missing objects.
-    """
+    """Return the documents of a node by their keys. If there are any, denied access to another means that it is none."""
     if type(where.store) is LocalStore:
         return _local_documents(where.store.root / where.path)
 

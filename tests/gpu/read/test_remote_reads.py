@@ -27,7 +27,7 @@ from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image, open_images
 from linumpy.io.open import open_source
-from linumpy.io.source import describe_source
+from linumpy.io.source import describe_source, open_node
 from linumpy.io.stores import remote
 from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.identity import identify_data
@@ -558,6 +558,21 @@ def test_labels_of_a_server_that_denies_access_to_missing_objects(served, status
     served.faults = Faults("/n.zarr/0/", status=status)
     with pytest.raises(SourceError, match=rf"n\.zarr/0' cannot be opened: .* {status} "):
         convert_zarr(f"{served.url}/n.zarr", tmp_path / "c", device="cpu")
+
+
+def test_stores_of_zarr_have_linumpy_s_errors(served, tmp_path):
+    """As a caller makes them, without a URL."""
+    zarr.create_group(served.folder / "g", overwrite=True)
+    store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}, retry_config={"max_retries": 0}))
+    assert np.array_equal(open_source((store, "raw"))[...], expected())
+    with pytest.raises(SourceError, match="g is a Zarr group but no OME-Zarr image"):
+        open_image(open_node((store, "g")))
+    with pytest.raises(SourceError, match="g holds no arrays to convert"):
+        convert_zarr((store, "g"), tmp_path / "a", device="cpu")
+    served.faults = Faults(status=500)
+    with pytest.raises(SourceError, match=r"cannot be opened: .*raw/zarr.json cannot be read: .* 500 ") as caught:
+        open_source((store, "raw"))
+    assert "Debug" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
