@@ -254,7 +254,7 @@ def element_size(value: Any, itemsize: int) -> Any:
 
 
 def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
-    """Return the documents of a node by their keys. If one is there, denied access to others means that they are not."""
+    """Return the documents of a node by their keys. If one is there, denied access to others means they are not."""
     if type(where.store) is LocalStore:
         return _local_documents(where.store.root / where.path)
 
