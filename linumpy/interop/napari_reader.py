@@ -18,6 +18,7 @@ from linumpy.errors import LinumpyError
 from linumpy.interop.channels import channel_settings
 from linumpy.interop.lazy import lazy_dask_array
 from linumpy.io.carried import carried_from
+from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import Placement
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ome import OmeZarrImage, open_image
@@ -55,7 +56,7 @@ def _layers(image: OmeZarrImage) -> list[Layer]:
     name = carried.name or os.path.basename(image.name.rstrip("/"))
     layers = [_layer(image, name, "image" if carried.image_label is None else "labels")]
     for label in carried.labels:
-        group = image.group[f"labels/{label}"]
+        group = open_member(image.group, f"labels/{label}")
         assert isinstance(group, zarr.Group)
         layers.append(_layer(open_image(group), label, "labels"))
     return layers

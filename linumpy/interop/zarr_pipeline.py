@@ -295,28 +295,37 @@ def _is_on() -> bool:
 
 
 class _Switch:
-    """Counts the active accelerations, and keeps the class of the former pipeline."""
+    """The active accelerations, and the pipelines in whose place they configured theirs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
+        #: For each acceleration in order, the name and class of the pipeline that it replaced, or None.
+        self._replaced: dict[object, tuple[str, type[CodecPipeline]] | None] = {}
         self.fallback_class: type[CodecPipeline] = BatchedCodecPipeline
-        self._fallback_name: str | None = None
 
-    def add(self) -> None:
+    def add(self, acceleration: object) -> None:
         """Configure the pipeline."""
         with self._lock:
-            if not _is_on():
-                self.fallback_class, self._fallback_name = get_pipeline_class(), zarr.config.get(_CONFIG_KEY)
+            replaced = None if _is_on() else (zarr.config.get(_CONFIG_KEY), get_pipeline_class())
+            if replaced is not None:
+                self.fallback_class = replaced[1]
                 zarr.config.set({_CONFIG_KEY: _PIPELINE_NAME})
-            self._users += 1
+            self._replaced[acceleration] = replaced
 
-    def remove(self) -> None:
-        """Configure the former pipeline, unless other accelerations are active or another pipeline is configured."""
+    def remove(self, acceleration: object) -> None:
+        """Configure the replaced pipeline, unless another one was configured meanwhile.
+
+        The first of several accelerations leaves this to the next one.
+        """
         with self._lock:
-            self._users -= 1
-            if not self._users and self._fallback_name is not None and _is_on():
-                zarr.config.set({_CONFIG_KEY: self._fallback_name})
+            is_first = next(iter(self._replaced)) is acceleration
+            replaced = self._replaced.pop(acceleration)
+            if is_first and self._replaced:
+                self._replaced[next(iter(self._replaced))] = replaced
+            elif replaced is not None and _is_on():
+                zarr.config.set({_CONFIG_KEY: replaced[0]})
+            if remaining := [one for one in self._replaced.values() if one is not None]:
+                self.fallback_class = remaining[-1][1]
 
     def after_fork(self) -> None:
         """Replace the lock in a child process, whose parent may have held it."""
@@ -333,12 +342,12 @@ class Acceleration:
 
     def __init__(self) -> None:
         self._undone = threading.Lock()  # acquired once and never released, so that only the first undo counts
-        _switch.add()
+        _switch.add(self)
 
     def undo(self) -> None:
         """End this acceleration; further calls have no effect."""
         if self._undone.acquire(blocking=False):
-            _switch.remove()
+            _switch.remove(self)
 
     def __enter__(self) -> Acceleration:
         return self

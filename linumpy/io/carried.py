@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 
 from linumpy.errors import MetadataError
 from linumpy.io.codecs import encoding_like
+from linumpy.io.metadata import open_optional
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
@@ -273,11 +274,7 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
 
 def _label_names(group: zarr.Group) -> tuple[str, ...]:
     """Return the names of the label images that the group lists."""
-    try:
-        labels = group.get("labels")
-    except PermissionError as error:  # some object stores raise it for a missing object
-        log.warning("%s: its labels, if any, cannot be read: %s", group.store_path, error)
-        labels = None
+    labels = open_optional(group, "labels")
     names = ome_attributes(labels).get("labels") if isinstance(labels, zarr.Group) else None
     return tuple(label for label in names if isinstance(label, str)) if isinstance(names, list) else ()
 

@@ -49,7 +49,7 @@ def metadata_files(folder: str) -> list[str]:
     """
     if (split := split_archive(folder)) is not None:
         return [split[0]]
-    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
+    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
 
 
 def stamp(path: str) -> tuple[int, ...] | None:

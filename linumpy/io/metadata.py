@@ -1,25 +1,31 @@
-"""Metadata documents of other writers that zarr-python refuses or misreads, although their meaning is clear.
+"""Open arrays and groups from their metadata documents, also in forms that zarr-python refuses or misreads.
 
 In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
 zarr-python's form, or a ``zarr.Group``; stored documents are not changed. Errors:
 :class:`~linumpy.errors.SourceError` for documents that remain unreadable, :class:`~linumpy.errors.MetadataError` for
-impossible shapes and chunks.
+impossible shapes and chunks. Consolidated metadata are not used: they may be older than the members of a group.
 
-Read here in zarr v3: codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
-write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL, zarrita.js), the data types of
-:mod:`linumpy.io.data_types`, and the exact bits of a NaN that is written in hexadecimal, such as ``"0x7e05"``. In
-zarr v2 (NCZarr): a shuffle filter whose ``elementsize`` is a string, or 0 for the item size, which in arrays of other
-writers means bytes that are not shuffled; and a fill value that is missing or a list of one value.
+Read here in zarr v3, beside what zarr-python reads: codecs and chunk key encodings that are bare names
+(``"codecs": ["bytes"]``, as zarrs and GDAL write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL,
+zarrita.js), the data types of :mod:`linumpy.io.data_types`, and the exact bits of a NaN that is written in hexadecimal,
+such as ``"0x7e05"``. In zarr v2 (NCZarr): a shuffle filter whose ``elementsize`` is a string, or 0 for the item size,
+which in arrays of other writers means bytes that are not shuffled; and a fill value that is missing or a list of one
+value.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numcodecs
@@ -27,10 +33,13 @@ import numpy as np
 import zarr
 from zarr.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import StorePath
+from zarr.storage import LocalStore, ObjectStore, StorePath
 
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.data_types import metadata_of, small_type_of
+from linumpy.io.paths import has_dots
+from linumpy.io.stores.remote import AccessError, RemoteStore, explained, without_credentials
+from linumpy.io.stores.zips import ArchiveStore
 
 log = logging.getLogger(__name__)
 
@@ -45,56 +54,125 @@ _MAX_NBYTES = 2**60
 _SINGLE_BYTES = ("bool", "int8", "uint8")
 
 _Document = Mapping[str, Any]
+Node = zarr.Array | zarr.Group
+#: Metadata documents of a node: of zarr v3; of an array, a group and the attributes of either in v2.
+DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
+#: Members of a remote group that are opened at a time, since its store answers slowly.
+_THREADS = 16
 
 
-def open_refused(where: StorePath, error: Exception, name: str | None = None) -> zarr.Array | zarr.Group | None:
-    """Open a node that zarr-python refused.
+def open_stored(where: StorePath, name: str | None = None) -> Node | None:
+    """Open the array or group at a path, read-only, from its own metadata documents.
 
     Parameters
     ----------
     where : StorePath
         Store and path of the node.
-    error : Exception
-        The exception of zarr-python, one of :data:`REFUSALS`.
     name : str, optional
         Name of the node in messages; by default store and path.
 
     Returns
     -------
     zarr.Array, zarr.Group or None
-        The node; None if no metadata document is stored there.
+        None if no metadata document is stored there.
 
     Raises
     ------
     SourceError
-        The document cannot be read; the message names the node and the reason.
+        The documents cannot be read.
+    MetadataError
+        As :func:`checked_array`.
+    OSError
+        A local document cannot be read.
     """
-    name = name or str(where)
+    name = name or without_credentials(str(where))
+    where = _read_only(where)
+    stored = _stored_documents(where, name)
     document: _Document | None = {}
     try:
-        document = _read_document(where)
+        document = _document(stored)
         if document is None:
             return None
         if document.get("node_type") == "group":
-            # zarr-python may have refused the metadata of a member, which are consolidated in the group's document.
-            return zarr.open_group(where.store, path=where.path, mode="r", zarr_format=3, use_consolidated=False)
+            shown = {key: value for key, value in document.items() if key != "consolidated_metadata"}
+            return zarr.Group(zarr.AsyncGroup.from_dict(where, shown))
+        return checked_array(zarr.Array.from_dict(where, dict(document)), document)
+    except MetadataError:
+        raise
+    except REFUSALS as error:
+        return _repaired(where, document or {}, error, name)
+
+
+def open_member(group: zarr.Group, path: str) -> Node | None:
+    """Open a member of a group by :func:`open_stored`; None also for a path that leaves the group."""
+    return None if has_dots(path) else open_stored(group.store_path / path)
+
+
+def open_optional(group: zarr.Group, path: str) -> Node | None:
+    """Open a member that need not exist; None also if access is denied, as some stores do for missing objects."""
+    try:
+        return open_member(group, path)
+    except (PermissionError, SourceError) as error:
+        if not isinstance(error.__cause__ or error, PermissionError):
+            raise
+        log.warning("%s: its member %r, if there is one, cannot be read: %s", group.store_path, path, error)
+        return None
+
+
+def open_members(group: zarr.Group, paths: Sequence[str]) -> Iterator[Node | None]:
+    """Open members of a group by :func:`open_member`, in order; those of a remote group several at a time."""
+    if isinstance(group.store, (LocalStore, ArchiveStore)):
+        yield from (open_member(group, path) for path in paths)
+        return
+    with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
+        for first in range(0, len(paths), _THREADS):
+            yield from pool.map(partial(open_member, group), paths[first : first + _THREADS])
+
+
+def member_names(group: zarr.Group, path: str = "") -> tuple[str, ...] | None:
+    """List the names in a group or in a folder at a path in it, sorted; None if the store does not list its keys."""
+
+    async def listed() -> list[str]:
+        return [name async for name in group.store.list_dir(f"{group.path}/{path}".strip("/"))]
+
+    try:
+        return tuple(sorted(sync(listed()))) if group.store.supports_listing else None
+    except AccessError:
+        return None
+
+
+def _read_only(where: StorePath) -> StorePath:
+    if type(where.store) is LocalStore:  # without the event loop, which takes longer than the rest
+        return where if where.store.read_only else StorePath(where.store.with_read_only(True), where.path)
+    if type(where.store) is ObjectStore:  # for linumpy's errors in place of obstore's
+        return StorePath(RemoteStore(where.store.store, without_credentials(str(where.store))), where.path)
+    return sync(StorePath.open(where.store, where.path, mode="r"))
+
+
+def _repaired(where: StorePath, document: _Document, error: Exception, name: str) -> zarr.Array:
+    """Open an array from a document that zarr-python refused with `error`."""
+    try:
+        repaired: Any = document
         if (small := small_type_of(document)) is not None:
             repaired = _repair_v3({**document, "data_type": "uint16" if small == "bfloat16" else "uint8"})
-            parsed: Any = metadata_of(repaired, small, name)
-            return zarr.Array(zarr.AsyncArray(metadata=parsed, store_path=where))
-        repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
+            repaired = metadata_of(repaired, small, name)
+        elif document and document.get("node_type") != "group":
+            repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
         if repaired != document:
-            metadata: Any = repaired
-            array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
+            array = checked_array(zarr.Array(zarr.AsyncArray(metadata=repaired, store_path=where)), document)
             _warn_of_null(document, name)
             return array
+    except MetadataError:
+        raise
     except REFUSALS as again:
-        raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document or {}, again)}") from again
+        error = again
     raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document, error)}") from error
 
 
-def checked_array(array: zarr.Array) -> zarr.Array:
+def checked_array(array: zarr.Array, document: _Document | None = None) -> zarr.Array:
     """Check the shape and chunks of an array that zarr-python opened, and correct metadata that it misreads.
+
+    `document` is the stored metadata of the array, if the caller has read them.
 
     Returns
     -------
@@ -109,22 +187,21 @@ def checked_array(array: zarr.Array) -> zarr.Array:
     metadata = array.metadata
     if metadata.zarr_format == 3:
         chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
-        return _with_exact_fill(array)
+        return _with_exact_fill(array, document)
     chunk_nbytes(array, metadata.chunks)
-    filters = tuple(_with_element_size(codec, array) for codec in metadata.filters or ())
+    filters = tuple(_with_element_size(codec, array, document) for codec in metadata.filters or ())
     if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
         return array
     metadata = dataclasses.replace(metadata, filters=filters)
     return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path, config=array.config))
 
 
-def _with_exact_fill(array: zarr.Array) -> zarr.Array:
+def _with_exact_fill(array: zarr.Array, document: _Document | None) -> zarr.Array:
     """Correct the bits of a NaN fill value that is written in hexadecimal, some of which zarr-python changes."""
     value: Any = np.asarray(array.metadata.fill_value)
     if value.dtype.kind not in "fc" or not np.isnan(value).any():
         return array
-    document = _read_document(array.store_path) or {}
-    written = document.get("fill_value")
+    written = (document or _document_of(array)).get("fill_value")
     parts = written if isinstance(written, list) else [written]
     values = value.reshape(1).view(value.real.dtype)
     bits = values.view(f"u{values.itemsize}").copy()
@@ -137,6 +214,10 @@ def _with_exact_fill(array: zarr.Array) -> zarr.Array:
         return array
     metadata = dataclasses.replace(array.metadata, fill_value=bits.view(value.dtype)[0])
     return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path, config=array.config))
+
+
+def _document_of(array: zarr.Array) -> _Document:
+    return _document(_stored_documents(array.store_path, without_credentials(str(array.store_path)))) or {}
 
 
 def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
@@ -177,7 +258,7 @@ def chunks_per_shard(array: zarr.Array, shard_shape: Sequence[int], chunk_shape:
     return counts
 
 
-def _with_element_size(codec: Any, array: zarr.Array) -> Any:
+def _with_element_size(codec: Any, array: zarr.Array, document: _Document | None) -> Any:
     """Return a shuffle filter of NCZarr with the element size that it means; other filters unchanged.
 
     NCZarr may write the size as a string, and 0 for the item size.
@@ -187,34 +268,73 @@ def _with_element_size(codec: Any, array: zarr.Array) -> Any:
         return codec
     if isinstance(size, str) and size.strip().isdecimal():
         return numcodecs.Shuffle(int(size) or array.dtype.itemsize)
-    return numcodecs.Shuffle(array.dtype.itemsize) if size == 0 and _is_of_netcdf(array) else codec
+    return numcodecs.Shuffle(array.dtype.itemsize) if size == 0 and _is_of_netcdf(array, document) else codec
 
 
-def _is_of_netcdf(array: zarr.Array) -> bool:
+def _is_of_netcdf(array: zarr.Array, document: _Document | None) -> bool:
     """Whether the NetCDF library wrote an array of zarr v2: it adds a key to the metadata, or an attribute."""
-    document = _read_document(array.store_path) or {}
+    document = document or _document_of(array)
     return any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
 
 
-def _read_document(where: StorePath) -> dict[str, Any] | None:
-    """Read the metadata document of a node, of zarr v3 if there is one, else of a v2 array; None without either."""
+def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
+    """Return the documents of a node by their keys. If one is there, denied access to others means they are not."""
+    if type(where.store) is LocalStore:
+        return _local_documents(where.store.root / where.path)
 
-    async def read(key: str) -> bytes | None:
-        buffer = await (where / key).get(prototype=cpu.buffer_prototype)
-        return None if buffer is None else buffer.to_bytes()
+    async def read() -> list[Any]:
+        reads = ((where / key).get(prototype=cpu.buffer_prototype) for key in DOCUMENTS)
+        return await asyncio.gather(*reads, return_exceptions=True)
 
-    stored = sync(read("zarr.json"))
-    if stored is not None:
-        return _object(stored)
-    stored = sync(read(".zarray"))
-    if stored is None:
+    stored, errors = {}, []
+    for key, answer in zip(DOCUMENTS, sync(read()), strict=True):
+        if isinstance(answer, BaseException):
+            errors.append(answer)
+        elif answer is not None:
+            stored[key] = answer.to_bytes()
+    for error in errors:
+        if isinstance(where.store, ArchiveStore) or not isinstance(error, Exception):
+            raise error
+        if not (stored and isinstance(error, PermissionError)):
+            kind = "" if isinstance(error, LinumpyError) else f"{type(error).__name__}: "
+            raise SourceError(f"{name!r} cannot be opened: {kind}{explained(error)}") from (None if kind else error)
+    return stored
+
+
+def _local_documents(folder: Path) -> dict[str, bytes]:
+    stored = {}
+    for key in DOCUMENTS:
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            stored[key] = (folder / key).read_bytes()
+        if "zarr.json" in stored:  # then no other document is used
+            break
+    return stored
+
+
+def _document(stored: Mapping[str, bytes]) -> dict[str, Any] | None:
+    """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any.
+
+    `SourceError` for a document of neither an array nor a group, or of another format than its name says.
+    """
+    if "zarr.json" in stored:
+        document = _object(stored["zarr.json"])
+        if document.get("node_type") not in ("array", "group"):
+            raise SourceError(f"node_type {document.get('node_type')!r}: it is neither a group nor an array")
+        return document
+    key = next((key for key in (".zarray", ".zgroup") if key in stored), None)
+    if key is None:
         return None
-    attributes = sync(read(".zattrs"))
-    return {**_object(stored), "attributes": {} if attributes is None else _object(attributes)}
+    document = _object(stored[key])
+    if document.get("zarr_format") != 2:
+        raise SourceError(f"zarr_format {document.get('zarr_format')!r} in {key}, which is a file of format 2")
+    document["attributes"] = _object(stored[".zattrs"]) if ".zattrs" in stored else {}
+    return document if key == ".zarray" else {**document, "node_type": "group"}
 
 
 def _object(stored: bytes) -> dict[str, Any]:
     """Parse a JSON document, which must be an object."""
+    if stored.lstrip().startswith(b"<"):
+        raise SourceError("a web page or another document of HTML or XML is in its place")
     document = json.loads(stored)
     if not isinstance(document, dict):
         raise TypeError(f"the metadata document holds {type(document).__name__}, not an object")

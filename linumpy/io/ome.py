@@ -21,7 +21,7 @@ from typing import Any
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.metadata import REFUSALS, checked_array, open_refused
+from linumpy.io.metadata import member_names, open_member, open_members
 from linumpy.io.ngff.axes import (
     Axis,
     Placement,
@@ -36,7 +36,8 @@ from linumpy.io.ngff.axes import (
 )
 from linumpy.io.ngff.collection import image_paths, kind_of, ome_attributes, why_not_image
 from linumpy.io.ngff.coordinate_systems import TurnedLevelError, as_axes_and_scales, order_of_axes, with_unit_steps
-from linumpy.io.paths import has_dots
+from linumpy.io.ngff.versions import image_version
+from linumpy.io.paths import METADATA_FILES, has_dots
 from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,8 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
     name = str(group.store_path)
     datasets = datasets_of(_multiscale(group)[2], name)
     check_level(level, len(datasets), name)
-    return _array(group, datasets[level])
+    path = str(datasets[level]["path"])
+    return _array(group, path, open_member(group, path))
 
 
 def open_image(
@@ -225,7 +227,9 @@ def open_image(
         described, turned = with_unit_steps(described, name), str(error)
     axes = axes_of(described, name)
     datasets = datasets_of(described, name)
-    levels = tuple(_array(group, dataset) for dataset in datasets)
+    paths = [str(dataset["path"]) for dataset in datasets]
+    nodes = open_members(group, paths)
+    levels = tuple(_array(group, path, node) for path, node in zip(paths, nodes, strict=True))
     if not levels:
         raise SourceError(f"{name}: the multiscale image names no datasets")
     for array in levels:
@@ -275,13 +279,12 @@ class Images:
         return len(self.paths)
 
     def __getitem__(self, path: str) -> OmeZarrImage:
-        try:
-            image = self.group.get(path) if isinstance(path, str) and path.strip("/") else None
-        except REFUSALS:
-            image = None
-        if not isinstance(image, zarr.Group):
-            raise SourceError(f"no image {path!r}: {why_not_image(self.group, self.kind)}")
-        return open_image(image)
+        image = open_member(self.group, path) if isinstance(path, str) and path.strip("/") else None
+        if isinstance(image, zarr.Group):
+            return open_image(image)
+        if path in self.paths:
+            raise SourceError(f"no image {path!r}: the metadata of {self.name} name it, but no group is stored there")
+        raise SourceError(f"no image {path!r}: {why_not_image(self.group, self.kind)}")
 
 
 def open_images(path: str | Path | zarr.Group) -> Images:
@@ -361,7 +364,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     paths = list(itertools.islice(image_paths(group), 2))
     if "bioformats2raw" not in kind or len(paths) != 1:
         raise SourceError(why_not_image(group, kind))
-    image = group.get(paths[0])
+    image = open_member(group, paths[0])
     if not isinstance(image, zarr.Group):
         raise SourceError(f"{group.store_path}: the image {paths[0]!r} that its metadata names does not exist")
     log.info("%s holds one image, %s", group.store_path, paths[0])
@@ -379,34 +382,26 @@ def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Map
     holder = ome_attributes(group)
     multiscales = holder.get("multiscales")
     if not isinstance(multiscales, list) or not multiscales or not all(isinstance(m, Mapping) for m in multiscales):
-        members = ", ".join(sorted(name for name, _ in group.members())[:8]) or "nothing"
-        raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image; it holds {members}")
+        members, holds = member_names(group), ""
+        if members is not None:
+            shown = [name for name in members if name not in METADATA_FILES][:8]
+            holds = f"; it holds {', '.join(shown) or 'nothing'}"
+        raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image{holds}")
     names = [multiscale.get("name") for multiscale in multiscales]
     number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(names):
         listed = ", ".join(f"{n}{'' if name is None else f' {name!r}'}" for n, name in enumerate(names))
         raise SourceError(f"{group.store_path} has no multiscale image {wanted!r}: it has {listed}")
-    version = (
-        holder.get("version")
-        or multiscales[number].get("version")
-        or ("0.5" if isinstance(group.attrs.get("ome"), Mapping) else "0.4")
-    )
-    return str(version), number, multiscales[number]
+    version = image_version(group.attrs.asdict(), multiscales[number], str(group.store_path))
+    return version, number, multiscales[number]
 
 
-def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
-    """Open the array of a resolution level."""
-    path = str(dataset["path"])
+def _array(group: zarr.Group, path: str, node: zarr.Array[Any] | zarr.Group | None) -> zarr.Array[Any]:
+    """Return the array of a resolution level, the member of a group at `path`."""
     if has_dots(path):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
-    where = group.store_path / path
-    node: zarr.Array[Any] | zarr.Group | None
-    try:
-        node = group[path]
-    except REFUSALS as error:
-        node = open_refused(where, error)
-        if node is None:
-            raise SourceError(f"{group.store_path}: the resolution level {path!r} does not exist") from error
+    if node is None:
+        raise SourceError(f"{group.store_path}: the resolution level {path!r} does not exist")
     if not isinstance(node, zarr.Array):
         raise SourceError(f"{group.store_path}: the resolution level {path!r} is not an array")
-    return checked_array(node)
+    return node

@@ -13,6 +13,8 @@ from pathlib import Path
 OZX = ".ozx"
 #: Metadata files of a Zarr array or group: of format 3, of a group and of an array of format 2.
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+#: All metadata files of Zarr.
+METADATA_FILES = (*ZARR_FILES, ".zattrs", ".zmetadata")
 
 
 def absolute(path: str | Path) -> Path:

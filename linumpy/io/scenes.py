@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zarr
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, StorePath
 
-from linumpy.errors import LinumpyError, MetadataError
-from linumpy.io.metadata import REFUSALS
+from linumpy.errors import LinumpyError, MetadataError, SourceError
+from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import transformation_list
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import Axes, Transformation, mappings_in, referred, systems_of
 from linumpy.io.ngff.transformations import is_invertible, read_map
 from linumpy.io.ome import OmeZarrImage
-from linumpy.io.source import local_store
+from linumpy.io.source import local_store, open_at
 from linumpy.plan.grid.point_map import PointMap, compose
 
 Node = tuple[str, str | None]
@@ -109,8 +109,8 @@ class Graph:
         if not isinstance(path, str) or path in ("", "."):
             return location, referred(reference)
         try:
-            image = group.get(path)
-        except REFUSALS:
+            image = open_member(group, path)
+        except SourceError:
             image = None
         if isinstance(image, zarr.Group):
             self._add_group(image)
@@ -255,12 +255,12 @@ def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
                 folder = Path(_location(group)).parents[number - 1]
                 if not (folder / "zarr.json").is_file():
                     continue
-                above = zarr.open_group(local_store(folder), mode="r", zarr_format=3)
+                above = open_at(StorePath(local_store(folder)))
             elif len(parts := group.path.split("/") if group.path else []) >= number:
-                above = zarr.open_group(group.store, path="/".join(parts[:-number]), mode="r")
+                above = open_at(StorePath(group.store, "/".join(parts[:-number])))
             else:
                 return
-            if isinstance(ome_attributes(above).get("scene"), Mapping):
+            if isinstance(above, zarr.Group) and isinstance(ome_attributes(above).get("scene"), Mapping):
                 yield above
-        except (*REFUSALS, OSError, LinumpyError, IndexError):  # no group is there
+        except (OSError, LinumpyError, IndexError):  # no group is there
             continue

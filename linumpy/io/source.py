@@ -9,21 +9,19 @@ Errors: ``FileNotFoundError`` for a missing path, ``TypeError`` for a source of 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import zarr
-import zarr.errors
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
-from linumpy.io.metadata import REFUSALS, checked_array, open_refused
-from linumpy.io.paths import absolute, split_archive
+from linumpy.io.metadata import Node, checked_array, open_stored
+from linumpy.io.paths import METADATA_FILES, OZX, absolute, split_archive
 from linumpy.io.stores.remote import RemoteStore, explained, is_remote, open_store, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
@@ -31,7 +29,7 @@ Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
 
 
-def open_node(source: Source) -> zarr.Array | zarr.Group:
+def open_node(source: Source) -> Node:
     """Open an array or a group.
 
     Parameters
@@ -68,7 +66,7 @@ def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:
     return LocalStore(absolute(folder), read_only=read_only)
 
 
-def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
+def _open_path(source: str | Path) -> Node:
     text = str(source)
     if "://" in text and not text.startswith("file://"):
         return _open_url(text)
@@ -78,14 +76,10 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if not Path(folder).exists():
         hint = ": only shells expand '~', give the whole path" if folder.startswith("~") else ""
         raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
-    # Without the format, zarr-python looks for the files of both formats, which takes half a millisecond.
-    zarr_format: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
-    if zarr_format and (array := _array_at(folder)) is not None:
-        return checked_array(array)
-    return open_at(StorePath(local_store(folder)), zarr_format, name=folder)
+    return open_at(StorePath(local_store(folder)), name=folder)
 
 
-def _open_archive(file: str, inside: str) -> zarr.Array | zarr.Group:
+def _open_archive(file: str, inside: str) -> Node:
     """Open the array or group at a path in a ZIP file."""
     store = ArchiveStore(file)
     roots = store.directory.roots
@@ -97,21 +91,7 @@ def _open_archive(file: str, inside: str) -> zarr.Array | zarr.Group:
     return open_at(_store_path(store, inside), name=f"{file}/{inside}".rstrip("/"))
 
 
-def _array_at(folder: str) -> zarr.Array | None:
-    """Open an array of zarr format 3, in a third of the time that ``zarr.open`` takes.
-
-    None for another kind of node and after any error: the caller then calls ``zarr.open``, which reports the error.
-    """
-    try:
-        document = json.loads((Path(folder) / "zarr.json").read_bytes())
-        if document["node_type"] != "array":
-            return None
-        return zarr.Array.from_dict(StorePath(local_store(folder)), document)
-    except Exception:
-        return None
-
-
-def _open_url(url: str) -> zarr.Array | zarr.Group:
+def _open_url(url: str) -> Node:
     name = without_credentials(url)
     try:
         return open_at(_store_path(*_located(url, None)), name=name)
@@ -170,17 +150,13 @@ def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> S
         raise SourceError(f"{name!r} cannot be opened: {type(error).__name__}: {explained(error)}") from None
 
 
-def open_at(
-    where: StorePath, zarr_format: Literal[2, 3] | None = None, *, name: str | None = None
-) -> zarr.Array | zarr.Group:
+def open_at(where: StorePath, *, name: str | None = None) -> Node:
     """Open the array or group at a path in a store, read-only.
 
     Parameters
     ----------
     where : StorePath
         The path.
-    zarr_format : {2, 3}, optional
-        Format of the node, if known.
     name : str, optional
         Name of the node in messages.
 
@@ -193,22 +169,20 @@ def open_at(
     """
     if name is None and isinstance(where.store, RemoteStore):
         name = str(where)
-    named = repr(name) if name else f"{where.path!r} in {where.store}"
-    missing = f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
-    node: zarr.Array | zarr.Group | None
-    try:
-        node = zarr.open(where.store, path=where.path, mode="r", zarr_format=zarr_format)
-    except (zarr.errors.NodeNotFoundError, FileNotFoundError) as error:
-        raise SourceError(missing) from error
-    except REFUSALS as error:
-        node = open_refused(where, error, name)
-    except Exception as error:
-        if not isinstance(where.store, RemoteStore):
-            raise
-        raise SourceError(f"{named} cannot be opened: {type(error).__name__}: {explained(error)}") from None
+    node = open_stored(where, name)
     if node is None:
-        raise SourceError(missing)
-    return checked_array(node) if isinstance(node, zarr.Array) else node
+        named = repr(name) if name else f"{where.path!r} in {where.store}"
+        raise SourceError(f"{named} {_why_no_node(where)}")
+    return node
+
+
+def _why_no_node(where: StorePath) -> str:
+    """Return what a path is at which there is neither an array nor a group, as the end of a message."""
+    if where.path.rpartition("/")[2] in METADATA_FILES:
+        return "is a metadata file of Zarr: pass the folder that holds it"
+    if isinstance(where.store, RemoteStore) and where.path.lower().endswith((OZX, ".zip", ".tif", ".tiff")):
+        return "is no Zarr array or group, and ZIP and TIFF files are read from local folders only: download it first"
+    return "is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
 
 
 def _store_path(store: Store, path: str) -> StorePath:

@@ -15,6 +15,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import Placement, Spacing
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.volume import Chosen, Volumes, select_volumes
@@ -98,10 +99,7 @@ def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrIma
     """Open a label image. Labels without a known position get the image's position if they have the image's shape."""
     if {"", ".", ".."} & set(name.split("/")):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside it: {_ADVICE}")
-    try:
-        group = image.group[f"labels/{name}"]
-    except KeyError:
-        group = None
+    group = open_member(image.group, f"labels/{name}")
     if not isinstance(group, zarr.Group):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which do not exist: {_ADVICE}")
     try:

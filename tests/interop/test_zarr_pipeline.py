@@ -269,6 +269,34 @@ def test_it_ends_with_its_block_and_can_be_undone(image):
     assert zarr.config.get(PATH) == before
 
 
+@pytest.mark.parametrize("outer_ends", ["in the block", "after the block", "before the inner one"])
+def test_a_pipeline_that_a_block_configures_ends_with_the_block(image, outer_ends):
+    """The pipeline that an inner acceleration replaces is not configured for the process after the outer one."""
+    path, values = image
+    before, other = zarr.config.get(PATH), f"{__name__}.OtherPipeline"
+    zarr.registry.register_pipeline(OtherPipeline)
+    outer = linumpy.accelerate()
+    with zarr.config.set({PATH: other}):
+        inner = linumpy.accelerate()
+        np.testing.assert_array_equal(zarr.open_array(path, mode="r")[...], values)
+        if outer_ends != "before the inner one":
+            inner.undo()
+            assert zarr.config.get(PATH) == other
+            assert isinstance(zarr.open_array(path, mode="r").async_array.codec_pipeline, OtherPipeline)
+        if outer_ends == "in the block":
+            outer.undo()
+            assert zarr.config.get(PATH) == other
+    if outer_ends != "in the block":  # which else leaves what the block found
+        outer.undo()
+        inner.undo()
+        assert zarr.config.get(PATH) == before
+    zarr.config.set({PATH: before})
+
+
+class OtherPipeline(BatchedCodecPipeline):
+    pass
+
+
 def test_threads_switch_it_on_and_off_and_read_at_the_same_time(image):
     path, values = image
     before, errors = zarr.config.get(PATH), []

@@ -5,12 +5,16 @@ import sys
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linumpy import convert_zarr, read_zarr, resample_zarr
+from linumpy.arrays import is_small
 from linumpy.core import native
-from linumpy.errors import SourceError
+from linumpy.errors import SourceError, UnsupportedLayoutError
+from linumpy.gpu import read_zarr_to_gpu, zarr_to_dask
+from linumpy.gpu.read import request
 from linumpy.gpu.read.reader import Reader
 from linumpy.io.data_types import NAMES
 from linumpy.io.open import open_source
@@ -78,6 +82,51 @@ def test_on_a_device(tmp_path, name):
 
 
 test_on_a_device.pytestmark = [*test_on_a_device.pytestmark, *needs_stand_in]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "int4"])
+def test_a_cupy_without_arrays_of_the_dtype(tmp_path, name, monkeypatch):
+    """One error before anything is read, which says what works; CuPy's own is "Unsupported dtype int4"."""
+    expected = stored(tmp_path / "a", name)
+    with reference.fake_device() as device, Reader() as reader:
+        empty = device.cupy.empty
+
+        def empty_as_in_cupy(shape, dtype=float):
+            if is_small(np.dtype(dtype)):
+                raise TypeError(f"Unsupported dtype {dtype}")
+            return empty(shape, dtype)
+
+        monkeypatch.setattr(device.cupy, "empty", empty_as_in_cupy)
+        monkeypatch.setattr(request, "free_memory", lambda needed: needed)
+        bits = f"uint{8 * expected.itemsize}"
+        message = rf"no arrays of {name}: .*device='cpu'.*values\.view\('{bits}'\)"
+        for ask in (
+            lambda: reader.submit(tmp_path / "a"),
+            lambda: reader.submit_many(tmp_path / "a", np.array([[[0, 3], [1, 4]]])),
+            lambda: read_zarr_to_gpu(tmp_path / "a", backend="zarr-gpu"),
+            lambda: zarr_to_dask(tmp_path / "a", device="cuda"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                ask()
+        # What the message says works.
+        values = read_zarr(tmp_path / "a", device="cpu")
+        assert device.cupy.asarray(values.view(bits)).get().view(expected.dtype).tobytes() == expected.tobytes()
+
+
+test_a_cupy_without_arrays_of_the_dtype.pytestmark += needs_stand_in
+
+
+def test_strings_are_refused_by_whatever_reads(tmp_path):
+    zarr.create_array(tmp_path / "a", shape=(4,), chunks=(2,), dtype=str)[:] = "tissue"
+    for ask in (
+        lambda: read_zarr(tmp_path / "a", device="cpu"),
+        lambda: zarr_to_dask(tmp_path / "a", device="cpu"),
+        lambda: read_zarr_to_gpu(tmp_path / "a"),
+    ):
+        with pytest.raises(TypeError, match=r"/a has dtype StringDType\(\), elements of any length, .* by zarr-python"):
+            ask()
+    with Reader("cpu") as reader, pytest.raises(UnsupportedLayoutError, match=r"/a cannot be read .*StringDType"):
+        reader.submit(tmp_path / "a")
 
 
 @pytest.mark.gpu

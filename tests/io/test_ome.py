@@ -1,5 +1,7 @@
 """If this fails, spacing, axes or levels of OME-Zarr images are read wrong (oracle: ome-zarr-py)."""
 
+import re
+
 import numpy as np
 import ome_zarr.format
 import ome_zarr.writer
@@ -11,8 +13,10 @@ from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import MICROMETERS, SYMBOLS
 from linumpy.io.ome import open_image, open_level, read_omezarr
+from linumpy.io.open import open_source
 from linumpy.io.volume import open_volumes
 from linumpy.rays import OccupancyGrid
+from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.sampling import create_sampler
 from tests.support.script_runs import check_refused, load
@@ -217,7 +221,8 @@ def test_a_given_spacing_that_cannot_be(tmp_path, spacing):
 @pytest.mark.parametrize(
     ("transformation", "message"),
     [
-        (scale(1, 2), "is no scale or translation"),
+        (scale(1, 2), r"the scale \[1, 2\] has 2 numbers, and the image has 3 axes"),
+        (translation(1, 2, 3, 4), r"the translation \[1, 2, 3, 4\] has 4 numbers, and the image has 3 axes"),
         ({"type": "affine", "affine": [[1, 0, 0, 0]]}, "is no scale or translation"),
         ({"type": "scale", "path": "somewhere"}, "is no scale or translation"),
         (scale("1", "1", "1"), "is no scale or translation"),
@@ -260,7 +265,7 @@ def test_nobody_guesses_a_scale(tmp_path):
     ("described", "message"),
     [
         (None, "names no axes"),
-        (["z", "y", "x"], "names no axes"),  # NGFF 0.3
+        (["z", "y", "x"], "the axes z, y, x have names but no types, as in NGFF 0.3"),
         ([{"name": name, "unit": "micrometer"} for name in "zyx"], "axis 'z' has no type"),
         ([{"name": name, "type": "space", "unit": "micrometer"} for name in "zyy"], "same name"),
         ([{"name": name, "type": "channel"} for name in "abc"], "none of the axes a, b, c is of type space"),
@@ -321,6 +326,28 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "i/0/zarr.json").unlink()
     with pytest.raises(SourceError, match="the resolution level '0' does not exist"):
         open_image(tmp_path / "i")
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.3", "0.7", "0.9.dev1", "1.0", "0.55", "latest"])
+def test_versions_that_are_not_read(tmp_path, version):
+    """Of another version nobody knows what its metadata mean, even if they look like those of a known one."""
+    group = by_hand(tmp_path / "i")
+    group.attrs["ome"] = {**group.attrs["ome"], "version": version}
+    advice = rf"follows NGFF {re.escape(version)}; NGFF 0\.4, 0\.5 and 0\.6 are read: convert it"
+    for ask in (open_image, open_source, lambda path: convert_zarr(path, tmp_path / "b", ngff_version="0.4")):
+        with pytest.raises(MetadataError, match=advice):
+            ask(tmp_path / "i")
+    old = zarr.open_group(tmp_path / "old", mode="w", zarr_format=2)
+    old.attrs["multiscales"] = [{**group.attrs["ome"]["multiscales"][0], "version": version}]
+    with pytest.raises(MetadataError, match=advice):
+        open_image(tmp_path / "old")
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.4-dev", "0.5-dev-spatialdata", "0.5.2", "0.6.dev3"])
+def test_drafts_of_versions_are_read(tmp_path, version):
+    group = by_hand(tmp_path / "i")
+    group.attrs["ome"] = {**group.attrs["ome"], "version": version}
+    assert open_image(tmp_path / "i").spacing == ((1.0, 2.0, 3.0),)
 
 
 def test_images_without_units_written_by_ome_zarr_py(tmp_path):

@@ -11,8 +11,9 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.buffer import cpu
 from zarr.codecs import GzipCodec, ShardingCodec
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 import linumpy
 from linumpy.errors import ChunkError, MetadataError, SourceError
@@ -22,7 +23,7 @@ from linumpy.gpu.zarr_io import plan_zarr_read, zarr_to_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.open import open_source
-from linumpy.io.source import describe_source, local_path
+from linumpy.io.source import describe_source, local_path, open_node
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import matrix
@@ -233,6 +234,55 @@ def test_such_documents_are_read_as_levels_of_an_image(tmp_path, consolidated):
     assert same(read_omezarr(tmp_path / "i")[0][...], expected)
     assert same(open_source(tmp_path / "i")[...], expected)
     assert same(reference.read(tmp_path / "i"), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_consolidated_metadata_that_are_older_than_the_image(tmp_path, version):
+    """The image has the level that was added and the shape that was changed after the metadata were consolidated."""
+    values = np.arange(6 * 8 * 10, dtype="u2").reshape(6, 8, 10)
+    write_omezarr(tmp_path / "i", values[:3], (4, 1, 1), ngff_version=version, chunks=(2, 4, 4))
+    zarr.consolidate_metadata(tmp_path / "i")
+    opened_before = zarr.open_group(tmp_path / "i", mode="r")
+    assert opened_before.metadata.consolidated_metadata is not None
+    group = zarr.open_group(tmp_path / "i", mode="r+", use_consolidated=False)
+    group["0"].resize(values.shape)
+    group["0"][...] = values
+    levels = values, values[::2, ::2, ::2]
+    group.create_array("1", data=levels[1])
+    holder = group.attrs.asdict() if version == "0.4" else group.attrs["ome"]
+    level = {"path": "1", "coordinateTransformations": [{"type": "scale", "scale": [8, 2, 2]}]}
+    holder["multiscales"][0]["datasets"].append(level)
+    group.attrs.update(holder if version == "0.4" else {"ome": holder})
+    if version == "0.5":  # zarr-python leaves the older metadata of the members in the document
+        written = json.loads((tmp_path / "i/zarr.json").read_text())
+        assert written.get("consolidated_metadata") is None
+        older = opened_before.metadata.to_dict()["consolidated_metadata"]
+        (tmp_path / "i/zarr.json").write_text(json.dumps(written | {"consolidated_metadata": older}, default=str))
+    in_memory = MemoryStore()
+    for file in (file for file in (tmp_path / "i").rglob("*") if file.is_file()):
+        in_memory._store_dict[str(file.relative_to(tmp_path / "i"))] = cpu.Buffer.from_bytes(file.read_bytes())
+    for source in (tmp_path / "i", in_memory):
+        image = open_image(open_node(source))
+        assert all(same(level[...], wanted) for level, wanted in zip(image.levels, levels, strict=True))
+        assert all(same(open_source(source, number)[...], wanted) for number, wanted in enumerate(levels))
+
+
+@pytest.mark.parametrize("text", ["", '{"metadata": {', "[]"])
+def test_consolidated_metadata_that_are_broken(tmp_path, text):
+    write_omezarr(tmp_path / "i", VALUES, (1, 1), ngff_version="0.4")
+    (tmp_path / "i/.zmetadata").write_text(text)
+    assert same(open_source(tmp_path / "i")[...], VALUES)
+    assert same(open_image(tmp_path / "i").levels[0][...], VALUES)
+
+
+def test_members_are_opened_read_only(tmp_path):
+    store = MemoryStore()
+    zarr.create_group(store).create_array("a", data=VALUES)
+    with pytest.raises(ValueError, match="read-only"):
+        open_node((store, "a"))[0, 0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        open_node(StorePath(LocalStore(write(tmp_path / "a").parent), "a"))[0, 0] = 1
 
 
 @pytest.mark.parametrize("dtype", ["i1", "u2", "i8", "bool", "f2", "f4", "c8", "c16"])

@@ -185,6 +185,20 @@ def test_plates_and_wells_name_their_images(tmp_path, version):
         open_image(tmp_path / "empty")
 
 
+def test_a_plate_of_bioformats2raw_is_a_plate(tmp_path):
+    """NGFF: the plate takes precedence. Here its row "1" is not an image "1"."""
+    folder = tmp_path / "p.zarr"
+    attributes = {"version": "0.5", "bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}]}}
+    zarr.create_group(folder, attributes={"ome": attributes})
+    zarr.create_group(folder / "OME")
+    zarr.create_group(folder / "1")
+    zarr.create_group(folder / "1/1", attributes={"ome": {"version": "0.5", "well": {"images": [{"path": "0"}]}}})
+    write_omezarr(folder / "1/1/0", np.full((4, 5, 6), 7, "u1"), (5, 2, 3))
+    images = open_images(folder)
+    assert (images.kind, list(images)) == ("a plate", ["1/1/0"])
+    assert images["1/1/0"].spacing == ((5.0, 2.0, 3.0),)
+
+
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
 def test_several_images_of_bioformats2raw_are_named(tmp_path, version):
     bioformats2raw(tmp_path / "b", 2, version)
@@ -197,6 +211,8 @@ def test_several_images_of_bioformats2raw_are_named(tmp_path, version):
     bioformats2raw(tmp_path / "listed", 2, version, series=["1"])  # the list counts, not what lies there
     assert open_image(tmp_path / "listed").name.endswith("listed/1")
     bioformats2raw(tmp_path / "gone", 0, version, series=["0"])
+    with pytest.raises(SourceError, match=r"'0': the metadata of .*gone name it, but no group is stored there"):
+        open_images(tmp_path / "gone")["0"]
     with pytest.raises(SourceError, match="the image '0' that its metadata names does not exist"):
         open_image(tmp_path / "gone")
     bioformats2raw(tmp_path / "none", 0, version)

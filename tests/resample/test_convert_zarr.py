@@ -33,6 +33,7 @@ from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
 from scripts import linum_convert
 from tests.support.budget import examples
+from tests.support.object_server import serve
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
@@ -464,6 +465,38 @@ def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
+def test_a_server_that_lists_nothing(tmp_path, caplog, version):
+    """Of such a server everything is copied that metadata name: levels, labels, wells, and groups between them."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    image_with_labels(folder / "i", version)
+    (folder / "i/notes.txt").unlink()  # nothing names it
+    zarr_format = 2 if version == "0.4" else 3
+
+    def group(path, ome, **more):
+        attributes = {**more, **(ome if version == "0.4" else {"ome": {"version": version, **ome}})}
+        zarr.create_group(folder / path, zarr_format=zarr_format, attributes=attributes)
+
+    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}]}})
+    group("plate/OME", {})
+    (folder / "plate/OME/METADATA.ome.xml").write_text("<OME/>")
+    for well in ("1/1", "2/3"):
+        group(f"plate/{well[0]}", {}, row=well[0])
+        group(f"plate/{well}", {"well": {"images": [{"path": "0"}]}})
+        image_with_labels(folder / "plate" / well / "0", version)
+        (folder / "plate" / well / "0/notes.txt").unlink()
+    with serve(folder) as server:
+        for name in ("i", "plate"):
+            convert_zarr(f"{server.url}/{name}", tmp_path / f"{name}-copy", codec="zstd", **HERE)
+            convert_zarr(folder / name, tmp_path / f"{name}-local", codec="zstd", **HERE)
+            mine, local = ({one.relative_to(copy): one.read_bytes() for one in copy.rglob("*") if one.is_file()}
+                           for copy in (tmp_path / f"{name}-copy", tmp_path / f"{name}-local"))  # fmt: skip
+            assert mine == local
+        assert "does not list it, so what its metadata name is copied" in caplog.text
+        assert {method for method, *_ in server.requests} <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.4"])
 def test_metadata_that_are_broken_in_a_member(tmp_path, version):
     """Nothing is left out: the error names the group or the array."""
     image_with_labels(tmp_path / "a", version)
@@ -615,20 +648,23 @@ def test_channels_of_tiff(tmp_path):
         assert [(one["window"]["start"], one["window"]["end"]) for one in made] == windows
 
 
-def ome_set(folder, data, uuids):
-    """Write an OME-TIFF of one file for each plane along z."""
+def ome_set(folder, data, uuids, axis="Z"):
+    """Write an OME-TIFF of one file for each plane along z, or each channel."""
     names = [f"p_Z{z}.ome.tif" for z in range(len(data))]
     planes = "".join(
-        f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{one}</UUID></TiffData>'
+        f'<TiffData First{axis}="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{one}</UUID></TiffData>'
         for z, (name, one) in enumerate(zip(names, uuids, strict=True))
     )
+    sizes = f'SizeZ="{len(data)}" SizeC="1"' if axis == "Z" else f'SizeZ="1" SizeC="{len(data)}"'
+    count = 1 if axis == "Z" else len(data)
+    channels = "".join(f'<Channel ID="Channel:0:{c}" SamplesPerPixel="1"/>' for c in range(count))
     for plane, name, one in zip(data, names, uuids, strict=True):
         xml = (
             '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
             f'UUID="urn:uuid:{one}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
-            f'SizeX="{data.shape[2]}" SizeY="{data.shape[1]}" SizeZ="{len(data)}" SizeC="1" SizeT="1" '
+            f'SizeX="{data.shape[2]}" SizeY="{data.shape[1]}" {sizes} SizeT="1" '
             'PhysicalSizeX="2" PhysicalSizeY="4" PhysicalSizeZ="5">'
-            f'<Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}</Pixels></Image></OME>'
+            f"{channels}{planes}</Pixels></Image></OME>"
         )
         tifffile.imwrite(folder / name, plane, description=xml, metadata=None)
     return [folder / name for name in names]
@@ -697,6 +733,37 @@ def test_a_folder_of_pages(tmp_path, caplog):
     tifffile.imwrite(tmp_path / "pages/page3.tif", data[0, :5])
     with pytest.raises(SourceError, match=r"page3\.tif has shape \(5, 8\)"):
         convert_zarr(tmp_path / "pages", tmp_path / "c", spacing=(5, 2, 3), **HERE)
+
+
+@pytest.mark.parametrize("axis", "ZC")
+def test_a_folder_of_more_than_an_ome_tiff_set(tmp_path, axis):
+    """Each file of a set describes all of it: taken as pages, the files of two sets would be copies of their sets."""
+    data, options = voxels((3, 9, 8)), {"spacing": (5, 2, 3), **HERE}
+    for folder in ("two", "page"):
+        (tmp_path / folder).mkdir()
+        ome_set(tmp_path / folder, data, [f"00000000-0000-0000-0000-{z:012}" for z in range(3)], axis)
+    for file in sorted((tmp_path / "two").iterdir()):
+        whole = file.read_bytes().replace(b"p_Z", b"q_Z").replace(b"0000-0000-0000", b"0000-0000-0001")
+        file.with_name(file.name.replace("p_Z", "q_Z")).write_bytes(whole)
+    tifffile.imwrite(tmp_path / "page/q.tif", data[0])
+    for folder, count in (("two", 6), ("page", 4)):
+        message = rf"p_Z1\.ome\.tif belongs to an OME-TIFF set of 3 files, .* holds {count}"
+        with pytest.raises(SourceError, match=message):
+            convert_zarr(tmp_path / folder, tmp_path / "c", **options)
+
+
+def test_hidden_files_are_no_pages(tmp_path):
+    """macOS leaves a file ._NAME beside each file on a share."""
+    data, options = voxels((3, 9, 8)), {"spacing": (5, 2, 3), **HERE}
+    (tmp_path / "pages").mkdir()
+    for number, page in enumerate(data):
+        tifffile.imwrite(tmp_path / f"pages/s{number}.tif", page)
+        (tmp_path / f"pages/._s{number}.tif").write_bytes(b"\x00\x05\x16\x07" + bytes(80))
+    convert_zarr(tmp_path / "pages", tmp_path / "b", **options)
+    assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    (tmp_path / "pages/s1.tif").write_text("no TIFF")
+    with pytest.raises(SourceError, match=r"pages/s1\.tif cannot be read as TIFF"):
+        convert_zarr(tmp_path / "pages", tmp_path / "c", **options)
 
 
 def test_tiff_that_is_no_stack(tmp_path):

@@ -176,10 +176,10 @@ def test_a_url_is_no_place_for_an_output(tmp_path, mosaic, refused, monkeypatch)
 
 
 def test_a_remote_store_that_cannot_be_opened(monkeypatch):
-    def fail(*words, **options):
+    async def fail(*words, **options):
         raise RuntimeError("no credentials")
 
-    monkeypatch.setattr(zarr, "open", fail)
+    monkeypatch.setattr(zarr.storage.ObjectStore, "get", fail)
     with pytest.raises(SourceError, match="'s3://bucket/a' cannot be opened: RuntimeError: no credentials"):
         open_source("s3://bucket/a")
 

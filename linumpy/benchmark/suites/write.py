@@ -162,8 +162,7 @@ def write_cases(
 
 
 def _cases(path: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iterator[Case]:
-    depth, height, width = (max(64, round(n * scale) // 64 * 64) for n in _SHAPE)
-    voxels = _voxels((depth, height, width))
+    voxels = _voxels(_shape(scale))
     check_free(path, 2 * voxels.nbytes)
     kinds: tuple[tuple[Sequence[Any], Callable[..., Case]], ...] = (
         (_ENCODE if on_gpu else (), _encode_case),
@@ -177,6 +176,12 @@ def _cases(path: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Itera
         for work in works:
             if not only or work.name.split(",")[0] in only:
                 yield make(work, *chosen, path, scale)
+
+
+def _shape(scale: float) -> tuple[int, int, int]:
+    """Return the shape of the volume, of whole chunks of every work."""
+    depth, height, width = (max(128, round(n * scale) // 128 * 128) for n in _SHAPE)
+    return depth, height, width
 
 
 def _voxels(shape: tuple[int, int, int]) -> np.ndarray:

@@ -18,6 +18,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import resolve
+from linumpy.gpu.read.request import check_elements, new_array
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, local_path, written
@@ -87,6 +88,7 @@ def make_dask_array(
 
     array = open_source(source, level)
     layout = read_layout(array)
+    check_elements(layout)
     blocks = block_shape(layout, chunks)
     where = resolve(device)
     on_host = to_host if layout.unsupported is None else None
@@ -96,7 +98,7 @@ def make_dask_array(
         task,
         chunks=tuple(_lengths(n, b) for n, b in zip(layout.shape, blocks, strict=True)),
         dtype=layout.dtype,
-        meta=where.xp.empty((0,) * layout.rank, layout.dtype),
+        meta=new_array(where.xp, (0,) * layout.rank, layout.dtype),
         name=f"zarr-{token}",
     )
 

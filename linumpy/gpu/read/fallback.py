@@ -19,6 +19,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
+from linumpy.errors import ChunkError, UnsupportedLayoutError
 from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.request import ReadRequest
@@ -136,7 +137,13 @@ def _log_fallback(plan: ReadPlan, reason: str, method: str = "") -> None:
 
 def _read_values(array: zarr.Array, plan: ReadPlan, dtype: np.dtype) -> np.ndarray:
     """Read into host memory, and cast: C-contiguous, of the plan's shape."""
-    stored = read_chunks_on_host(array, plan.region.selection)
+    try:
+        stored = read_chunks_on_host(array, plan.region.selection)
+    except ChunkError as error:
+        if not isinstance(error.__cause__, NotImplementedError) or plan.layout.unsupported is None:
+            raise
+        why = f"{plan.layout.unsupported}, which zarr-python does not read either"
+        raise UnsupportedLayoutError(f"{plan.layout.name}: {why}") from error.__cause__
     # A selection of rank 0 is a scalar, and stored bytes may be in the other byte order.
     return np.asarray(cast_elements(np.asarray(stored), dtype), order="C").reshape(plan.shape)
 

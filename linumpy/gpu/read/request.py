@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import is_small
+from linumpy.arrays import bits_of, is_small
 from linumpy.device import free_memory, is_device_array, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
@@ -174,4 +174,17 @@ def allocate(request: ReadRequest) -> Any:
     """Return the array to fill, `out` or a new one, on the current device."""
     if request.out is not None:
         return request.out
-    return require_cuda().empty(request.plan.shape, request.dtype)
+    return new_array(require_cuda(), request.plan.shape, request.dtype)
+
+
+def new_array(xp: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Return a new array of NumPy or CuPy; ``TypeError`` for a dtype of ml_dtypes of which CuPy makes no arrays."""
+    try:
+        return xp.empty(shape, dtype)
+    except (TypeError, ValueError) as error:
+        if not is_small(dtype):
+            raise
+        raise TypeError(
+            f"this version of CuPy has no arrays of {dtype}: read it into host memory, by linumpy.read_zarr(source, "
+            f"device='cpu'), and copy its bits to the device, by cupy.asarray(values.view({str(bits_of(dtype))!r}))"
+        ) from error

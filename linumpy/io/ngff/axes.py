@@ -136,6 +136,11 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
         The axes are not described; two have the same name; none is of type space; z, y or x has no type.
     """
     described = multiscale.get("axes")
+    if isinstance(described, list) and described and all(isinstance(axis, str) for axis in described):
+        raise MetadataError(
+            f"{name}: the axes {', '.join(described)} have names but no types, as in NGFF 0.3; NGFF 0.4, 0.5 and 0.6 "
+            "are read: convert the image to one of them"
+        )
     if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4, 0.5 and 0.6 are read)")
     axes = tuple(
@@ -234,6 +239,8 @@ def compose_scales(
         if kind == "identity":
             continue
         values = transformation.get(kind) if kind in ("scale", "translation") else None
+        if isinstance(values, list) and len(values) != rank:
+            raise MetadataError(f"{name}: the {kind} {values} has {len(values)} numbers, and the image has {rank} axes")
         if not isinstance(values, list) or len(values) != rank or not all(map(is_number, values)):
             raise MetadataError(
                 f"{name}: a coordinate transformation of type {kind!r} is no scale or translation by {rank} numbers"

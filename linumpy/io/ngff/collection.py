@@ -16,9 +16,17 @@ from typing import Any
 
 import zarr
 
+from linumpy.io.metadata import member_names, open_members, open_optional
+
 _BIOFORMATS2RAW = "bioformats2raw.layout"
-#: Attributes that identify a group of images, and the kind of the group in words.
-_KINDS = {"plate": "a plate", "well": "a well", "labels": "a group of labels", "scene": "a scene"}
+#: Attributes that identify a group of images, and the kind of the group in words. The first one that it has counts.
+_KINDS = {
+    "plate": "a plate",  # before the next one: a plate may be written by bioformats2raw
+    _BIOFORMATS2RAW: "a collection of bioformats2raw",
+    "well": "a well",
+    "labels": "a group of labels",
+    "scene": "a scene",
+}
 #: Maximum number of images that a message lists.
 _MAX_LISTED = 8
 
@@ -33,25 +41,19 @@ def ome_attributes(node: zarr.Group | zarr.Array) -> Mapping[str, Any]:
 def kind_of(group: zarr.Group) -> str | None:
     """Return the kind of a group of images in words, for messages; None for an image and for any other group."""
     holder = ome_attributes(group)
-    if "multiscales" in holder:
-        return None
-    if _BIOFORMATS2RAW in holder and _series(group):
-        return "a collection of bioformats2raw"
-    default = "a collection of bioformats2raw" if _BIOFORMATS2RAW in holder else None
-    return next((words for attribute, words in _KINDS.items() if attribute in holder), default)
+    return None if "multiscales" in holder else next((words for key, words in _KINDS.items() if key in holder), None)
 
 
 def image_paths(group: zarr.Group) -> Iterator[str]:
-    """Yield the paths of the images in a group, and open the wells of a plate one by one for it."""
+    """Yield the paths of the images in a group; for a plate, open its wells as far as they are needed."""
     holder = ome_attributes(group)
-    series = _series(group) if _BIOFORMATS2RAW in holder else []
-    if series:
-        yield from series
-    elif "plate" in holder:
-        for path in _paths(holder.get("plate"), "wells"):
-            well = group.get(path)
+    if "plate" in holder:
+        paths = _paths(holder.get("plate"), "wells")
+        for path, well in zip(paths, open_members(group, paths), strict=False):
             if isinstance(well, zarr.Group):
                 yield from (f"{path}/{image}" for image in _paths(ome_attributes(well).get("well"), "images"))
+    elif _BIOFORMATS2RAW in holder:
+        yield from _series(group)
     elif "well" in holder:
         yield from _paths(holder.get("well"), "images")
     elif "labels" in holder:
@@ -75,12 +77,18 @@ def why_not_image(group: zarr.Group, kind: str) -> str:
 
 def _series(group: zarr.Group) -> list[str]:
     """List the images of a group of bioformats2raw: its group ``OME`` lists them, or else their names are numbers."""
-    described = group.get("OME")
+    described = open_optional(group, "OME")
     if isinstance(described, zarr.Group):
         series = ome_attributes(described).get("series")
         if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
             return [str(name) for name in series]
-    return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
+    names = member_names(group)
+    if names is not None:
+        numbers = sorted(filter(str.isdecimal, names), key=int)
+        nodes = zip(numbers, open_members(group, numbers), strict=True)
+        return [name for name, node in nodes if isinstance(node, zarr.Group)]
+    consecutive = map(str, itertools.count())
+    return list(itertools.takewhile(lambda name: isinstance(open_optional(group, name), zarr.Group), consecutive))
 
 
 def _paths(holder: Any, key: str) -> list[str]:

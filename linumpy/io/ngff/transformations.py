@@ -24,7 +24,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError
-from linumpy.io.metadata import REFUSALS, checked_array
+from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import compose_scales, datasets_of, is_number, transformations_of_levels
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import (
@@ -245,11 +245,10 @@ class _Reader:
     def _open(self, transform: Transformation, path: str) -> zarr.Array | zarr.Group:
         if has_dots(path):
             raise self._error(transform, f"has the path {path!r}, which may not leave its group")
-        try:
-            node = self.group[path]
-        except REFUSALS:
-            raise self._error(transform, f"has the path {path!r}, where there is nothing") from None
-        return checked_array(node) if isinstance(node, zarr.Array) else node
+        node = open_member(self.group, path)
+        if node is None:
+            raise self._error(transform, f"has the path {path!r}, where there is nothing")
+        return node
 
     def _field(self, transform: Transformation, kind: str) -> Field:
         """Open a field of displacements or coordinates."""

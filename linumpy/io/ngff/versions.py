@@ -11,9 +11,11 @@ transformations between named coordinate systems.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from linumpy.errors import MetadataError
 from linumpy.io.ngff.axes import common_transformations, transformation_list
 from linumpy.io.ngff.coordinate_systems import (
     INTRINSIC,
@@ -40,6 +42,23 @@ def version_of(attributes: Metadata) -> str | None:
     return "0.4" if any(key in attributes for key in _KEYS) else None
 
 
+def image_version(attributes: Metadata, image: Multiscale, name: str) -> str:
+    """Return the version of NGFF of a multiscale image in the attributes of a group.
+
+    Raises
+    ------
+    MetadataError
+        The version is none of 0.4, 0.5, 0.6 and their drafts.
+    """
+    ome = attributes.get("ome")
+    below_ome = isinstance(ome, Mapping)
+    version = (ome.get("version") if isinstance(ome, Mapping) else attributes.get("version")) or image.get("version")
+    version = str(version or ("0.5" if below_ome else "0.4"))
+    if not re.fullmatch(r"0\.[456]([.-].*)?", version):
+        raise MetadataError(f"{name} follows NGFF {version}; NGFF 0.4, 0.5 and 0.6 are read: convert it to one of them")
+    return version
+
+
 def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
     """Convert attributes to a version of NGFF.
 
@@ -62,7 +81,7 @@ def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str,
     Raises
     ------
     MetadataError
-        An image of 0.6 cannot be expressed in an earlier version.
+        An image of 0.6 cannot be expressed in an earlier version; or the version of an image is not known.
     """
     source_version, dropped = version_of(attributes), []
     if source_version is None or source_version == version:
@@ -77,6 +96,8 @@ def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str,
     for key in set(_VERSIONED) & set(kept):
         kept[key] = _versioned(kept[key], version if version == "0.4" else None)
     if isinstance(kept.get("multiscales"), list):
+        for image in kept["multiscales"]:
+            image_version(attributes, image, name)
         converted = [_convert_multiscale(image, version, name) for image in kept["multiscales"]]
         kept["multiscales"] = [image for image, _ in converted]
         dropped += [description for _, lost in converted for description in lost]

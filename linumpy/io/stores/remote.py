@@ -11,16 +11,19 @@ from __future__ import annotations
 import base64
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import zarr
-from zarr.abc.store import Store
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import GpuMemoryStore, ObjectStore
 
 from linumpy.device import call_after_fork
+from linumpy.errors import ChunkError, LinumpyError, SourceError
 from linumpy.plan.layout import RemoteArray
 
 #: Schemes of URLs that obstore opens.
@@ -32,6 +35,10 @@ _RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
 #: Maximum number of stores that stay open, with their connections.
 _MAX_STORES = 32
+
+
+class AccessError(ChunkError, PermissionError):
+    """An object store denies access to an object; some stores do so for a missing object."""
 
 
 class RemoteStore(ObjectStore[Any]):
@@ -51,6 +58,57 @@ class RemoteStore(ObjectStore[Any]):
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def supports_listing(self) -> bool:
+        """Whether the keys can be listed: not those of an HTTP server, which few servers list and none in one way."""
+        return type(self.store).__name__ != "HTTPStore"
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return the bytes of an object or a range of them; None if there is no such object."""
+        with self._errors(key):
+            return await super().get(key, prototype, byte_range)
+
+    async def exists(self, key: str) -> bool:
+        """Return whether an object exists."""
+        with self._errors(key):
+            return await super().exists(key)
+
+    async def getsize(self, key: str) -> int:
+        """Return the number of bytes of an object."""
+        with self._errors(key):
+            return await super().getsize(key)
+
+    async def list_prefix(self, prefix: str) -> AsyncGenerator[str, None]:
+        """Yield the keys that begin with a prefix."""
+        with self._errors(prefix, "listed"):
+            async for key in super().list_prefix(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncGenerator[str, None]:
+        """Yield the names of the direct members of a folder."""
+        import obstore
+
+        folder = prefix.rstrip("/")
+        with self._errors(folder, "listed"):
+            listed = await obstore.list_with_delimiter_async(self.store, folder)
+        for key in (*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])):
+            if name := key[len(folder) :].strip("/"):  # else it is a folder marker: an empty object that ends in "/"
+                yield name
+
+    @contextmanager
+    def _errors(self, key: str, done: str = "read") -> Iterator[None]:
+        """Raise linumpy's errors for those of obstore, with the name of the object."""
+        try:
+            yield
+        except (FileNotFoundError, LinumpyError):
+            raise
+        except Exception as error:
+            if not type(error).__module__.startswith("obstore"):
+                raise
+            is_denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+            kind = AccessError if is_denied else SourceError if done == "listed" else ChunkError
+            raise kind(f"{self.url}/{key} cannot be {done}: {explained(error)}") from None
 
 
 def is_remote(url: str) -> bool:

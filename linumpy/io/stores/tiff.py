@@ -80,7 +80,8 @@ def tiff_files(path: str | Path) -> list[str]:
         return [str(path)]
     if not path.is_dir() or is_zarr_folder(path):
         return []
-    return sorted((str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES), key=_numbers)
+    names = (file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+    return sorted(map(str, names), key=_numbers)
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
@@ -252,9 +253,14 @@ def _axes(stored: str, shape: tuple[int, ...], kept: str, name: str) -> tuple[st
 
 
 def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries, missing: str, logged: set[str]) -> None:
-    """Check that all files have the shape and dtype of the first file, which tifffile does not check."""
+    """Check that all files are pages with the shape and dtype of the first, which tifffile does not check."""
     for name in files[1:]:
         with _opened(tifffile, name, logged) as (_, (page, *_)):
+            if page.is_multifile:
+                raise SourceError(
+                    f"{name} belongs to an OME-TIFF set of {len(_files_of(name, page))} files, and the folder holds "
+                    f"{len(files)}: pass one file of the set, or a folder of all its files and no others"
+                )
             _check_planes(name, page, missing)
             if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise SourceError(

@@ -33,7 +33,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from linumpy.device import call_after_fork
 from linumpy.errors import ChunkError, SourceError
 from linumpy.io.looks import stamp_of
-from linumpy.io.paths import ZARR_FILES
+from linumpy.io.paths import METADATA_FILES, ZARR_FILES
 from linumpy.plan.layout import ChunkKeys, StoredEntries
 from linumpy.plan.read.plan import ReadPlan
 
@@ -47,6 +47,17 @@ _ENCRYPTED, _UTF8 = 1, 0x800
 _METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
 #: Bytes that are read at a time to compute a CRC-32, and threads that do.
 _PIECE_NBYTES, _THREADS = 8 * 2**20, 8
+#: How files begin that are often passed in place of Zarr, what they are, and what to do with them if linumpy knows it.
+_KINDS = (
+    (rb"II[*+]\0|MM\0[*+]", "a TIFF file", "linumpy.convert_zarr (linum-convert) makes an OME-Zarr image of it"),
+    (rb"(.{512})?\x89HDF\r\n\x1a\n", "an HDF5 file", ""),
+    (rb".{344}(n\+1|ni1)\0|.{4}(n\+2|ni2)\0\r\n\x1a\n", "a NIfTI file", ""),
+    (rb"\x1f\x8b", "a file compressed by gzip, as NIfTI files (.nii.gz) are", ""),
+    (rb"ZISRAWFILE", "a CZI file", "bioformats2raw makes an OME-Zarr image of it"),
+    (rb"NRRD\d", "an NRRD file", ""),
+    (rb"\x93NUMPY", "a NumPy file", "linumpy.OmeZarrWriter writes its array as an OME-Zarr image"),
+    (rb"\x89PNG|\xff\xd8\xff", "a PNG or JPEG picture", ""),
+)
 #: Exceptions that zipfile raises for broken files.
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error)
 
@@ -76,7 +87,7 @@ class Directory:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
             except _BROKEN as error:
-                raise SourceError(f"{path} is no ZIP file, or one that is cut off or damaged: {error}") from error
+                raise SourceError(_why_no_archive(path, error)) from error
         if any(entry.flag_bits & _ENCRYPTED for entry in entries):
             raise SourceError(f"{path} is an encrypted ZIP file, which linumpy does not read")
         _check_ranges(path, entries, end)
@@ -100,6 +111,21 @@ class Directory:
         """The topmost folders that hold the metadata of an array or a group; ``""`` is the root."""
         folders = sorted({name.rpartition("/")[0] for name in self.names if name.rpartition("/")[2] in ZARR_FILES})
         return [folder for folder in folders if not any(folder.startswith(f"{above}/") for above in folders)]
+
+
+def _why_no_archive(path: str, error: Exception) -> str:
+    """Return the message that a file cannot be read as a ZIP file, which says what the file is instead."""
+    with open(path, "rb") as file:
+        begin = file.read(1024)
+    name = os.path.basename(path)
+    if name in METADATA_FILES:
+        return f"{path} is a metadata file of Zarr: pass the folder that holds it"
+    kind, advice = next((words for pattern, *words in _KINDS if re.match(pattern, begin, re.S)), ("", ""))
+    if not kind and begin and not begin.startswith(b"PK") and re.fullmatch(rb"[\t\n\r -~]*", begin):
+        kind = "a text file"
+    if not kind:
+        return f"{path} is no ZIP file, or one that is cut off or damaged: {error}"
+    return f"{path} is {kind}, not Zarr: {advice or 'convert it to OME-Zarr first'}"
 
 
 def _check_ranges(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:

@@ -18,17 +18,20 @@ from typing import Any, Literal
 
 import numpy as np
 import zarr
+from zarr.core.sync import sync
 
 from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
-from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.metadata import Node, open_members, open_optional
+from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version
+from linumpy.io.paths import has_dots
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
-from linumpy.resample.convert.members import Members, Node, copy_files, keys_of, members_of
+from linumpy.resample.convert.members import Members, copy_files, keys_of, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
 log = logging.getLogger(__name__)
@@ -280,18 +283,29 @@ def _space(names: tuple[str, ...] | None) -> int:
 
 
 def _members(group: zarr.Group) -> Members:
-    """List the members of a group, or the nodes that the metadata name if the store of the group lists no keys."""
-    return members_of(group) if group.store.supports_listing else Members(dict(sorted(_named_nodes(group))), ())
+    """List the members of a group, or what the metadata name if the store of the group does not list its keys."""
+    members = members_of(group)
+    if members is not None:
+        return members
+    log.warning("%s: its store does not list it, so what its metadata name is copied", describe_source(group))
+    nodes = dict(sorted(_named_nodes(group)))
+    files = [f"{path}/METADATA.ome.xml" for path in nodes if path.rpartition("/")[2] == "OME"]
+    prefix = f"{group.path}/".lstrip("/")
+    return Members(nodes, tuple(file for file in files if sync(group.store.exists(f"{prefix}{file}"))))
 
 
 def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
+    """Yield a group, and the groups and arrays that its metadata and theirs name, with the groups between them."""
     yield "", group
-    for path in _named_paths(group):
-        node = group.get(path)
+    parts = [path.strip("/").split("/") for path in _named_paths(group)]
+    paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
+    optional = _optional_path(group)
+    nodes = dict(zip(paths, open_members(group, paths), strict=True)) | {optional: open_optional(group, optional)}
+    for path, node in nodes.items():
         if node is not None:
             yield path, node
-            if isinstance(node, zarr.Group):
-                yield from ((f"{path}/{below}", inner) for below, inner in _named_nodes(node) if below)
+        if isinstance(node, zarr.Group):
+            yield from ((f"{path}/{below}", inner) for below, inner in _named_nodes(node) if below)
 
 
 def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -307,10 +321,26 @@ def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _named_paths(group: zarr.Group) -> list[str]:
-    """Return the paths that the metadata of a group name: resolutions and labels."""
+    """Return the paths that the metadata of a group name: images, resolutions, labels, arrays of transformations."""
     ome = ome_attributes(group)
-    levels = [str(dataset["path"]) for image in ome.get("multiscales", ()) for dataset in image.get("datasets", ())]
-    return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
+    paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
+    return paths if "multiscales" in ome else [*paths, *image_paths(group)]
+
+
+def _optional_path(group: zarr.Group) -> str:
+    """Return the path of the group that NGFF defines beside those that the metadata of a group name."""
+    return "labels" if "multiscales" in ome_attributes(group) else "OME"
+
+
+def _paths_in(metadata: Any) -> Iterator[str]:
+    """Yield the paths in metadata of NGFF, except those that lead out of the group."""
+    if isinstance(metadata, Mapping):
+        path = metadata.get("path")
+        if isinstance(path, str) and not has_dots(path):
+            yield path
+    children = metadata.values() if isinstance(metadata, Mapping) else metadata if isinstance(metadata, list) else ()
+    for child in children:
+        yield from _paths_in(child)
 
 
 def plan_array(

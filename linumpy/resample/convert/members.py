@@ -2,13 +2,11 @@
 
 In: a group in a store that lists its keys. Out: nodes (groups and arrays) by their paths; paths of other files, and
 copies of these. Errors: :class:`~linumpy.errors.SourceError` for a node that cannot be read, a node in a folder that is
-not a group, or a file that changes while it is copied. zarr-python's ``members`` leaves such nodes out silently, and
-may read consolidated metadata, which may be outdated.
+not a group, or a file that changes while it is copied. zarr-python's ``members`` leaves such nodes out silently.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,21 +17,18 @@ import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import StorePath
 
 from linumpy.errors import SourceError
-from linumpy.io.source import describe_source, open_at
+from linumpy.io.metadata import Node, member_names, open_member
+from linumpy.io.paths import METADATA_FILES
+from linumpy.io.source import describe_source
 from linumpy.io.stores.zips import ArchiveStore
 
-_NODES = ("zarr.json", ".zgroup", ".zarray")
-_METADATA = (*_NODES, ".zattrs", ".zmetadata")
 #: Members that are examined concurrently, since a remote store answers slowly.
 _THREADS = 16
 #: Bytes of a file that are copied at a time.
 _PIECE_NBYTES = 64 * 2**20
 _BYTES = cpu.buffer_prototype
-
-Node = zarr.Group | zarr.Array
 
 
 @dataclass(frozen=True)
@@ -65,15 +60,18 @@ class _Entry:
     members: tuple[str, ...] | None = None
 
 
-def members_of(group: zarr.Group) -> Members:
-    """List the members of a group whose store lists its keys.
+def members_of(group: zarr.Group) -> Members | None:
+    """List the members of a group; None if its store does not list its keys.
 
     Raises
     ------
     SourceError
         A group or an array cannot be read, or is in a folder that is not a group; the message names it.
     """
-    entries = [_Entry("", True, group, _names(group, ""))]
+    names = member_names(group)
+    if names is None:
+        return None
+    entries = [_Entry("", True, group, names)]
     with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
         level = entries
         while level:
@@ -84,7 +82,7 @@ def members_of(group: zarr.Group) -> Members:
             entries += level
     entries.sort(key=lambda entry: entry.path)
     files = tuple(entry.path for entry in entries if entry.node is None and entry.members is None)
-    return Members({entry.path: entry.node for entry in entries if entry.node}, files)
+    return Members({entry.path: entry.node for entry in entries if entry.node is not None}, files)
 
 
 def _check_names(group: zarr.Group, entry: _Entry) -> None:
@@ -109,13 +107,13 @@ def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
     """Return the entry at a path below another entry; None for metadata and hidden folders."""
     path, above = member
     name, in_groups = path.rpartition("/")[2], above.in_groups and above.node is not None
-    if name in _METADATA and above.node is not None:
+    if name in METADATA_FILES and above.node is not None:
         return None
     if sync(group.store.exists(_key(group, path))):
         return _Entry(path, in_groups)
-    if not any(sync(group.store.exists(_key(group, f"{path}/{document}"))) for document in _NODES):
-        return None if name.startswith(".") else _Entry(path, in_groups, members=_names(group, path))
-    node = _opened(group, path)
+    node = open_member(group, path)
+    if node is None:
+        return None if name.startswith(".") else _Entry(path, in_groups, members=member_names(group, path))
     if not in_groups:
         raise SourceError(
             f"{_name(group, path)!r} is not reached through the groups of {describe_source(group)}: a folder above it "
@@ -123,17 +121,7 @@ def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
         )
     if isinstance(node, zarr.Array):
         return _Entry(path, True, node)
-    if not _is_group(group, path, node.metadata.zarr_format):
-        raise SourceError(f"the Zarr metadata of {_name(group, path)!r} say neither that it is a group nor an array")
-    return _Entry(path, True, node, _names(group, path))
-
-
-def _is_group(group: zarr.Group, path: str, zarr_format: int) -> bool:
-    """Return whether the metadata declare a group: zarr-python also opens metadata without a node type as a group."""
-    if zarr_format == 2:
-        return sync(group.store.exists(_key(group, f"{path}/.zgroup")))
-    document = sync(group.store.get(_key(group, f"{path}/zarr.json"), _BYTES))
-    return document is not None and json.loads(document.to_bytes()).get("node_type") == "group"
+    return _Entry(path, True, node, member_names(group, path))
 
 
 def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
@@ -161,22 +149,6 @@ def keys_of(group: zarr.Group, path: str) -> list[str]:
         return [key async for key in group.store.list_prefix(f"{_key(group, path)}/")]
 
     return [key.removeprefix(f"{group.path}/") for key in sorted(sync(listed()))]
-
-
-def _names(group: zarr.Group, path: str) -> tuple[str, ...]:
-    async def listed() -> list[str]:
-        return [name async for name in group.store.list_dir(_key(group, path).rstrip("/"))]
-
-    return tuple(sorted(sync(listed())))
-
-
-def _opened(group: zarr.Group, path: str) -> Node:
-    try:
-        return open_at(StorePath(group.store, _key(group, path)), name=_name(group, path))
-    except SourceError:
-        raise
-    except Exception as error:
-        raise SourceError(f"{_name(group, path)!r} cannot be opened: {type(error).__name__}: {error}") from error
 
 
 def _key(group: zarr.Group, path: str) -> str:

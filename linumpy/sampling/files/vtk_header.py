@@ -73,8 +73,11 @@ def read_header(path: str) -> Header:
     OSError
         The file itself cannot be opened, or is no regular file.
     """
-    with open(path, "rb", opener=_open_regular) as file:
-        image = _image(path, file.read())
+    return _header(path, _read_image(path))
+
+
+def _header(path: str, image: Element) -> Header:
+    """Read the extents of a file from its parsed text."""
     whole = _extent(path, image, "WholeExtent")
     pieces: list[tuple[np.ndarray, Header | None]] = []
     for piece in image.findall("Piece"):
@@ -85,8 +88,10 @@ def read_header(path: str) -> Header:
     return Header(path, whole, pieces)
 
 
-def _image(path: str, content: bytes) -> Element:
+def _read_image(path: str) -> Element:
     """Parse a file without its appended data, which is no XML."""
+    with open(path, "rb", opener=_open_regular) as file:
+        content = file.read()
     head, separator, _ = content.partition(b"<AppendedData")
     try:
         root = ElementTree.fromstring(head + b"</VTKFile>" if separator else content)
@@ -120,12 +125,12 @@ def _piece_header(index: str, piece: Element) -> Header:
     if os.path.commonpath([folder, path]) != folder:
         _refuse_piece(index, source, "lies outside of the folder of this file, and is not read")
     try:
-        header = read_header(path)
+        image = _read_image(path)
     except OSError as error:
         raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
-    if any(inner for _, inner in header.pieces):
+    if image.tag.startswith("P"):
         _refuse_piece(index, source, "has pieces in other files, and is not read")
-    return header
+    return _header(path, image)
 
 
 def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:

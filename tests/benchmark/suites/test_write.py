@@ -10,9 +10,13 @@ from linumpy.gpu.codecs.encode import Encoded
 from linumpy.io.codecs import host_encoder
 from linumpy.write.writer import OmeZarrWriter
 
+CHUNKS = {(work.codec, work.chunk) for work in write._ENCODE}
+
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(request, monkeypatch):
+    if "scale" in request.fixturenames:
+        return
     monkeypatch.setattr(write, "_SHAPE", (64, 128, 64))
     monkeypatch.setattr(write, "_WRITE", tuple(write.Write("zstd", s, "") for s in (None, (64, 128, 64))))
 
@@ -35,6 +39,18 @@ def test_a_small_run(tmp_path):
     assert {each["tensorstore"] for each in verdicts(results)} <= {"ok", "not installed"}
     assert all(entry.note.startswith("ratio") for result in results for entry in result.entries[:1])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 0.13, 0.3, 0.7, 0.99, 1])
+def test_chunks_of_a_volume_of_any_scale(scale):
+    """Each chunk to encode is whole: cut in pieces, the voxels are the same as chunk by chunk."""
+    shape = write._shape(scale)
+    assert scale < 1 or shape == write._SHAPE
+    for _, chunk in CHUNKS:
+        assert all(size and size % part == 0 for size, part in zip(shape, chunk, strict=True)), (shape, chunk)
+    voxels = np.arange(128**3, dtype=np.uint16).reshape(128, 128, 128)
+    rows = write._rows(voxels, (64, 128, 128))
+    assert [row.tobytes() for row in rows] == [voxels[:64].tobytes(), voxels[64:].tobytes()]
 
 
 def test_other_voxels_are_noticed(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ Each test runs on the CPU with NumPy in place of CuPy, and marked ``gpu`` on a d
 oracle, bit for bit.
 """
 
+import json
 import types
 
 import numcodecs
@@ -14,10 +15,11 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.codecs import numcodecs as v3
 
 from linumpy.device import to_host
-from linumpy.errors import DeviceMemoryError
+from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.gpu import read_zarr_to_gpu
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
+from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.layout import read_layout
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
@@ -377,6 +379,21 @@ def test_why_not_gpu_mode(tmp_path):
     }
     for number, (reason, options) in enumerate(reasons.items()):
         assert reason in reason_for(tmp_path / str(number), **options)
+
+
+def test_what_nobody_reads_is_named_and_no_chunk_is_blamed(tmp_path):
+    """zarr-python raises a NotImplementedError without a text for an index of shards that is compressed."""
+    array = zarr.create_array(
+        tmp_path / "a", shape=(4, 4), shards=(4, 4), chunks=(2, 2), dtype="u1", compressors=None, fill_value=0
+    )
+    document = json.loads((tmp_path / "a/zarr.json").read_text())
+    document["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+    (tmp_path / "a/zarr.json").write_text(json.dumps(document))
+    chunk = tmp_path / "a" / array.metadata.encode_chunk_key((0, 0))
+    chunk.parent.mkdir(parents=True)
+    chunk.write_bytes(bytes(64))
+    with pytest.raises(UnsupportedLayoutError, match=r"/a: shard index encoded by .*gzip, which zarr-python"):
+        read_zarr(tmp_path / "a", device="cpu")
 
 
 def test_chunks_of_different_sizes_are_read_on_the_host(tmp_path):

@@ -25,11 +25,14 @@ from linumpy.gpu.read.engines import direct as direct_reads
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.zarr_io import read_zarr
+from linumpy.io.ome import open_image, open_images
 from linumpy.io.open import open_source
-from linumpy.io.source import describe_source
+from linumpy.io.source import describe_source, open_node
 from linumpy.io.stores import remote
+from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.identity import identify_data
 from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.write.writer import write_omezarr
 from tests.support import budget
 from tests.support.gpu import reference
 from tests.support.object_server import Faults, serve
@@ -501,7 +504,7 @@ def test_what_the_core_does_not_decode_is_read_by_zarr(served, monkeypatch):
     with pytest.raises(UnsupportedLayoutError, match=r"http://127.0.0.1:\d+/lzma: codec"):
         read_zarr(f"{served.url}/lzma", device="cpu", strict=True)
     served.faults = Faults("/c/", status=403)
-    with pytest.raises(ChunkError, match=r"/lzma/c/0/0 cannot be read: .*403 Forbidden") as caught:
+    with pytest.raises(ChunkError, match=r"/lzma/c/\d/\d cannot be read: .*403 Forbidden") as caught:
         read_zarr(served.url.replace("//", "//me:secret@") + "/lzma", device="cpu")
     assert "secret" not in str(caught.value)
     assert "Debug" not in str(caught.value)
@@ -531,13 +534,124 @@ def test_urls_that_cannot_be_opened(served, monkeypatch):
     with pytest.raises(ValueError, match="LINUMPY_REMOTE_REQUESTS='many': a number"):
         requests.Stores().number_of(MemoryStore())
     served.faults = Faults(status=403)
-    with pytest.raises(SourceError, match=r"raw' cannot be opened: PermissionDeniedError: .*403 Forbidden$"):
+    with pytest.raises(SourceError, match=r"raw' cannot be opened: \S+/zarr.json cannot be read: .*403 Forbidden$"):
         open_source(f"{served.url}/raw")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setattr(remote, "_stores", [])
     with pytest.raises(SourceError, match=r"pip install \"linumpy-gpu\[remote\]\""):
         open_source("https://nowhere/a")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_denies_access_to_missing_objects(served, status):
+    """Buckets that may not be listed answer so; the document that is there is read."""
+    served.faults = Faults("/.z", status=status)
+    assert np.array_equal(read_zarr(f"{served.url}/zstd", device="cpu"), expected())
+
+
+@pytest.mark.parametrize("faults", [{"cut": 99}, {"status": 500}, {"loops": True}], ids=["cut", "500", "loops"])
+@pytest.mark.parametrize("document", ["/i.zarr/zarr.json", "/i.zarr/0/zarr.json"])
+def test_an_error_in_metadata_is_linumpy_s(served, faults, document):
+    write_omezarr(served.folder / "i.zarr", VALUES, (1, 1, 1), overwrite=True)
+    url = served.url.replace("//", "//me:secret@") + "/i.zarr"
+    assert open_image(url, storage_options=options(1)).levels[0].shape == VALUES.shape
+    served.faults = Faults(document, **faults)
+    with pytest.raises(SourceError, match=rf"cannot be opened: {served.url}{document} cannot be read: ") as caught:
+        open_image(url, storage_options=options(1))
+    for secret in ("secret", "Debug", "\n"):
+        assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_labels_of_a_server_that_denies_access_to_missing_objects(served, status, tmp_path):
+    """The image has none, which the server does not say: it is converted and resampled, and a level is not left out."""
+    write_omezarr(served.folder / "n.zarr", VALUES, (1, 1, 1), overwrite=True)
+    served.faults = Faults("/labels/", status=status)
+    convert_zarr(f"{served.url}/n.zarr", tmp_path / "a", device="cpu")
+    assert np.array_equal(zarr.open_array(tmp_path / "a/0")[...], VALUES)
+    resample_zarr(f"{served.url}/n.zarr", tmp_path / "b", 2.0, device="cpu")
+    served.faults = Faults("/n.zarr/0/", status=status)
+    with pytest.raises(SourceError, match=rf"n\.zarr/0' cannot be opened: .* {status} "):
+        convert_zarr(f"{served.url}/n.zarr", tmp_path / "c", device="cpu")
+
+
+def test_stores_of_zarr_have_linumpy_s_errors(served, tmp_path):
+    """As a caller makes them, without a URL."""
+    zarr.create_group(served.folder / "g", overwrite=True)
+    store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}, retry_config={"max_retries": 0}))
+    assert np.array_equal(open_source((store, "raw"))[...], expected())
+    with pytest.raises(SourceError, match="g is a Zarr group but no OME-Zarr image"):
+        open_image(open_node((store, "g")))
+    with pytest.raises(SourceError, match="g holds no arrays to convert"):
+        convert_zarr((store, "g"), tmp_path / "a", device="cpu")
+    served.faults = Faults(status=500)
+    with pytest.raises(SourceError, match=r"cannot be opened: .*raw/zarr.json cannot be read: .* 500 ") as caught:
+        open_source((store, "raw"))
+    assert "Debug" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("raw/zarr.json", "is a metadata file of Zarr: pass the folder that holds it"),
+        ("image.ozx", "ZIP and TIFF files are read from local folders only: download it first"),
+        ("stack.TIF", "ZIP and TIFF files are read from local folders only: download it first"),
+    ],
+)
+def test_urls_of_files(served, path, message):
+    with pytest.raises(SourceError, match=rf"{served.url}/{path}' .*{message}$"):
+        open_source(f"{served.url}/{path}")
+
+
+def test_a_web_page_in_place_of_metadata(served):
+    """Servers of applications answer with their page to whatever is asked for."""
+    served.faults = Faults(status=200)
+    with pytest.raises(SourceError, match=rf"{served.url}/raw' cannot be read: a web page or another document of HTML"):
+        open_source(f"{served.url}/raw")
+
+
+@pytest.mark.parametrize("url", ["{}/raw/", "{}//raw//", "{}/r%61w"])
+def test_urls_of_one_array(served, url):
+    assert np.array_equal(read_zarr(url.format(served.url), device="cpu"), expected())
+
+
+def test_a_fill_value_is_read_with_the_rest_of_the_document(served):
+    """The exact bits of a NaN take no second request, which could fail with an error of obstore's."""
+    zarr.create_array(
+        served.folder / "nan", shape=(4,), chunks=(2,), dtype="f4", fill_value=float("nan"), overwrite=True
+    )
+    assert np.isnan(read_zarr(f"{served.url}/nan", device="cpu")).all()
+    assert [method for method, *_ in served.of("/nan/zarr.json")].count("GET") == 1
+
+
+def test_groups_of_a_server_that_lists_nothing(served):
+    folder = served.folder / "groups"
+    zarr.create_group(folder / "nothing", overwrite=True)
+    plate = {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "A/1"}, {"path": "A/2"}]}}
+    zarr.create_group(folder / "plate", attributes={"ome": plate}, overwrite=True)
+    for well in ("A/1", "A/2"):
+        attributes = {"ome": {"well": {"images": [{"path": "0"}]}}}
+        zarr.create_group(folder / "plate" / well, attributes=attributes, overwrite=True)
+    zarr.create_group(folder / "series", attributes={"ome": {"bioformats2raw.layout": 3}}, overwrite=True)
+    for number in "012":
+        zarr.create_group(folder / "series" / number, overwrite=True)
+    for ask in (open_image, open_source):
+        with pytest.raises(SourceError, match=r"groups/nothing is a Zarr group but no OME-Zarr image"):
+            ask(f"{served.url}/groups/nothing")
+    assert list(open_images(f"{served.url}/groups/plate/")) == ["A/1/0", "A/2/0"]
+    assert list(open_images(f"{served.url}/groups/series")) == ["0", "1", "2"]
+    with pytest.raises(SourceError, match=r"no image '3': .* it has the images '0', '1', '2'"):
+        open_images(f"{served.url}/groups/series")["3"]
+    assert not [method for method, *_ in served.requests if method not in ("GET", "HEAD")]
+
+
+def test_levels_are_opened_at_the_same_time(served):
+    write_omezarr(served.folder / "p.zarr", VALUES, (1, 1, 1), levels=4, overwrite=True)
+    served.faults = Faults("/p.zarr/", seconds=0.2)
+    began = time.monotonic()
+    assert len(open_image(f"{served.url}/p.zarr").levels) == 4
+    assert time.monotonic() - began < 0.8  # two round trips, not five
 
 
 @pytest.mark.parametrize("in_parent", [True, False])
@@ -566,8 +680,13 @@ assert read_zarr(url, device="cpu").shape == (24, 40, 36)
     assert done.returncode == 0, done.stderr
 
 
+async def denied_listing(store, prefix):
+    raise remote.AccessError(f"{prefix} cannot be listed: 403")
+    yield
+
+
 @pytest.mark.needs_core
-def test_s3(tmp_path):
+def test_s3(tmp_path, monkeypatch):
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
@@ -594,6 +713,28 @@ def test_s3(tmp_path):
         digest = identify_data(zarr.open_array(writable, path="deep/raw", mode="r"))
         zarr.open_array(writable, path="deep/raw", mode="r+")[0, 0, 0] = 3
         assert identify_data(zarr.open_array(writable, path="deep/raw", mode="r")) != digest
+        write_omezarr(tmp_path / "i", part, (1, 1, 1), levels=2)
+        for file in (file for file in (tmp_path / "i").rglob("*") if file.is_file()):
+            obstore.put(writable.store, f"i/{file.relative_to(tmp_path / 'i')}", file.read_bytes())
+        # Consoles make a folder by an empty object whose name ends in "/", which obstore does not write.
+        client = pytest.importorskip("boto3").client(
+            "s3", endpoint_url=settings["endpoint"], region_name="us-east-1",
+            aws_access_key_id="AKIAME", aws_secret_access_key="secret",
+        )  # fmt: skip
+        for key in ("i/", "i/empty/", "i/0/"):
+            client.put_object(Bucket="bucket", Key=key, Body=b"")
+        convert_zarr("s3://bucket/i", tmp_path / "copy", device="cpu", storage_options=settings)
+        assert np.array_equal(zarr.open_array(tmp_path / "copy/0")[...], part)
+        monkeypatch.setattr(remote.RemoteStore, "list_dir", denied_listing)  # as of a bucket that may not be listed
+        convert_zarr("s3://bucket/i", tmp_path / "named", device="cpu", storage_options=settings)
+        assert np.array_equal(zarr.open_array(tmp_path / "named/1")[...], zarr.open_array(tmp_path / "i/1")[...])
+        monkeypatch.undo()
+        for key in ("i/a//b.txt", "i/x/../../c"):
+            client.put_object(Bucket="bucket", Key=key, Body=b"")
+            with pytest.raises(SourceError, match=rf"s3://bucket/{key[:3]} cannot be listed: .*{key[:4]}") as caught:
+                convert_zarr("s3://bucket/i", tmp_path / "other", device="cpu", storage_options=settings)
+            assert "Debug" not in str(caught.value)
+            client.delete_object(Bucket="bucket", Key=key)
         with pytest.raises(SourceError, match="'s3://other/a' ") as caught:
             read_zarr("s3://other/a", device="cpu", storage_options=settings)
         assert "secret" not in str(caught.value)

@@ -1,12 +1,16 @@
 """If this fails, ZIP files are not opened, or an error does not name the file (oracles: zarr-python, zipfile)."""
 
+import gzip
 import os
 import pickle
+import re
 import threading
 import zipfile
 
+import nibabel
 import numpy as np
 import pytest
+import tifffile
 import zarr
 from zarr.storage import ZipStore
 
@@ -15,6 +19,7 @@ from linumpy.errors import SourceError
 from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.open import open_source
+from linumpy.io.paths import METADATA_FILES
 from linumpy.io.source import local_path, open_node
 from linumpy.io.stores.zips import ArchiveStore
 from linumpy.resample.identity import identify_data
@@ -71,10 +76,43 @@ def test_an_image_below_the_root_is_opened_by_its_path(image, tmp_path):
 
 @pytest.mark.parametrize("nbytes", [0, 10, 5000])
 def test_a_file_that_is_no_zip_file_is_named(tmp_path, nbytes):
-    (tmp_path / "a.ozx").write_bytes(b"x" * nbytes)
+    (tmp_path / "a.ozx").write_bytes(b"\x9d" * nbytes)
     for path in (tmp_path / "a.ozx", tmp_path / "a.ozx" / "0"):
         with pytest.raises(SourceError, match=r"a\.ozx is no ZIP file"):
             open_node(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: tifffile.imwrite(path, VALUES), "a TIFF file, not Zarr: linumpy.convert_zarr"),
+        (lambda path: tifffile.imwrite(path, VALUES, bigtiff=True), "a TIFF file"),
+        (lambda path: tifffile.imwrite(path, VALUES, byteorder=">"), "a TIFF file"),
+        (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)), "an HDF5 file"),
+        (lambda path: path.write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n" + bytes(90)), "an HDF5 file"),
+        (lambda path: path.write_bytes(nibabel.Nifti1Image(VALUES, np.eye(4), dtype="u2").to_bytes()), "a NIfTI file"),
+        (lambda path: path.write_bytes(nibabel.Nifti2Image(VALUES, np.eye(4), dtype="u2").to_bytes()), "a NIfTI file"),
+        (lambda path: path.write_bytes(gzip.compress(b"voxels")), "a file compressed by gzip, as NIfTI files"),
+        (lambda path: path.write_bytes(b"ZISRAWFILE" + bytes(90)), "a CZI file, not Zarr: bioformats2raw"),
+        (lambda path: path.write_bytes(b"NRRD0004\ntype: short\n"), "an NRRD file"),
+        (lambda path: np.save(path.open("wb"), VALUES), "a NumPy file"),
+        (lambda path: path.write_text("Dear colleague,\n"), "a text file, not Zarr"),
+    ],
+)
+def test_a_file_of_another_format_is_named(tmp_path, make, message):
+    path = tmp_path / "brain.dat"
+    make(path)
+    for ask in (open_node, open_image, lambda path: open_node(f"{path}/0")):
+        with pytest.raises(SourceError, match=rf"brain\.dat is {re.escape(message)}"):
+            ask(path)
+
+
+def test_a_metadata_file_is_named(image):
+    files = [file for file in image.rglob("*") if file.name in METADATA_FILES]
+    assert len(files) > 1
+    for file in files:
+        with pytest.raises(SourceError, match=rf"{file.name} is a metadata file of Zarr: pass the folder"):
+            open_node(file)
 
 
 def test_a_file_that_is_cut_off_is_named(file):

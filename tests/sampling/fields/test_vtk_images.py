@@ -213,6 +213,15 @@ def test_pieces_must_fill_the_whole(files, tmp_path):
         read_vtk(tmp_path / "parallel_1.pvti", "first")
 
 
+@pytest.mark.parametrize("source", ["a.pvti", "b.pvti"])
+def test_a_file_that_names_itself_as_a_piece(tmp_path, source):
+    """A .pvti file whose piece is the file itself, or one whose piece is the first file again."""
+    for name, named in (("a.pvti", source), ("b.pvti", "a.pvti")):
+        (tmp_path / name).write_text(pvti((2, 3, 4), [("0 3 0 2 0 1", named)]))
+    with pytest.raises(SourceError, match=rf"a\.pvti: its piece '{source}' has pieces in other files, and is not read"):
+        read_vtk(tmp_path / "a.pvti")
+
+
 def piece(values, begin):
     """One piece of a .vti file whose voxels are points, as text."""
     extent = " ".join(f"{b} {b + n - 1}" for b, n in zip(begin[::-1], values.shape[::-1], strict=True))

@@ -38,7 +38,7 @@ from linumpy.gpu.read.outputs import (
     targets_of,
     with_all_axes,
 )
-from linumpy.gpu.read.request import cast_dtype, without_bfloat16
+from linumpy.gpu.read.request import cast_dtype, new_array, without_bfloat16
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import GeometryJobs, Job, Ticket, Together
@@ -221,7 +221,7 @@ class Engines:
     def _output(self, out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return the array that a region is read into: a new one, or the caller's, checked."""
         if out is None:
-            return (np if self._cupy is None else self._cupy).empty(shape, dtype)
+            return new_array(np if self._cupy is None else self._cupy, shape, dtype)
         check_output(out, shape, dtype, self._device)
         return out
 
