@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,7 +153,8 @@ def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
     stored = chunk.read_bytes()
     chunk.write_bytes(stored[: int(len(stored) * length)])
     for name, words in SCRIPTS.items():
-        assert f"{chunk} cannot be read" in refused(name, path, tmp_path / out_name(name), *words)
+        said = refused(name, path, tmp_path / out_name(name), *words)
+        assert re.search(rf"{re.escape(str(chunk))} (cannot be (read|decoded)|has \d+ bytes, but)", said)
     # linum-resample keeps the blocks that it has made for its next run.
     assert sorted(one.name for one in tmp_path.iterdir()) == [".out.unfinished", "m.zarr"]
     array = open_source(path)
