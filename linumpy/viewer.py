@@ -355,11 +355,11 @@ def _draw_section(
         axes.axhline((position[row] + 0.5) * steps[row], color="#17becf", lw=0.6)
         axes.axvline((position[column] + 0.5) * steps[column], color="#17becf", lw=0.6)
     if volume.spacing is not None:
-        _add_scale_bar(axes, width)
+        add_scale_bar(axes, width)
     return image
 
 
-def _add_scale_bar(axes: Axes, width_um: float) -> None:
+def add_scale_bar(axes: Axes, width_um: float) -> None:
     """Draw a scale bar at the lower right of axes whose x is in µm."""
     from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 

@@ -152,7 +152,16 @@ def test_blocks_fit_devices_with_less_shared_memory(kib):
 def test_every_source_is_compiled_somewhere():
     sources = {file.name for file in Path(linumpy.__file__).parent.rglob("*.cu")}
     # Compiled in the tests of their packages.
-    interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "general.cu", "take.cu"}
+    interpolation = {
+        "points.cu",
+        "affine.cu",
+        "cells.cu",
+        "resize.cu",
+        "spline.cu",
+        "general.cu",
+        "take.cu",
+        "correlate.cu",
+    }
     elsewhere = {
         "surface.cu",
         "surface_march.cu",

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,12 +152,13 @@ def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
     chunk = path / "0/c/0/1/2"
     stored = chunk.read_bytes()
     chunk.write_bytes(stored[: int(len(stored) * length)])
+    message = rf"{re.escape(str(chunk))} (cannot be (read|decoded)|has \d+ bytes, but)"
     for name, words in SCRIPTS.items():
-        assert f"{chunk} cannot be read" in refused(name, path, tmp_path / out_name(name), *words)
+        assert re.search(message, refused(name, path, tmp_path / out_name(name), *words))
     # linum-resample keeps the blocks that it has made for its next run.
     assert sorted(one.name for one in tmp_path.iterdir()) == [".out.unfinished", "m.zarr"]
     array = open_source(path)
-    with pytest.raises(ChunkError, match="c/0/1/2 cannot be read"):
+    with pytest.raises(ChunkError, match=message):
         read_box(array, (slice(0, 12), slice(10, 40), slice(20, 36)), use_gpu=False)
     fine = slice(0, 12), slice(0, 16), slice(0, 36)
     assert np.array_equal(read_box(array, fine, use_gpu=False), voxels()[fine])
