@@ -379,6 +379,7 @@ def test_chunks_that_cannot_be_are_named(tmp_path, zarr_format, sizes, message):
             read()
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize(
     ("shard", "inner", "message"),
     [

@@ -341,6 +341,7 @@ def plate_with_tables(path, zarr_format):
     return root
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize(
     ("zarr_format", "version"), [(2, None), (2, "0.4"), (2, "0.5"), (3, None), (3, "0.6"), (3, "0.4")]
 )
@@ -436,6 +437,7 @@ def test_members_that_no_folder_can_hold(tmp_path, member):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a.zip"]
 
 
+@pytest.mark.needs_core
 @pytest.mark.parametrize("member", ["0/c/0/0/0/0", "labels/cells/0/c/0/0/0", "notes.txt"])
 @pytest.mark.parametrize("shards", [None, (2, 8, 8, 8)])
 def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):

@@ -272,6 +272,7 @@ def test_a_zstd_block_whose_number_of_sequences_is_0_in_two_bytes():
         assert (decoded, status.tolist()) == ([literals], [0])
 
 
+@pytest.mark.needs_core
 @needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_a_broken_chunk_is_named(tmp_path, decode_on):
@@ -287,6 +288,7 @@ def test_a_broken_chunk_is_named(tmp_path, decode_on):
     assert same(reference.execute(reference.make_job(array, decode_on=decode_on)), expected)
 
 
+@pytest.mark.needs_core
 @needs_compiler
 def test_a_broken_inner_chunk_is_named_with_its_bytes(tmp_path):
     array = written(tmp_path / "a", shards=(16, 32))

@@ -616,6 +616,7 @@ def test_urls_of_one_array(served, url):
     assert np.array_equal(read_zarr(url.format(served.url), device="cpu"), expected())
 
 
+@pytest.mark.needs_core
 def test_a_fill_value_is_read_with_the_rest_of_the_document(served):
     """The exact bits of a NaN take no second request, which could fail with an error of obstore's."""
     zarr.create_array(
