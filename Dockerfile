@@ -20,7 +20,7 @@ RUN pip install --no-cache-dir "$(echo /wheels/*.whl)${EXTRA:+[$EXTRA]}" \
     && linum --version
 # Compiled kernels, for every user, also those without a home in the image: mount a volume here to keep them.
 ENV LINUMPY_KERNEL_CACHE=/cache MPLCONFIGDIR=/cache/matplotlib
-RUN mkdir --mode=1777 /cache /cache/cupy /cache/matplotlib
+RUN mkdir --mode=1777 /cache /cache/cupy /cache/warp /cache/matplotlib
 VOLUME /cache
 WORKDIR /work
 CMD ["linum", "--help"]

@@ -13,10 +13,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
+# Variables that were given to make: older versions of it do not export them to $(shell …).
+GIVEN := $(foreach name,LINUMPY_NATIVE CXX,$(if $(filter command%,$(origin $(name))),$(name)="$($(name))"))
+INSTALL := $(GIVEN) PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 
-# What an installation is made of: after a change of these it is made again, and if the native core is missing and a
-# compiler has appeared.
+# What an installation is made of. It is made again after a change of these, or once a compiler has appeared for a missing
+# native core.
 BUILT := pyproject.toml CMakeLists.txt $(wildcard linumpy/core/src/*)
 ifneq ($(wildcard $(VENV)/.no-core),)
 BUILT += $(shell $(INSTALL) cured)

@@ -1,17 +1,21 @@
 """Compiled kernels: the folder that keeps them for later processes, and how many this process compiled.
 
 In: environment variables, before and after CuPy is imported (:mod:`linumpy.device`). Out: :func:`compiled`. Kernels are
-linumpy's and CuPy's own. A folder that cannot be written, or a full disk, costs the time to compile again.
+linumpy's and CuPy's own. A folder that cannot be written, or a full disk, costs the time to compile again. Counts and
+this need CuPy 14.2; with an older one its own folder of kernels is used as it is.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -66,22 +70,36 @@ def for_command() -> None:
     _is_command = True
 
 
+def is_command() -> bool:
+    """Return whether :func:`for_command` was called."""
+    return _is_command
+
+
 def choose_folder() -> None:
-    """Choose the folder and the options of the compiler: CuPy reads them from the environment when it is imported."""
-    if "cupy" in sys.modules:
-        return
+    """Choose the folder before CuPy is imported, which reads it from the environment."""
     wanted = os.environ.get(CACHE_VARIABLE)
     if wanted:
-        os.environ["CUPY_CACHE_DIR"] = str(Path(wanted) / "cupy")
-        os.environ.setdefault("WARP_CACHE_PATH", str(Path(wanted) / "warp"))
-    # Reading CuPy's own headers takes two thirds of the time of a small kernel.
-    os.environ.setdefault("CUPY_NVRTC_USE_PCH", "1")
+        root = Path(wanted).expanduser().absolute()
+        os.environ["CUPY_CACHE_DIR"] = str(root / "cupy")
+        os.environ.setdefault("WARP_CACHE_PATH", str(root / "warp"))
+    if "cupy" in sys.modules:
+        return
+    chosen = folder()
     try:
-        os.makedirs(folder(), exist_ok=True)
+        if not chosen.is_absolute():
+            raise FileNotFoundError(f"{chosen} is not an absolute path")
+        chosen.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        other = tempfile.mkdtemp(prefix="linumpy-kernels-")
-        log.warning("compiled kernels are kept in %s until it is deleted, since %s (%s)", other, error, CACHE_VARIABLE)
-        os.environ["CUPY_CACHE_DIR"] = other
+        chosen = Path(tempfile.mkdtemp(prefix="linumpy-kernels-"))
+        atexit.register(_remove, chosen, os.getpid())
+        os.environ.pop(CACHE_VARIABLE, None)  # processes that this one starts use the same folder
+        log.warning("compiled kernels are kept until this process ends: %s (%s)", error, CACHE_VARIABLE)
+    os.environ["CUPY_CACHE_DIR"] = str(chosen)
+
+
+def _remove(chosen: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child
+        shutil.rmtree(chosen, ignore_errors=True)
 
 
 def folder() -> Path:
@@ -95,15 +113,27 @@ def count() -> int:
 
 
 def watch(cupy: ModuleType) -> None:
-    """Count what CuPy compiles, and let it compile where the folder cannot be written. Once for each process."""
+    """Count what CuPy compiles, and let it compile where the folder cannot be written.
+
+    CuPy may have been imported before linumpy, by zarr for example, so its settings are changed in place. Settings of
+    the user are left alone.
+    """
+    if _is_command and "CUPY_ACCELERATORS" not in os.environ:
+        with suppress(AttributeError):
+            cupy._core.set_reduction_accelerators([])
     try:
         compiler: Any = cupy.cuda.compiler
-        if type(compiler._kernel_cache_backend) is compiler._DiskKernelCacheBackend:
-            compiler._set_kernel_cache_backend(_folder_class(compiler._DiskKernelCacheBackend)())
-        if _is_command:
-            cupy._core.set_reduction_accelerators([])
-    except AttributeError as error:  # another version of CuPy
+        backend = compiler._kernel_cache_backend
+        if type(backend) is not compiler._DiskKernelCacheBackend:
+            return
+        # Reading CuPy's own headers takes two thirds of the time of a small kernel.
+        compiler._use_pch = os.environ.get("CUPY_NVRTC_USE_PCH", "1") != "0"
+        chosen = str(folder()) if os.environ.get(CACHE_VARIABLE) else backend._cache_dir
+        compiler._set_kernel_cache_backend(_folder_class(type(backend))(chosen))
+    except AttributeError as error:
         log.debug("compiled kernels are not counted: %s", error)
+    except OSError as error:
+        _warn_once(f"compiled kernels are not kept: {error} ({CACHE_VARIABLE})")
 
 
 def _folder_class(base: Any) -> Any:
@@ -119,24 +149,29 @@ def _folder_class(base: Any) -> Any:
             return found
 
         def save(self, name: str, cubin: bytes, source: str) -> None:
-            _add(time.perf_counter() - _missed.since)
+            now = time.perf_counter()
+            _add(now - getattr(_missed, "since", now))  # another backend may have been asked for the kernel
+            path = os.path.join(self._cache_dir, name)
             try:
-                self._write_whole(os.path.join(self._cache_dir, name), self._encode_cubin(cubin))
+                _write_whole(path, self._encode_cubin(cubin))
+                if self._save_cuda_source:
+                    _write_whole(f"{path}.cu", source.encode())
             except OSError as error:
                 _warn_once(f"compiled kernels are not kept: {error} ({CACHE_VARIABLE} names another folder)")
 
-        def _write_whole(self, path: str, data: bytes) -> None:
-            part = f"{path}.{os.getpid()}-{threading.get_ident()}"
-            try:
-                with open(part, "wb") as file:
-                    file.write(data)
-                os.replace(part, path)
-            except OSError:
-                if os.path.exists(part):
-                    os.unlink(part)
-                raise
-
     return Folder
+
+
+def _write_whole(path: str, data: bytes) -> None:
+    part = f"{path}.{os.getpid()}-{threading.get_ident()}"
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise
 
 
 def _add(seconds: float) -> None:

@@ -12,11 +12,13 @@ import hashlib
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,16 +50,20 @@ _CORES, _DEVICE_NBYTES = 2, 3 * 2**30
 
 @dataclass(frozen=True)
 class _Rehearsal:
-    """What a process does: the run, whose paths do not matter, the dtype of the mosaics, and groups of stages."""
+    """What a process does: the run, whose paths do not matter, the dtype of the mosaics, and groups of stages.
+
+    `as_command` is as in the process that starts it: kernels of commands differ (:func:`kernel_cache.for_command`).
+    """
 
     run: Run
     dtype: str
     groups: tuple[tuple[str, ...], ...]
+    as_command: bool
 
 
 @contextmanager
 def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Compile the kernels of a run meanwhile, unless this was done before on this machine.
+    """Compile the kernels of a run meanwhile, unless the folder of kernels has a mark that this was done.
 
     Processes that still compile at the end of the block are ended.
 
@@ -71,29 +77,41 @@ def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subpro
     Yields
     ------
     list of subprocess.Popen
-        The processes, to wait for; empty if all is compiled or the machine is too small.
+        The processes, to wait for; empty if all is compiled, or the machine is too small or cannot keep kernels.
     """
     name = np.dtype(_first_dtype(run) if dtype is None else dtype).name
     mark = _mark(run, name)
-    count = 0 if mark.exists() or name not in DTYPES else _process_count()
+    processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="linumpy-warm-up-", ignore_cleanup_errors=True) as folder:
-        processes = [
-            _start(_Rehearsal(run, name, _GROUPS[number::count]), Path(folder) / str(number)) for number in range(count)
-        ]
         try:
+            if name in DTYPES and os.access(mark.parent, os.W_OK) and not mark.exists():
+                _start_all(run, name, Path(folder), processes)
             yield processes
         finally:
             failed = [process for process in processes if process.poll() != 0]
             for process in failed:
                 process.kill()
                 process.wait()
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.close()
             if processes and not failed:
-                mark.touch()
+                with suppress(OSError):  # a full disk
+                    mark.touch()
 
 
-def _process_count() -> int:
+def _start_all(run: Run, dtype: str, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """Start processes, as many as cores and half of the free device memory suffice for, and add each to a list."""
     free = device.require_cuda().cuda.runtime.memGetInfo()[0]
-    return int(min(len(_GROUPS), (os.cpu_count() or 1) // _CORES, free // _DEVICE_NBYTES))
+    count = int(min(len(_GROUPS), device.usable_cores() // _CORES, free // 2 // _DEVICE_NBYTES))
+    try:
+        for number in range(count):
+            rehearsal = _Rehearsal(
+                run=run, dtype=dtype, groups=_GROUPS[number::count], as_command=kernel_cache.is_command()
+            )
+            processes.append(_start(rehearsal, folder / str(number)))
+    except OSError as error:  # no memory for a further process
+        log.debug("fewer processes compile: %s", error)
 
 
 def _first_dtype(run: Run) -> np.dtype:
@@ -104,24 +122,23 @@ def _first_dtype(run: Run) -> np.dtype:
 
 
 def _mark(run: Run, dtype: str) -> Path:
-    """Return the file that says that the kernels of such a run are compiled."""
+    """Return the file that says that the kernels of runs with a codec and a dtype are compiled."""
     cupy = device.require_cuda()
-    parts = (
-        __version__, cupy.__version__, cupy.cuda.Device().compute_capability, dtype, run.codec,
-        *(run.options_of(stage) for stage in OPTIONS),
-    )  # fmt: skip
+    capability = cupy.cuda.Device().compute_capability
+    parts = (__version__, cupy.__version__, capability, dtype, run.codec, kernel_cache.is_command())
     return kernel_cache.folder() / f"linumpy-pipeline-{hashlib.sha1(repr(parts).encode()).hexdigest()}"
 
 
 def _start(rehearsal: _Rehearsal, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
+    # -P: modules of the current folder are not meant.
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+        [sys.executable, "-P", "-m", __name__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=None if log.isEnabledFor(logging.INFO) else subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(pickle.dumps(rehearsal))
+    process.stdin.write(pickle.dumps(rehearsal))
+    process.stdin.flush()  # left open: its end tells the process that this one is gone
     return process
 
 
@@ -144,11 +161,26 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
         try:
             run_pipeline(run, use_gpu=True)
         except Exception as error:
-            log.debug("rehearsal of %s: %s", ", ".join(stages), error, exc_info=True)
+            log.warning("rehearsal of %s: %s", ", ".join(stages), error)
             succeeded = False
     return succeeded
 
 
+def _end_with_parent(folder: Path) -> None:
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    os._exit(1)
+
+
+def main() -> None:
+    """Rehearse what the parent process writes to the standard input."""
+    folder, rehearsal = Path(sys.argv[1]), pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    if rehearsal.as_command:
+        kernel_cache.for_command()
+    sys.exit(not _rehearse(rehearsal, folder))
+
+
 if __name__ == "__main__":
-    kernel_cache.for_command()
-    sys.exit(not _rehearse(pickle.loads(sys.stdin.buffer.read()), Path(sys.argv[1])))
+    main()

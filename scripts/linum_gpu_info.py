@@ -17,6 +17,7 @@ from pathlib import Path
 
 from linumpy import cli, device
 from linumpy.core import native
+from linumpy.errors import LinumpyError
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -67,8 +68,8 @@ def _warm_up() -> None:
         run_demo(Path(folder) / "demo", "small", "cuda")
         for dtype in DTYPES:
             with warming_up(Run(Path(folder), Path(folder), 0.2), dtype) as processes:
-                for process in processes:
-                    process.wait()
+                if any(process.wait() for process in processes):
+                    raise LinumpyError(f"--warm-up: not all kernels of {dtype} were compiled; -v says why")
     new, seconds = kernel_cache.count() - before, time.perf_counter() - begin
     print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 

@@ -68,7 +68,7 @@ no_core=$venv/.no-core
 # Whether a compiler compiles and links what the core needs: C++20 of GCC 11.
 compiles() {
     local folder failed=0
-    folder=$(mktemp -d)
+    folder=$(mktemp -d) || fail "no folder for temporary files can be made: set TMPDIR to one that can be written."
     printf '#include <bit>\n#include <span>\n#include <string>\n%s\n%s\n' \
         'unsigned f(float x) { return std::bit_cast<unsigned>(x); }' \
         'std::string g(std::span<const char> x) { return {x.begin(), x.end()}; }' >"$folder/probe.cpp"
@@ -166,5 +166,9 @@ then
     rm -f -- "$no_core"
 else
     echo "${compiler:-}" >"$no_core"
+    [[ ${LINUMPY_NATIVE:-} == off && -z ${compiler-unset} ]] &&
+        echo "note: no compiler for C++20, and zig could not be installed: zarr-python reads, slowly" >&2
+    [[ -z ${compiler:-} ]] ||
+        echo "note: the native core was not built by $compiler: zarr-python reads, slowly ('pip install -v .' says why)" >&2
 fi
 for one in base ${part//,/ }; do touch "$venv/.has-$one"; done

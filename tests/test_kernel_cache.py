@@ -15,8 +15,9 @@ from linumpy.kernel_cache import Compiled
 class CupysFolder:
     """What linumpy uses of CuPy's folder of kernels."""
 
-    def __init__(self):
-        self._cache_dir = os.environ["CUPY_CACHE_DIR"]
+    def __init__(self, folder=None):
+        self._cache_dir = folder or os.environ["CUPY_CACHE_DIR"]
+        self._save_cuda_source = False
 
     def _encode_cubin(self, cubin):
         return b"sum" + cubin
@@ -96,7 +97,7 @@ def chosen(**environment):
     """Run a process that chooses its folder; returns the folder, the other settings, and what it logs."""
     code = (
         "import os; from linumpy import kernel_cache; kernel_cache.choose_folder()\n"
-        "print(kernel_cache.folder(), os.environ.get('WARP_CACHE_PATH'), os.environ['CUPY_NVRTC_USE_PCH'], sep='\\n')"
+        "print(kernel_cache.folder(), os.environ.get('WARP_CACHE_PATH'), kernel_cache.folder().is_dir(), sep='\\n')"
     )
     kept = {name: value for name, value in os.environ.items() if "CACHE" not in name and "CUPY" not in name}
     done = subprocess.run(
@@ -106,20 +107,45 @@ def chosen(**environment):
 
 
 def test_the_folder_is_cupys_or_the_one_that_is_named(tmp_path):
-    assert chosen(HOME=str(tmp_path)) == ([f"{tmp_path}/.cupy/kernel_cache", "None", "1"], "")
-    assert chosen(CUPY_CACHE_DIR=f"{tmp_path}/c", CUPY_NVRTC_USE_PCH="0") == ([f"{tmp_path}/c", "None", "0"], "")
+    assert chosen(HOME=str(tmp_path)) == ([f"{tmp_path}/.cupy/kernel_cache", "None", "True"], "")
+    assert chosen(HOME=str(tmp_path), CUPY_CACHE_DIR="")[0][0] == f"{tmp_path}/.cupy/kernel_cache"
+    assert chosen(CUPY_CACHE_DIR=f"{tmp_path}/c") == ([f"{tmp_path}/c", "None", "True"], "")
     named = {"LINUMPY_KERNEL_CACHE": f"{tmp_path}/k", "CUPY_CACHE_DIR": f"{tmp_path}/c"}
-    assert chosen(**named) == ([f"{tmp_path}/k/cupy", f"{tmp_path}/k/warp", "1"], "")
+    assert chosen(**named) == ([f"{tmp_path}/k/cupy", f"{tmp_path}/k/warp", "True"], "")
     assert (tmp_path / "k/cupy").is_dir()
 
 
 def test_a_folder_that_cannot_be_made_is_replaced_with_a_warning(tmp_path):
     (tmp_path / "file").touch()
-    (folder, _, _), said = chosen(LINUMPY_KERNEL_CACHE=f"{tmp_path}/file")
-    assert "linumpy-kernels-" in folder
-    assert "Not a directory" in said
-    assert "LINUMPY_KERNEL_CACHE" in said
-    os.rmdir(folder)
+    for broken in (f"{tmp_path}/file", f"{tmp_path}/file/below"):
+        (folder, _, exists), said = chosen(LINUMPY_KERNEL_CACHE=broken)
+        assert "linumpy-kernels-" in folder
+        assert exists == "True"
+        assert not os.path.exists(folder)  # it is removed with the process
+        assert "Not a directory" in said or "File exists" in said
+        assert "LINUMPY_KERNEL_CACHE" in said
+
+
+def test_settings_of_a_cupy_that_was_imported_before(tmp_path, monkeypatch):
+    """Zarr imports CuPy. The named folder is used all the same, and one that the user gave CuPy is kept."""
+    called = []
+    monkeypatch.setattr(kernel_cache, "_is_command", True)
+    monkeypatch.delenv("CUPY_ACCELERATORS", raising=False)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "c"))
+    core = types.SimpleNamespace(set_reduction_accelerators=called.append)
+    for named in (None, tmp_path / "k"):
+        if named is not None:
+            monkeypatch.setenv("LINUMPY_KERNEL_CACHE", str(named))
+            monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace())
+            kernel_cache.choose_folder()
+        compiler = types.SimpleNamespace(
+            _DiskKernelCacheBackend=CupysFolder, _kernel_cache_backend=CupysFolder("/user's"), _use_pch=False
+        )
+        compiler._set_kernel_cache_backend = lambda backend, to=compiler: setattr(to, "_kernel_cache_backend", backend)
+        kernel_cache.watch(types.SimpleNamespace(cuda=types.SimpleNamespace(compiler=compiler), _core=core))
+        assert compiler._kernel_cache_backend._cache_dir == ("/user's" if named is None else f"{named}/cupy")
+        assert compiler._use_pch
+    assert called == [[], []]
 
 
 _READS = """

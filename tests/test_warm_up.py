@@ -1,9 +1,12 @@
 """If this fails, the kernels of the pipeline are not compiled beside it, or processes that compile are left behind."""
 
 import contextlib
+import errno
+import pickle
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ def test_a_rehearsal_carries_out_its_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "run_pipeline", lambda run, use_gpu: run_pipeline(run))
     run = Run(tmp_path, tmp_path, 0.2)
     groups = (("galvo", "resample", "survey", "aip"), ("positions", "stitch"))
-    assert warm_up._rehearse(warm_up._Rehearsal(run, "uint16", groups), tmp_path)
+    assert warm_up._rehearse(warm_up._Rehearsal(run, "uint16", groups, True), tmp_path)
     assert sorted(path.name for path in (tmp_path / "0").iterdir() if path.is_dir() and path.name[0] != ".") == [
         "aip", "galvo", "resample", "survey",
     ]  # fmt: skip
@@ -43,7 +46,7 @@ def test_a_rehearsal_that_fails_does_not_stop_the_next(tmp_path, monkeypatch):
 
     monkeypatch.setattr(warm_up, "run_pipeline", fails)
     monkeypatch.setattr(warm_up, "write_brain", lambda *_: None)
-    rehearsal = warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "float32", warm_up._GROUPS)
+    rehearsal = warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "float32", warm_up._GROUPS, True)
     assert not warm_up._rehearse(rehearsal, tmp_path)
     assert len(tried) == len(warm_up._GROUPS)
 
@@ -54,13 +57,13 @@ def start(tmp_path, monkeypatch):
     runtime = types.SimpleNamespace(memGetInfo=lambda: (2**36, 2**37))
     cuda = types.SimpleNamespace(runtime=runtime, Device=lambda: types.SimpleNamespace(compute_capability="90"))
     monkeypatch.setattr(device, "require_cuda", lambda: types.SimpleNamespace(cuda=cuda, __version__="1"))
-    monkeypatch.setattr(warm_up.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(device, "usable_cores", lambda: 6)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     said = types.SimpleNamespace(code="pass", groups=[])
 
     def start(rehearsal, folder):
         said.groups.append(rehearsal.groups)
-        return subprocess.Popen([sys.executable, "-c", said.code])
+        return subprocess.Popen([sys.executable, "-c", said.code], stdin=subprocess.PIPE)
 
     monkeypatch.setattr(warm_up, "_start", start)
     return said
@@ -91,7 +94,39 @@ def test_processes_end_with_the_pipeline_and_are_started_again_next_time(start, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_or_memory_does_not_stop_the_pipeline(start, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
+        assert [process.wait() for process in processes] == [0, 0, 0]
+    monkeypatch.setattr(warm_up, "_start", full)
+    with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
+        assert not processes
+
+
+def test_a_process_ends_with_its_parent(tmp_path):
+    """Also if the parent was killed: the process sees the end of its standard input, and removes the folder."""
+    (tmp_path / "work/0").mkdir(parents=True)
+    code = "import time; from linumpy import warm_up; warm_up._rehearse = lambda *_: time.sleep(60); warm_up.main()"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "work/0")], stdin=subprocess.PIPE)
+    process.stdin.write(pickle.dumps(warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "uint16", (), False)))
+    process.stdin.close()
+    assert process.wait(timeout=30) == 1
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_process_that_rehearsed_ends_by_itself(tmp_path):
+    code = "from linumpy import warm_up; warm_up._rehearse = lambda *_: True; warm_up.main()"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE)
+    process.stdin.write(pickle.dumps(warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "uint16", (), False)))
+    process.stdin.flush()
+    assert process.wait(timeout=30) == 0
+    process.stdin.close()
+
+
 def test_a_small_machine_does_not_warm_up(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(warm_up.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(device, "usable_cores", lambda: 1)
     with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
         assert not processes

@@ -137,12 +137,18 @@ def prepare_beside(specs: Iterable[KernelSpec]) -> Future[None]:
     return _prepare_beside(tuple(specs), cupy.cuda.runtime.getDevice())
 
 
-@functools.lru_cache(maxsize=512)
+_beside: dict[tuple[tuple[KernelSpec, ...], int], Future[None]] = {}
+_beside_lock = threading.Lock()
+
+
 def _prepare_beside(specs: tuple[KernelSpec, ...], device_id: int) -> Future[None]:
-    thread = ThreadPoolExecutor(1, thread_name_prefix="linumpy-compile")
-    future = thread.submit(_prepare, specs, device_id)
-    thread.shutdown(wait=False)
-    return future
+    with _beside_lock:
+        future = _beside.get((specs, device_id))
+        if future is None or (future.done() and future.exception() is not None):  # what failed is tried again
+            thread = ThreadPoolExecutor(1, thread_name_prefix="linumpy-compile")
+            future = _beside[specs, device_id] = thread.submit(_prepare, specs, device_id)
+            thread.shutdown(wait=False)
+        return future
 
 
 @functools.lru_cache(maxsize=512)

@@ -44,7 +44,7 @@ def correlate(images: Array, weights: np.ndarray, axis: int) -> Array:
         from scipy.ndimage import correlate1d
 
         return correlate1d(images, weights, axis, mode="nearest")  # type: ignore[no-any-return]
-    xp = array_module(images)
+    xp, axis = array_module(images), axis % images.ndim
     images = xp.ascontiguousarray(images)
     out = xp.empty_like(images)
     if images.size:

@@ -337,7 +337,9 @@ def test_the_shuffle_of_nczarr_is_undone(tmp_path):
     """Its elementsize 0 is the size of an item."""
     make(tmp_path / "a", zarr_format=2, filters=[numcodecs.Shuffle(2)], compressors=numcodecs.Zlib(1))
     document = json.loads((tmp_path / "a/.zarray").read_text())
-    (tmp_path / "a/.zarray").write_text(json.dumps(document | {"filters": [{"id": "shuffle", "elementsize": 0}]}))
+    (tmp_path / "a/.zarray").write_text(
+        json.dumps(document | {"filters": [{"id": "shuffle", "elementsize": 0}], "_nczarr_array": {}})
+    )
     for options in ({"strict": True}, {"backend": "zarr-gpu"}):
         got = to_host(read_zarr_to_gpu(tmp_path / "a", **options))
         assert same(got, plain_values("u2", (70, 90, 110), 5))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from concurrent.futures import wait
 from types import ModuleType
 from typing import Any
 
@@ -82,6 +83,8 @@ class CoreDevice:
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
+        # Plans whose kernels a job has waited for once; later jobs do not wait again.
+        self._waited_for: set[tuple[DecodeChain, int]] = set()
         self._parts_of_batches: dict[object, tuple[native.Scatter, native.DecodePlan | None]] = {}
         self._held: list[object] = []
         self.held_nbytes = 0
@@ -222,10 +225,13 @@ class CoreDevice:
         count = min(slot.chunks, _MAX_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
         launches = self._launches(chain, slot.lay_out(count, 0), count, chunk_nbytes)
         compiling = prepare_beside(decode.kernel_spec(launch) for launch in launches)
-        try:
-            compiling.result(None if self.limits.decode_on == "device" else _LOAD_SECONDS)
-        except TimeoutError:
-            return None, False
+        if self.limits.decode_on != "device" and not compiling.done():
+            if key not in self._waited_for:
+                wait([compiling], _LOAD_SECONDS)
+                self._waited_for.add(key)
+            if not compiling.done():
+                return None, False
+        compiling.result()
         self._plans[key] = self._make_plan(chain, chunk_nbytes, slot, slots, count, device_from)
         return self._plans[key], True
 
