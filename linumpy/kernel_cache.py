@@ -128,12 +128,15 @@ def watch(cupy: ModuleType) -> None:
             return
         # Reading CuPy's own headers takes two thirds of the time of a small kernel.
         compiler._use_pch = os.environ.get("CUPY_NVRTC_USE_PCH", "1") != "0"
-        chosen = str(folder()) if os.environ.get(CACHE_VARIABLE) else backend._cache_dir
-        compiler._set_kernel_cache_backend(_folder_class(type(backend))(chosen))
+        watched = _folder_class(type(backend))
+        try:
+            made = watched(str(folder()) if os.environ.get(CACHE_VARIABLE) else backend._cache_dir)
+        except OSError as error:
+            _warn_once(f"compiled kernels are kept in {backend._cache_dir}: {error} ({CACHE_VARIABLE})")
+            made = watched(backend._cache_dir)
+        compiler._set_kernel_cache_backend(made)
     except AttributeError as error:
         log.debug("compiled kernels are not counted: %s", error)
-    except OSError as error:
-        _warn_once(f"compiled kernels are not kept: {error} ({CACHE_VARIABLE})")
 
 
 def _folder_class(base: Any) -> Any:

@@ -17,6 +17,8 @@ class CupysFolder:
 
     def __init__(self, folder=None):
         self._cache_dir = folder or os.environ["CUPY_CACHE_DIR"]
+        if "file" in self._cache_dir:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", self._cache_dir)
         self._save_cuda_source = False
 
     def _encode_cubin(self, cubin):
@@ -126,14 +128,15 @@ def test_a_folder_that_cannot_be_made_is_replaced_with_a_warning(tmp_path):
         assert "LINUMPY_KERNEL_CACHE" in said
 
 
-def test_settings_of_a_cupy_that_was_imported_before(tmp_path, monkeypatch):
+def test_settings_of_a_cupy_that_was_imported_before(tmp_path, monkeypatch, caplog):
     """Zarr imports CuPy. The named folder is used all the same, and one that the user gave CuPy is kept."""
     called = []
     monkeypatch.setattr(kernel_cache, "_is_command", True)
     monkeypatch.delenv("CUPY_ACCELERATORS", raising=False)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "c"))
     core = types.SimpleNamespace(set_reduction_accelerators=called.append)
-    for named in (None, tmp_path / "k"):
+    monkeypatch.setattr(kernel_cache, "_warned", set())
+    for named in (None, tmp_path / "k", tmp_path / "file"):
         if named is not None:
             monkeypatch.setenv("LINUMPY_KERNEL_CACHE", str(named))
             monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace())
@@ -143,9 +146,11 @@ def test_settings_of_a_cupy_that_was_imported_before(tmp_path, monkeypatch):
         )
         compiler._set_kernel_cache_backend = lambda backend, to=compiler: setattr(to, "_kernel_cache_backend", backend)
         kernel_cache.watch(types.SimpleNamespace(cuda=types.SimpleNamespace(compiler=compiler), _core=core))
-        assert compiler._kernel_cache_backend._cache_dir == ("/user's" if named is None else f"{named}/cupy")
+        wanted = f"{named}/cupy" if named == tmp_path / "k" else "/user's"
+        assert compiler._kernel_cache_backend._cache_dir == wanted
         assert compiler._use_pch
-    assert called == [[], []]
+    assert called == [[], [], []]
+    assert ["kept in /user's" in message for message in caplog.messages] == [True]
 
 
 _READS = """
@@ -177,9 +182,10 @@ def test_the_first_process_compiles_and_the_second_does_not(tmp_path):
 @pytest.mark.gpu
 def test_reads_where_nothing_can_be_kept(tmp_path):
     (tmp_path / "file").touch()
-    compiled, said = read_on_gpu(tmp_path / "a", LINUMPY_KERNEL_CACHE=str(tmp_path / "file"))
+    cache = {"LINUMPY_KERNEL_CACHE": str(tmp_path / "file"), "HOME": str(tmp_path)}
+    compiled, said = read_on_gpu(tmp_path / "a", **cache)
     assert compiled > 0
-    assert "linumpy-kernels-" in said
+    assert "LINUMPY_KERNEL_CACHE" in said
 
 
 @pytest.mark.gpu
