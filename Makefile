@@ -73,7 +73,7 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
 # Sources that clang-format formats.
-CPP = $$(git ls-files '*.cu' '*.cuh' 'linumpy/core/src/*' 'tests/core/*.cpp' 'tests/core/*.hpp')
+CPP = $$(git ls-files '*.cu' '*.cuh' 'linumpy/core/src/*.cpp' 'linumpy/core/src/*.h*' 'tests/core/*.cpp' 'tests/core/*.hpp')
 
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .
