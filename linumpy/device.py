@@ -175,12 +175,14 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
         if packages.driver_cuda_version() is None:
             return "this machine has no NVIDIA driver (libcuda.so.1): a GPU needs one before any package"
         return f"CuPy is not installed: {packages.install_line()}"
-    kernel_cache.choose_folder()
+    if not _cuda_started:
+        kernel_cache.choose_folder()
     try:
         cupy = _import_cupy()
     except Exception as error:
         return f"CuPy cannot be imported ({error}): {packages.install_line()}"
-    kernel_cache.watch(cupy)
+    if not _cuda_started:
+        kernel_cache.watch(cupy)
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:

@@ -8,6 +8,7 @@ this need CuPy 14.2; with an older one its own folder of kernels is used as it i
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import shutil
@@ -183,10 +184,6 @@ def _add(seconds: float) -> None:
         _count, _seconds = _count + 1, _seconds + seconds
 
 
-_warned: set[str] = set()
-
-
+@functools.cache
 def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning(message)
+    log.warning(message)

@@ -36,7 +36,7 @@ class CupysFolder:
 def folder(tmp_path, monkeypatch):
     """The folder of CuPy, watched: its backend, and the path."""
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(kernel_cache, "_warned", set())
+    kernel_cache._warn_once.cache_clear()
     compiler = types.SimpleNamespace(_DiskKernelCacheBackend=CupysFolder, _kernel_cache_backend=CupysFolder())
     compiler._set_kernel_cache_backend = lambda backend: setattr(compiler, "_kernel_cache_backend", backend)
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(compiler=compiler))
@@ -135,7 +135,7 @@ def test_settings_of_a_cupy_that_was_imported_before(tmp_path, monkeypatch, capl
     monkeypatch.delenv("CUPY_ACCELERATORS", raising=False)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "c"))
     core = types.SimpleNamespace(set_reduction_accelerators=called.append)
-    monkeypatch.setattr(kernel_cache, "_warned", set())
+    kernel_cache._warn_once.cache_clear()
     for named in (None, tmp_path / "k", tmp_path / "file"):
         if named is not None:
             monkeypatch.setenv("LINUMPY_KERNEL_CACHE", str(named))

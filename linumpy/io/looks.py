@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from linumpy.io.paths import split_archive
+from linumpy.io.paths import DOCUMENTS, split_archive
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def metadata_files(folder: str) -> list[str]:
     """
     if (split := split_archive(folder)) is not None:
         return [split[0]]
-    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
+    return [f"{folder}/{name}" for name in DOCUMENTS]
 
 
 def stamp(path: str) -> tuple[int, ...] | None:

@@ -37,7 +37,7 @@ from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.data_types import metadata_of, small_type_of
-from linumpy.io.paths import has_dots
+from linumpy.io.paths import DOCUMENTS, has_dots
 from linumpy.io.stores.remote import AccessError, RemoteStore, explained, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
@@ -55,8 +55,6 @@ _SINGLE_BYTES = ("bool", "int8", "uint8")
 
 _Document = Mapping[str, Any]
 Node = zarr.Array | zarr.Group
-#: Metadata documents of a node: of zarr v3; of an array, a group and the attributes of either in v2.
-DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 #: Members of a remote group that are opened at a time, since its store answers slowly.
 _THREADS = 16
 

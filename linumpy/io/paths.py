@@ -11,10 +11,12 @@ from pathlib import Path
 
 #: Suffix of OME-Zarr images in ZIP files: https://ngff.openmicroscopy.org/rfc/9/
 OZX = ".ozx"
-#: Metadata files of a Zarr array or group: of format 3, of a group and of an array of format 2.
-ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+#: Metadata files of a Zarr array or group: of format 3, of an array and of a group of format 2.
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
+#: Metadata documents of a node, in the order in which they are read: these files, and the attributes in format 2.
+DOCUMENTS = (*ZARR_FILES, ".zattrs")
 #: All metadata files of Zarr.
-METADATA_FILES = (*ZARR_FILES, ".zattrs", ".zmetadata")
+METADATA_FILES = (*DOCUMENTS, ".zmetadata")
 
 
 def absolute(path: str | Path) -> Path:

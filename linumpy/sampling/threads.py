@@ -19,18 +19,13 @@ BATCH = 2**16
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
-def count_threads() -> int:
-    """Return the number of processors that the process may use."""
-    return usable_cores()
-
-
 def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH) -> None:
     """Call ``part(begin, end)`` for batches that cover 0 to `count`, in threads; raise the first exception."""
     if count <= batch:
         if count:
             part(0, count)
         return
-    runs = min(count_threads() * 4, math.ceil(count / batch))
+    runs = min(usable_cores() * 4, math.ceil(count / batch))
     each = math.ceil(count / runs)
 
     def run(start: int, stop: int) -> None:
@@ -59,5 +54,5 @@ def _executor() -> ThreadPoolExecutor:
     """Return the threads of this process; a forked child makes new ones."""
     global _pool
     if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), ThreadPoolExecutor(count_threads(), thread_name_prefix="linumpy-sampling")
+        _pool = os.getpid(), ThreadPoolExecutor(usable_cores(), thread_name_prefix="linumpy-sampling")
     return _pool[1]

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.device import usable_cores
 from linumpy.sampling.coordinates.generator import Use, numbers
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.raw_voxels import RawFile
-from linumpy.sampling.threads import count_threads, in_threads
+from linumpy.sampling.threads import in_threads
 
 #: Approximate size of a slab in the file.
 _SLAB_NBYTES = 8 * 2**20
@@ -91,7 +92,7 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
 
 
 def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count_threads(), thread_name_prefix="linumpy-slabs")
+    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="linumpy-slabs")
 
 
 def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:

@@ -108,7 +108,7 @@ class Producer:
             raise InvalidArgument(f"an iterable that was pushed calls {name}, which waits for that iterable itself")
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
-        """Append samples, after a check of those that are given as a sample, a list or a tuple.
+        """Append samples. A sample, a list or a tuple is checked here, other iterables when they are read.
 
         With ``on_error="skip"`` nothing is checked, since faulty samples are left out of their batches.
         """

@@ -163,11 +163,10 @@ class CoreDevice:
         parts = self._parts_of_batches.get(key)
         if parts is None:
             with self._lock:
-                plan, is_final = None, True
-                if layout.chain is not None:
-                    plan, is_final = self._plan_of(layout.chain, layout.chunk_nbytes)
+                chain, nbytes = layout.chain, layout.chunk_nbytes
+                plan = None if chain is None else self._plan_of(chain, nbytes)
                 parts = self._scatter_of(layout, conversion), plan
-                if is_final:
+                if chain is None or (chain, nbytes) in self._plans:
                     self._parts_of_batches[key] = parts
         scatter, plan = parts
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
@@ -208,20 +207,20 @@ class CoreDevice:
         self._alive.append(kernel)
         return int(kernel.kernel.ptr)
 
-    def _plan_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[native.DecodePlan | None, bool]:
-        """Return the plan, None if the host decodes, and whether it is the same for all later jobs.
+    def _plan_of(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
+        """Return the plan; None if the host decodes.
 
         While the kernels are compiled for the first time on this machine, the host decodes, unless `decode_on` is
-        ``"device"``.
+        ``"device"``: later jobs may get a plan, which is then in ``_plans``.
         """
         key = (chain, chunk_nbytes)
         if key in self._plans:
-            return self._plans[key], True
+            return self._plans[key]
         slot, slots = self._slot_of(chain, chunk_nbytes)
         device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             self._plans[key] = None
-            return None, True
+            return None
         count = min(slot.chunks, _MAX_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
         launches = self._launches(chain, slot.lay_out(count, 0), count, chunk_nbytes)
         compiling = prepare_beside(decode.kernel_spec(launch) for launch in launches)
@@ -230,10 +229,10 @@ class CoreDevice:
                 wait([compiling], _LOAD_SECONDS)
                 self._waited_for.add(key)
             if not compiling.done():
-                return None, False
+                return None
         compiling.result()
         self._plans[key] = self._make_plan(chain, chunk_nbytes, slot, slots, count, device_from)
-        return self._plans[key], True
+        return self._plans[key]
 
     def _make_plan(
         self, chain: DecodeChain, chunk_nbytes: int, slot: Slot, slots: int, count: int, device_from: int
