@@ -17,6 +17,9 @@ from typing import Any
 
 from linumpy.pipeline.options import OPTIONS
 
+#: Keys whose values are paths.
+_PATHS = ("mosaics", "output", "shifts", "slice_config")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -74,9 +77,7 @@ class Run:
                     raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
 
         if self.tile_shape is not None and "resample" in self.skip:
-            raise ValueError(
-                f"tile_shape={self.tile_shape}: the stage resample, which skip has, writes it to the metadata"
-            )
+            raise ValueError(f"tile_shape={self.tile_shape}: skip must not have resample, which records it")
 
     def options_of(self, stage: str) -> Any:
         """Return the options of a stage; by default those of its record."""
@@ -113,11 +114,7 @@ def read_run(path: str | Path) -> Run:
         if key in OPTIONS:
             settings["options"][key] = _record(OPTIONS[key], value, f"{path}: {key}")
         elif key in known:
-            settings[key] = (
-                path.parent / str(value)
-                if key in ("mosaics", "output", "shifts", "slice_config")
-                else _without_list(value)
-            )
+            settings[key] = path.parent / str(value) if key in _PATHS else _without_list(value)
         else:
             raise ValueError(f"{path}: {key!r} is no key: there are {', '.join([*known, *OPTIONS])}")
     missing = [key for key in ("mosaics", "output", "slicing_interval_mm") if key not in settings]
