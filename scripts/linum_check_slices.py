@@ -51,7 +51,7 @@ def _check(parsed: argparse.Namespace) -> None:
     slices = check_mosaics(parsed.input, tile_shape=parsed.tile_shape, **tables)
     if parsed.shifts is not None:
         for warning in unreliable_warnings(parsed.shifts, motor_shifts(parsed.shifts, tuple(slices))):
-            log.warning("%s", warning)
+            log.warning(warning)
     names = [path.name.removesuffix(".zarr").removesuffix(".ome") for path in slices.values()]
     if parsed.list is not None:
         with replacing(parsed.list, overwrite=parsed.overwrite) as path:

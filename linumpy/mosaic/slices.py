@@ -158,7 +158,7 @@ def stack_mosaics(
     check_apart(outputs, [shifts, *paths.values(), *([] if slice_config is None else [slice_config])])
     moves = motor_shifts(shifts, tuple(slices))
     for warning in unreliable_warnings(shifts, moves):
-        log.warning("%s; they are used as they are", warning)
+        log.warning(warning)
     images = tuple(slices.values())
     with tile_work(distributed, use_gpu=use_gpu) as work:
         candidates = search_overlaps(images, moves, search, work)

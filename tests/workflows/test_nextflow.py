@@ -238,6 +238,7 @@ def run_workflow(mosaics, work, params):
         "mosaics": named, "folders": [[one] for one in found], "shifts": [[params["shifts"]]],
         "slice_config": [[slice_config]],
     }  # fmt: skip
+    single = {"shifts", "slice_config"}  # channels of one value, which every task of a process takes
     for name, what in nf.statements(TEXT, params):
         if name == "used":
             listed = channels["check_slices.out.slices"][0][0].read_text().split()
@@ -251,7 +252,11 @@ def run_workflow(mosaics, work, params):
                 items = channels[channel_of(argument)]
                 collected = ".collect()" in argument
                 queues.append([[[one for item in items for one in item]]] if collected else items)
-            for number, inputs in enumerate(zip(*queues, strict=True)):
+            shared = [argument in single or ".collect()" in argument for argument in what]
+            if all(shared):
+                single |= {f"{name}.out.{emit}" for emit in PROCESSES[name].outputs}
+            for number in range(max(map(len, queues))):
+                inputs = [queue[0 if one else number] for queue, one in zip(queues, shared, strict=True)]
                 made = run_task(name, inputs, work / name / str(number), shims, params)
                 for emit, values in made.items():
                     channels.setdefault(f"{name}.out.{emit}", []).append(values)

@@ -219,7 +219,7 @@ def _motor_shifts(numbers: Sequence[int], shifts: str | Path | None) -> np.ndarr
         return np.zeros((len(numbers), 2))
     steps = motor_shifts(shifts, numbers)
     for warning in unreliable_warnings(shifts, steps):
-        log.warning("%s; the search begins there none the less", warning)
+        log.warning(warning)
     return np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
 
 

@@ -132,7 +132,10 @@ def unreliable_warnings(path: str | Path, shifts: Sequence[Shift]) -> tuple[str,
     pairs = [f"{shift.fixed_id} and {shift.moving_id}" for shift in shifts if not shift.reliable]
     if not pairs:
         return ()
-    return (f"{path} marks {len(pairs)} of {len(shifts)} shifts as not reliable: between slices {', '.join(pairs)}",)
+    where = f"between slices {', '.join(pairs)}"
+    return (
+        f"{path} marks {len(pairs)} of {len(shifts)} shifts as not reliable ({where}); they are used none the less.",
+    )
 
 
 def _read_table(path: str | Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
