@@ -191,7 +191,7 @@ def test_transforms_are_read_as_they_were_written(brain, tmp_path):
         with pytest.raises(SourceError, match="transforms of slices"):
             read_transforms(tmp_path / "t.json")
     others = SliceTransforms(1.0, (*transforms.slices[:2], replace(transforms.slices[2], number=9)))
-    with pytest.raises(SourceError, match="slices 0, 1, 9, and .* has 0, 1, 2, 3"):
+    with pytest.raises(SourceError, match=r"slices 0, 1, 9, and .* has 0, 1, 2, 3"):
         stack_registered(folder, others, tmp_path / "o.zarr")
     with pytest.raises(FileExistsError):
         register_slices(folder, folder.parent / "t.json", INTERVAL)

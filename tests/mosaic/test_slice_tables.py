@@ -25,6 +25,8 @@ from linumpy.mosaic.io.slice_table import (
 from linumpy.mosaic.slices import stack_mosaics
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run, read_run
+from linumpy.testing.brain import BrainSpec, Faults, truth_shift
+from linumpy.testing.brain_files import write_brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import check_refused, load
 
@@ -293,3 +295,24 @@ def test_millimetres(folder, tmp_path):
     np.testing.assert_allclose(one.spacing, other.spacing)
     np.testing.assert_array_equal(one.levels[0][...], other.levels[0][...])
     assert list(check_mosaics(folder, tile_shape=(48, 50))) == [2, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stack_with_missing_slices_against_the_truth(tmp_path, seed):
+    """Slices of a brain of which some are not there lie where they were cut, also along depth."""
+    rng = np.random.default_rng(seed)
+    absent = tuple(map(int, rng.choice(np.arange(1, 5), int(rng.integers(1, 3)), replace=False)))
+    faults = Faults(translation=6, absent=absent)
+    spec = BrainSpec(slices=6, tiles=(1, 1), tile_shape=(24, 40, 44), interval_um=160.0, seed=seed, faults=faults)
+    write_brain(spec, tmp_path / "b")
+    search = ZSearch(0.16, 0.03)
+    made = stack_mosaics(tmp_path / "b/mosaics", tmp_path / "b/shifts.csv", tmp_path / "o.zarr", search)
+    there = [number for number in range(6) if number not in absent]
+    steps = np.cumsum([(0.0, 0.0), *(truth_shift(spec, number) for number in range(1, 6))], axis=0)[there]
+    depths = np.array(there) * 160.0 / spec.spacing_um[0]
+    offsets = np.array(made.plan.offsets, float)
+    error = offsets - offsets[0] - np.column_stack([depths, steps - steps[0]])
+    assert np.abs(error[:, 1:]).max() <= 0.5 + 1e-9
+    assert np.abs(error[:, 0]).max() <= 2
+    collapsed = np.cumsum([0, *(np.full(len(there) - 1, 160.0 / spec.spacing_um[0]))])
+    assert np.abs(offsets[:, 0] - depths).max() < np.abs(collapsed - depths).max()
