@@ -47,6 +47,8 @@ __all__ = [
 
 #: Planes at the end of the range whose mean gives I_end.
 _END_PLANES = 4
+#: Minimum decrease of the logarithm of light over the tissue, from which an attenuation can be told.
+_MIN_DECREASE = 0.1
 #: Planes of each A-line, from the surface down, where compensation keeps the mean.
 _SURFACE_PLANES = 4
 #: Bounds of the attenuation below the range in 1/mm, and maximum number of A-lines of a volume from which it is found.
@@ -234,10 +236,12 @@ class Tissue:
 
     @property
     def can_be_told(self) -> bool:
-        """Whether there are enough planes to tell an attenuation, and tissue gets darker with depth."""
-        if self.stop - self.first < MIN_PLANES:
+        """Whether there are enough planes to tell an attenuation, and tissue gets darker over them by a tenth."""
+        planes = self.stop - self.first
+        if planes < MIN_PLANES:
             return False
-        return trend_per_mm(self.lines - np.float32(self.background), 1.0, self.first, self.stop) < 0
+        _, light = clear_light(self.lines, 1.0, None, 0.0, self.background)
+        return trend_per_mm(light, 1e3, self.first, self.stop) * planes < -_MIN_DECREASE
 
     def at_surface(self, volume: Array) -> float:
         """Return the mean over the first planes of tissue of each A-line; `volume` has the shape of `lines`."""

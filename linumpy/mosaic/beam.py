@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
 from linumpy.correction.attenuation import (
     Beam,
+    DeepLight,
     Tissue,
     compensate,
     estimate_background,
@@ -161,9 +161,7 @@ def sample_of(image: MosaicImage, use_gpu: bool, max_lines: int = _LINES) -> Sam
     if count == len(columns):
         chosen = list(range(count))
     else:  # by the golden ratio, so that columns of one row or one multiple are not preferred
-        chosen = [
-            int((k + 0.5) / count * rows) * along + int((0.5 + k * 0.618034) % 1 * along) for k in range(count)
-        ]
+        chosen = [int((k + 0.5) / count * rows) * along + int((0.5 + k * 0.618034) % 1 * along) for k in range(count)]
     parts, blocks = [], []
     for box in (columns[k] for k in chosen):
         voxels = read_box(array, box, use_gpu)
@@ -215,9 +213,7 @@ def estimate_brain_light(
         raise ValueError("no slices: pass at least one")
     if output is not None:
         check_file(output, overwrite=overwrite)
-    images = {
-        number: open_mosaic(path, channel=channel, time=time, spacing=spacing) for number, path in slices.items()
-    }
+    images = {number: open_mosaic(path, channel=channel, time=time, spacing=spacing) for number, path in slices.items()}
     images = {number: images[number] for number in _chosen(sorted(images))}
     for image in images.values():
         image.only("attenuation is computed in one volume")
@@ -270,7 +266,7 @@ def brain_light(
     usable = [tissue for tissue in tissues if tissue.can_be_told]
     left_out = ""
     if not usable:
-        left_out = "in no slice does tissue that is brighter than the background get darker over eight planes or more"
+        left_out = "in no slice is there tissue that gets darker by a tenth over eight planes above the background"
     surface = float(np.median([tissue.at_surface(tissue.lines) for tissue in usable])) if usable else 0.0
     if method.max_gain is not None:
         max_gain = method.max_gain
@@ -299,7 +295,7 @@ def _warnings(left_out: str) -> tuple[str, ...]:
 
 def _scaled(light: BrainLight, tissues: Sequence[Tissue], spacing_um: float, dtype: np.dtype) -> BrainLight:
     """Choose the scale and, of all slices, the dtype."""
-    even = [light_of(light, tissue, spacing_um) for tissue in tissues]
+    even = [light_of(light, tissue, spacing_um)[1] for tissue in tissues]
     pairs = list(zip(tissues, even, strict=True))
     gains = [tissue.at_surface(part) / tissue.at_surface(tissue.lines) for tissue, part in pairs]
     scale = 1 / float(np.mean(gains))
@@ -310,12 +306,12 @@ def _scaled(light: BrainLight, tissues: Sequence[Tissue], spacing_um: float, dty
     return replace(light, scale=scale, dtype=dtype.name if clipped <= MAX_CLIPPED else "float32")
 
 
-def light_of(light: BrainLight, tissue: Tissue, spacing_um: float) -> Any:
-    """Return A-lines of tissue without attenuation."""
-    known = {"background": light.background}
-    deep = estimate_deep_light(tissue.lines, spacing_um, light.beam, end_per_mm=light.end_per_mm, **known)
-    return compensate(
-        tissue.lines, spacing_um, light.beam, deep=deep, scale=light.scale, max_gain=light.max_gain, **known
+def light_of(light: BrainLight, tissue: Tissue, spacing_um: float) -> tuple[DeepLight, Any]:
+    """Return the light from below a slice, and its A-lines of tissue without attenuation."""
+    lines, beam, dark = tissue.lines, light.beam, light.background
+    deep = estimate_deep_light(lines, spacing_um, beam, end_per_mm=light.end_per_mm, background=dark)
+    return deep, compensate(
+        lines, spacing_um, beam, deep=deep, background=dark, scale=light.scale, max_gain=light.max_gain
     )
 
 
