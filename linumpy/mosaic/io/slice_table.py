@@ -115,8 +115,9 @@ def motor_shifts(path: str | Path, numbers: Sequence[int]) -> tuple[Shift, ...]:
         while at < moving:
             step = rows.get(at)
             if step is None or step.moving_id > moving:
-                lacking.append(f"{at} and {at + 1}")
-                at += 1
+                after = min((row for row in rows if at < row < moving), default=moving)
+                lacking.append(f"{at} and {after}")
+                at = after
             else:
                 steps.append(step)
                 at = step.moving_id
