@@ -40,11 +40,12 @@ GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.1
 FIRST = {
     "mosaics": "Channel.fromPath(\"${params.input}/*.ome.zarr\", type: 'dir', checkIfExists: true)"
     ".map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }",
-    "folders": "mosaics.map { slice -> slice[1] }",
     "shifts": "file(params.shifts, checkIfExists: true)",
     "slice_config": "params.slice_config == null ? [] : file(params.slice_config, checkIfExists: true)",
     "used": "mosaics.join(check_slices.out.slices.splitText().map { line -> tuple(line.trim()) })",
 }
+#: What makes a channel of paths out of one of names and paths.
+PATHS = ".map { slice -> slice[1] }"
 SKIPS = ("skip_galvo", "skip_focal", "skip_illumination")
 
 
@@ -121,12 +122,12 @@ def test_a_parameter_that_is_null_is_no_option():
 @pytest.mark.parametrize("skipped", list(itertools.product((False, True), repeat=3)))
 def test_channels_meet(skipped):
     """Each process is called once, with as many channels as it has inputs, of as many elements, made before."""
-    values, called = {"mosaics": 2, "folders": 1, "shifts": 1, "slice_config": 1, "used": 2}, []
+    values, called = {"mosaics": 2, "shifts": 1, "slice_config": 1, "used": 2}, []
     for name, what in nf.statements(TEXT, PARAMS | GIVEN | dict(zip(SKIPS, skipped, strict=True))):
         if isinstance(what, str):
             assert FIRST.get(name, what) == what
             if name not in FIRST:
-                values[name] = 1 if what == "Channel.empty()" else values[what]
+                values[name] = 1 if what == "Channel.empty()" or what.endswith(PATHS) else values[what]
             continue
         called.append(name)
         assert len(what) == len(PROCESSES[name].inputs)
@@ -237,15 +238,14 @@ def run_workflow(mosaics, work, params):
     found = sorted(mosaics.glob("*.ome.zarr"))
     named = [[one.name.replace(".ome.zarr", ""), one] for one in found]
     slice_config = [] if params["slice_config"] is None else params["slice_config"]
-    channels = {
-        "mosaics": named, "folders": [[one] for one in found], "shifts": [[params["shifts"]]],
-        "slice_config": [[slice_config]],
-    }  # fmt: skip
+    channels = {"mosaics": named, "shifts": [[params["shifts"]]], "slice_config": [[slice_config]]}
     single = {"shifts", "slice_config"}  # channels of one value, which every task of a process takes
     for name, what in nf.statements(TEXT, params):
         if name == "used":
             listed = channels["check_slices.out.slices"][0][0].read_text().split()
             channels["used"] = [one for one in named if one[0] in listed]
+        elif isinstance(what, str) and what.endswith(PATHS):
+            channels[name] = [one[1:] for one in channels[what.removesuffix(PATHS)]]
         elif isinstance(what, str):
             if name not in FIRST:
                 channels[name] = [] if what == "Channel.empty()" else channels[what]
