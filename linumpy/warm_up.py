@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 #: Stages that one process rehearses; a stage that needs the result of another one is in its group.
 _GROUPS = (
     ("focal", "surface"),
-    ("positions", "stitch", "attenuation"),
+    ("positions", "stitch", "beam", "attenuation"),
     ("galvo", "resample", "survey", "shading", "illumination", "aip"),
     ("register", "stack"),
     ("resample", "report"),

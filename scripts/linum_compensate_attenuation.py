@@ -2,15 +2,15 @@
 """Compensate the attenuation of light along z of an OCT volume, or write its attenuation coefficients.
 
 First divides out the loss of the beam outside of its focus and the fall-off of sensitivity, then computes the
-attenuation of every voxel by the depth-resolved model (Vermeer et al., 2014). The background, the focus, the Rayleigh
-length and the attenuation below the recorded range are estimated from a part of the volume, unless they are passed;
-pass known values of the instrument. Reads an OME-Zarr volume of linear intensity with axes z, y and x, in any order,
-and writes another with the same shape and chunks: intensities of the same dtype, or with --coefficients float32 in
-1/mm.
+attenuation of every voxel by the depth-resolved model (Vermeer et al., 2014). Parameters that are not passed are
+estimated: for all slices of a brain by linum-estimate-beam, whose file --beam takes, otherwise from a part of the
+volume alone. Tissue at the surface keeps its mean. If the attenuation cannot be told, the intensities are left alone,
+with a warning. Reads an OME-Zarr volume of linear intensity with axes z, y and x, in any order, and writes another with
+the same shape and chunks: intensities or, with --coefficients, float32 in 1/mm.
 
 For example:
-  linum-compensate-attenuation mosaic.ome.zarr even.ome.zarr
-  linum-compensate-attenuation mosaic.ome.zarr mu.ome.zarr --coefficients --focus 120 --rayleigh 300 --end 4
+  linum-compensate-attenuation slice.ome.zarr even.ome.zarr --beam beam.json
+  linum-compensate-attenuation slice.ome.zarr mu.ome.zarr --coefficients --focus 120 --rayleigh 300 --end 4
 """
 
 from __future__ import annotations
@@ -28,40 +28,36 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=cli.source, metavar="VOLUME", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm.")
-    group = parser.add_argument_group("light")
-    group.add_argument("--focus", type=float, metavar="UM", help="Depth of the focus along z, in µm. [estimated]")
-    group.add_argument("--rayleigh", type=float, metavar="UM", help="Rayleigh length in tissue, in µm. [estimated]")
-    group.add_argument(
-        "--falloff", type=float, default=0.0, metavar="F",
-        help="Fall-off of sensitivity in 1/mm: exp(-(F z)²). [%(default)s]",
+    parser.add_argument(
+        "--beam", type=Path, metavar="JSON",
+        help="Parameters of all slices, from linum-estimate-beam, in place of the options of light. [none]",
     )  # fmt: skip
-    group.add_argument(
-        "--end", type=float, metavar="MU",
-        help="Attenuation below the recorded range in 1/mm; 0 for no light from there. [estimated]",
+    parser.add_argument(
+        "--dtype", choices=("float32", "uint8", "uint16"),
+        help="Dtype of intensities; integers clip. [as the input; float32 if more than 0.1 %% would be clipped]",
     )  # fmt: skip
-    group.add_argument(
-        "--background", type=float, metavar="I", help="Intensity without light. [estimated from speckle]"
-    )
-    group.add_argument(
-        "--max_gain", type=float, default=100.0, metavar="G", help="Maximum factor of compensation. [%(default)s]"
-    )
+    parser.add_argument("--json", type=Path, metavar="JSON", help="File of the parameters and gains to write. [none]")
+    cli.add_light_arguments(parser)
     cli.add_image_arguments(parser)
     return parser
 
 
 def _compensate(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
+    from linumpy.mosaic.attenuation import compensate_attenuation
+    from linumpy.mosaic.beam import AttenuationMethod
 
     command = cli.TileCommand.start(parsed)
     nbytes = command.input_nbytes()
-    method = AttenuationMethod(
-        parsed.focus, parsed.rayleigh, parsed.falloff, parsed.end, parsed.background, parsed.max_gain
-    )
+    method = AttenuationMethod(**cli.light_options(parsed))
     with command.progress("attenuation", nbytes) as shared:
-        used = compensate_attenuation(parsed.input, parsed.output, method, coefficients=parsed.coefficients, **shared)
+        used = compensate_attenuation(
+            parsed.input, parsed.output, None if method == AttenuationMethod() else method, light=parsed.beam,
+            coefficients=parsed.coefficients, dtype=parsed.dtype, report=parsed.json, **shared,
+        )  # fmt: skip
+    print(used.light.described())
     print(
-        f"background {used.background:.4g}, focus at {used.beam.focus_um:.4g} µm, Rayleigh length "
-        f"{used.beam.rayleigh_um:.4g} µm, attenuation below the range {used.end_per_mm:.3g} per mm"
+        f"intensities times {used.gain_at_surface:.3g} at the surface, at most times {used.max_gain:.3g}; "
+        f"{100 * used.clipped:.2g} % clipped"
     )
     command.close(nbytes)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env nextflow
 // Serial OCT slices to a volume. Check the mosaics and tables. For each mosaic grid: correct the galvo shift, resample,
-// correct focal curvature and illumination, find the positions of the tiles, stitch them, compensate attenuation. Then
-// register and stack all slices, and write a report.
+// correct focal curvature and illumination, find the positions of the tiles, stitch them, compensate attenuation
+// with one beam for all slices. Then register and stack all slices, and write a report.
 //
 //   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts_xy.csv --slicing_interval_mm 0.2 \
 //       --resolution 10 --tile_shape '512 512' --output results
@@ -162,10 +162,26 @@ process stitch_3d {
 
     output:
     tuple val(name), path("${name}_stitched.ome.zarr"), emit: volume
+    path("${name}_stitched.ome.zarr"), emit: slice
 
     script:
     """
     linum-stitch-3d ${mosaic} ${positions} ${name}_stitched.ome.zarr --levels ${params.levels} ${device()}
+    """
+}
+
+process estimate_beam {
+    publishDir "${params.output}/beam", mode: 'copy'
+
+    input:
+    path(slices, stageAs: 'slices/*')
+
+    output:
+    path("brain.json"), emit: beam
+
+    script:
+    """
+    linum-estimate-beam slices brain.json --slicing_interval_mm ${params.slicing_interval_mm} ${device()}
     """
 }
 
@@ -175,13 +191,15 @@ process compensate_attenuation {
 
     input:
     tuple val(name), path(volume)
+    path(beam)
 
     output:
     path("${name}_compensated.ome.zarr"), emit: slice
+    path("${name}_compensated.json"), emit: gains
 
     script:
     """
-    linum-compensate-attenuation ${volume} ${name}_compensated.ome.zarr --levels ${params.levels} ${device()}
+    linum-compensate-attenuation ${volume} ${name}_compensated.ome.zarr --beam ${beam} --json ${name}_compensated.json --levels ${params.levels} ${device()}
     """
 }
 
@@ -276,7 +294,8 @@ workflow {
     aip(even)
     estimate_transform(even)
     stitch_3d(estimate_transform.out.located)
-    compensate_attenuation(stitch_3d.out.volume)
+    estimate_beam(stitch_3d.out.slice.collect())
+    compensate_attenuation(stitch_3d.out.volume, estimate_beam.out.beam)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
     report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fields.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,42 @@ def surface_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the options of :func:`add_surface_arguments` as parameters of the library."""
     names = ("s_xy", "s_z", "detect_cutting_errors", "definition", "min_contrast")
     return {name: getattr(parsed, name) for name in names} | {"use_log": not parsed.no_log}
+
+
+def add_light_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the known parameters of light, beam and instrument; those that are not given are estimated."""
+    group = parser.add_argument_group("light")
+    group.add_argument(
+        "--focus", type=float, metavar="UM", help="Depth of the focus along z, in µm; with --rayleigh. [estimated]"
+    )
+    group.add_argument(
+        "--rayleigh", type=float, metavar="UM",
+        help="Rayleigh length in tissue, in µm; inf for no beam. [estimated if it can be told from the attenuation]",
+    )  # fmt: skip
+    group.add_argument(
+        "--falloff", type=float, default=0.0, metavar="F",
+        help="Fall-off of sensitivity in 1/mm: exp(-(F z)²). [%(default)s]",
+    )  # fmt: skip
+    group.add_argument(
+        "--end", type=float, metavar="MU",
+        help="Attenuation below the recorded range in 1/mm; 0 for no light from there. [estimated]",
+    )  # fmt: skip
+    group.add_argument(
+        "--background", type=float, metavar="I", help="Intensity without light. [estimated from speckle]"
+    )
+    group.add_argument(
+        "--max_gain", type=float, metavar="G",
+        help="Maximum factor of compensation. [with which the background is as bright as tissue at the surface; 50]",
+    )  # fmt: skip
+
+
+def light_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of :func:`add_light_arguments` as parameters of the library."""
+    focus = 0.0 if parsed.focus is None and parsed.rayleigh == math.inf else parsed.focus
+    return {
+        "focus_um": focus, "rayleigh_um": parsed.rayleigh, "falloff_per_mm": parsed.falloff,
+        "end_per_mm": parsed.end, "background": parsed.background, "max_gain": parsed.max_gain,
+    }  # fmt: skip
 
 
 def choose_device(parsed: argparse.Namespace) -> bool:

@@ -20,6 +20,7 @@ planes above. This would displace structure by some micrometres, differently at 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -28,24 +29,30 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.correction.beam import (
+    MIN_PLANES,
     Beam,
-    DepthProfile,
+    bright_planes,
     clear_light,
-    depth_profiles,
     estimate_background,
-    estimate_beam,
+    first_planes,
     from_surface,
     tissue_lines,
 )
 from linumpy.device import array_module, to_host
 
 __all__ = [
-    "Beam", "DeepLight", "DepthProfile", "attenuation", "compensate", "depth_profiles", "estimate_background",
-    "estimate_beam", "estimate_deep_light", "estimate_end",
+    "Beam", "DeepLight", "Tissue", "attenuation", "compensate", "estimate_background", "estimate_deep_light",
+    "estimate_end", "tissue_of", "trend_per_mm",
 ]  # fmt: skip
 
 #: Planes at the end of the range whose mean gives I_end.
 _END_PLANES = 4
+#: Minimum decrease of the logarithm of light over the tissue, from which an attenuation can be told.
+_MIN_DECREASE = 0.1
+#: Planes of each A-line, from the surface down, where compensation keeps the mean.
+_SURFACE_PLANES = 4
+#: Bounds of the attenuation below the range in 1/mm, and maximum number of A-lines of a volume from which it is found.
+_ENDS, _END_LINES = (0.05, 50.0), 2048
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,7 @@ def compensate(
     end_per_mm: float = 0.0,
     deep: DeepLight | None = None,
     background: float = 0.0,
+    scale: float = 1.0,
     max_gain: float = 100.0,
 ) -> Array:
     """Return intensities without the loss of light in tissue and in the instrument.
@@ -137,8 +145,10 @@ def compensate(
     ----------
     volume, spacing_um, beam, end_per_mm, deep, background
         As for :func:`attenuation`.
+    scale : float
+        Factor of all intensities. The loss of the beam is that at its focus without it.
     max_gain : float
-        Maximum factor by which attenuation is compensated, which limits the noise of dark voxels in deep planes.
+        Maximum of the whole factor (of `scale`, beam and attenuation), which limits the noise of dark voxels.
 
     Returns
     -------
@@ -154,8 +164,12 @@ def compensate(
         raise ValueError(f"max_gain={max_gain}: pass a factor from 1 on")
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     reaching = light + below
-    gain = xp.where(reaching > 0, reaching[:1] / xp.where(reaching > 0, reaching, 1), max_gain)
-    return _nan_where_not_finite(xp, volume, light * xp.minimum(gain, np.float32(max_gain)))
+    gain = xp.where(reaching > 0, reaching[:1] / xp.where(reaching > 0, reaching, 1), np.float32(np.inf))
+    # The light was divided by the loss of the beam, so the largest factor is multiplied by it.
+    limit = np.float32(max_gain)
+    if beam is not None:
+        limit = limit * xp.asarray(beam.factor(len(volume), spacing_um)).reshape(-1, *(1,) * (volume.ndim - 1))
+    return _nan_where_not_finite(xp, volume, light * xp.minimum(np.float32(scale) * gain, limit))
 
 
 def estimate_deep_light(
@@ -170,8 +184,8 @@ def estimate_deep_light(
     Parameters
     ----------
     volume, spacing_um, beam, background
-        As for :func:`attenuation`: some thousand A-lines, spread over the tissue. A-lines with less than half of the
-        light of bright A-lines are left out, because they show water or are incomplete.
+        As for :func:`attenuation`: some thousand A-lines, spread over the tissue. A-lines that show no tissue
+        (:func:`linumpy.correction.beam.tissue_lines`) are left out.
     end_per_mm : float
         Attenuation below the range.
 
@@ -186,7 +200,8 @@ def estimate_deep_light(
         As :func:`attenuation`.
     """
     xp, light = clear_light(volume, spacing_um, beam, end_per_mm, background)
-    lines = tissue_lines(light)
+    lines = light.reshape((len(light), -1))
+    lines = lines[:, tissue_lines(lines)]
     if not lines.shape[1]:
         return DeepLight(0.0)
     planes = np.flatnonzero(from_surface(to_host(lines.mean(axis=1, dtype=np.float64))))
@@ -200,45 +215,104 @@ def estimate_deep_light(
     return DeepLight(mean + slope * float(total.mean()), slope, mean / 3, 3 * mean)
 
 
-def estimate_end(volume: Array, spacing_um: float, beam: Beam | None = None, *, background: float = 0.0) -> float:
+@dataclass(frozen=True)
+class Tissue:
+    """The A-lines of tissue in a part of a volume.
+
+    Attributes
+    ----------
+    lines : numpy.ndarray or cupy.ndarray of float32, (Z, N)
+        Linear intensity.
+    first, stop : int
+        The planes where the mean A-line shows tissue and is brighter than the background.
+    background : float
+        Intensity without light.
+    """
+
+    lines: Any
+    first: int
+    stop: int
+    background: float
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether there are enough planes to tell an attenuation, and tissue gets darker over them by a tenth."""
+        planes = self.stop - self.first
+        if planes < MIN_PLANES:
+            return False
+        _, light = clear_light(self.lines, 1.0, None, 0.0, self.background)
+        return trend_per_mm(light, 1e3, self.first, self.stop) * planes < -_MIN_DECREASE
+
+    def at_surface(self, volume: Array) -> float:
+        """Return the mean over the first planes of tissue of each A-line; `volume` has the shape of `lines`."""
+        xp, planes = array_module(volume), np.arange(_SURFACE_PLANES)[:, None]
+        index = first_planes(self.lines)[None, :] + xp.asarray(planes)
+        return float(xp.take_along_axis(volume, xp.minimum(index, len(volume) - 1), axis=0).mean(dtype=np.float64))
+
+
+def tissue_of(lines: Array, background: float) -> Tissue:
+    """Find tissue among A-lines (Z, N) of linear intensity, and the planes where it is brighter than the background."""
+    lines = lines.astype(np.float32, copy=False)
+    lines = lines[:, tissue_lines(lines)]
+    light: Any
+    _, light = clear_light(lines, 1.0, None, 0.0, background)
+    profile = to_host(light.mean(axis=1, dtype=np.float64)) if lines.shape[1] else np.zeros(len(lines))
+    # If the surface is tilted, the first planes show water in some of the lines.
+    first = int(np.argmax(from_surface(profile, 0.95)))
+    stop = first + bright_planes(profile[first:], background, float(profile.max())) if profile.max() > 0 else first
+    return Tissue(lines, first, stop, background)
+
+
+def trend_per_mm(volume: Array, spacing_um: float, first: int, stop: int) -> float:
+    """Return the slope of the logarithm of the mean intensity along depth, in 1/mm; NaN counts as dark."""
+    xp = array_module(volume)
+    means = to_host(xp.nan_to_num(volume[first:stop]).reshape((stop - first, -1)).mean(axis=1, dtype=np.float64))
+    return float(np.polyfit(np.arange(len(means)) * spacing_um / 1e3, np.log(np.maximum(means, 1e-30)), 1)[0])
+
+
+def estimate_end(tissues: Sequence[Tissue], spacing_um: float, beam: Beam | None = None) -> float:
     """Find the attenuation below the range with which compensated tissue has the same brightness at all depths.
 
-    The attenuation is found by bisection, with :func:`estimate_deep_light`. The mean attenuation of a profile
-    (:func:`estimate_beam`) would be too low if the tissue varies, because the light from dense parts vanishes first.
+    The mean attenuation of a profile would be too low if the tissue varies, because the light from dense parts vanishes
+    first. In a single slice tissue need not be the same at all depths; the mean of many slices varies less.
 
     Parameters
     ----------
-    volume, spacing_um, beam, background
-        As for :func:`estimate_deep_light`.
+    tissues : sequence of Tissue
+        Of one slice, or of several slices of a brain. Those that cannot be told are left out.
+    spacing_um, beam
+        As for :func:`attenuation`.
 
     Returns
     -------
     float
-        In 1/mm, from 0.05 to 50; 0 for fewer than eight planes of tissue.
+        In 1/mm, from 0.05 to 50; 0 if no attenuation can be told.
 
     Raises
     ------
     ValueError
         As :func:`attenuation`.
     """
-    _, light = clear_light(volume, spacing_um, beam, 0.0, background)
-    lines = tissue_lines(light)
-    profile = to_host(lines.mean(axis=1, dtype=np.float64)) if lines.shape[1] else np.zeros(1)
-    # If the surface is tilted, the first planes show water in some of the lines.
-    planes = np.flatnonzero(from_surface(profile, 0.95))
-    if len(planes) < 8:
+    usable = [tissue for tissue in tissues if tissue.can_be_told]
+    if not usable:
         return 0.0
 
-    def trend(end_per_mm: float) -> float:
-        deep = estimate_deep_light(lines, spacing_um, end_per_mm=end_per_mm)
-        means = to_host(compensate(lines, spacing_um, deep=deep)[planes[0] :].mean(axis=1, dtype=np.float64))
-        return float(np.polyfit(planes, np.log(np.maximum(means[planes - planes[0]], 1e-30)), 1)[0])
+    def trend(log_end: float) -> float:
+        trends = []
+        for tissue in usable:
+            lines = tissue.lines[:, :: -(-tissue.lines.shape[1] // _END_LINES)]
+            light = {"end_per_mm": math.exp(log_end), "background": tissue.background}
+            deep = estimate_deep_light(lines, spacing_um, beam, **light)
+            even = compensate(lines, spacing_um, beam, deep=deep, background=tissue.background, max_gain=1e9)
+            trends.append(trend_per_mm(even, spacing_um, tissue.first, tissue.stop))
+        return float(np.mean(trends))
 
-    low, high = 0.05, 50.0
-    for _ in range(14):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if trend(middle) < 0 else (low, middle)
-    return math.sqrt(low * high)
+    low, high = map(math.log, _ENDS)
+    if trend(low) > 0 or trend(high) < 0:
+        return _ENDS[0] if trend(low) > 0 else _ENDS[1]
+    from scipy.optimize import brentq
+
+    return math.exp(brentq(trend, low, high, xtol=0.005))
 
 
 def _light_from_below(light: Any, spacing_um: float, end_per_mm: float) -> Any:

@@ -2,11 +2,19 @@
 
 In: intensities with depth first, on the host or a device, and spacings in µm. Out: :class:`Beam`, and numbers on the
 host. :mod:`linumpy.correction.attenuation` divides by the loss before it resolves the attenuation in depth.
+
+A beam and an attenuation darken tissue alike, so one mean profile cannot tell them from each other. Two things can. The
+logarithm of an even attenuation is a straight line along depth, and that of a beam is bent. And where neighbouring
+slices overlap, they show the same tissue at two depths: the logarithms of both profiles have the same slope there but
+for the beam, whatever the tissue and its attenuation are. :func:`estimate_beam` uses both, from blocks of all slices,
+and accepts a beam only if blocks that were left out of the fit agree with it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,10 +29,19 @@ from linumpy.device import array_module, to_host
 _DIM, _MIN_DIM_PLANES = 0.6, 6
 #: Maximum mean of the darkest plane, relative to the brightest. From brighter planes no background is extrapolated.
 _MAX_DARKEST = 0.2
-#: Maximum number of profiles, and number of first planes of tissue that a fit leaves out because they are part water.
-_GROUPS, _RIM = 8, 2
-#: Maximum root mean square misfit of logarithms up to which profiles are fitted with one incident light.
-_MAX_MISFIT = 0.15
+#: Minimum brightness of an A-line of tissue, relative to bright A-lines. Agarose is darker.
+_TISSUE = 0.3
+#: Minimum number of planes of a profile, and number of first planes that are left out because they are part water.
+MIN_PLANES, _RIM = 8, 2
+#: Minimum mean of a usable plane, relative to the background and to the brightest plane.
+_MIN_LIGHT = (1.0, 0.01)
+#: Numbers of focuses and Rayleigh lengths that are tried.
+_FOCUSES, _RAYLEIGHS = 31, 25
+#: Least variance of the logarithm of a profile's plane, so that no pair of slices counts without limit.
+_MIN_VARIANCE = 1e-4
+#: To be accepted, a beam must explain this share of what profiles have left without it, in blocks that were left out of
+#: the fit; by so many standard errors; and bend the profiles by this root mean square.
+_MIN_EXPLAINED, _MIN_ERRORS, _MIN_BEND = 0.15, 2.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -58,40 +75,84 @@ class Beam:
         """Return the factor of the intensity of each plane as float32; plane k is at depth ``k * spacing_um``."""
         z = np.arange(planes) * spacing_um
         gate = 1 / (1 + ((z - self.focus_um) / self.rayleigh_um) ** 2)
-        return np.asarray(gate * np.exp(-((self.falloff_per_mm * z / 1e3) ** 2)), np.float32)
+        factor = gate * np.exp(-((self.falloff_per_mm * z / 1e3) ** 2))
+        return np.maximum(factor, 1e-6).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class DepthProfile:
-    """The fit of :func:`estimate_beam`.
+class Profile:
+    """The mean logarithm of the light along depth, in a block of a slice.
 
     Attributes
     ----------
-    beam : Beam
-        Focus, Rayleigh length and fall-off.
-    attenuation_per_mm : float
-        Mean attenuation of the tissue.
-    rms : float
-        Root mean square residual of the logarithm of the profile.
+    number : int
+        The slice.
+    block : int
+        The block, which has the same number in all slices.
+    logs : numpy.ndarray of float64, (Z,)
+        Mean logarithm of the light of the A-lines of tissue, without background.
+    first, stop : int
+        The planes where all A-lines show tissue and are brighter than the background.
+    surface : float
+        Median plane of the surface.
     """
 
-    beam: Beam
-    attenuation_per_mm: float
-    rms: float
+    number: int
+    block: int
+    logs: np.ndarray
+    first: int
+    stop: int
+    surface: float
+
+
+#: Profiles, each with its misfit for each beam, and the number of planes.
+_Misfits = list[tuple[Profile, tuple[np.ndarray, int]]]
+
+
+@dataclass(frozen=True)
+class BeamEstimate:
+    """The result of :func:`estimate_beam`.
+
+    Attributes
+    ----------
+    beam : Beam or None
+        The beam, or None if it cannot be told from the attenuation.
+    explained : float
+        Share of the misfit without a beam that the beam takes away in slices that were left out of its fit; negative if
+        the beam of other slices makes the misfit larger.
+    standard_errors : float
+        Mean of what the beam takes away from a slice, in standard errors of that mean.
+    bend : float
+        Root mean square deviation of the logarithm of the beam's loss from a straight line, which an attenuation would
+        have.
+    profiles, pairs : int
+        Number of profiles, and number of pairs of profiles that show the same tissue at two depths.
+    reason : str
+        Why there is no beam; empty if there is one.
+    """
+
+    beam: Beam | None
+    explained: float = 0.0
+    standard_errors: float = 0.0
+    bend: float = 0.0
+    profiles: int = 0
+    pairs: int = 0
+    reason: str = ""
 
 
 def estimate_background(volume: Array) -> float:
     """Estimate the constant that is added to all intensities, from the speckle of each plane.
 
     Speckle is in proportion to the light, so its strength is 0 where the intensity is the background. The strength of a
-    plane is the median difference of neighbours along the last axis. A line of strength against mean intensity is
+    plane is the mean difference of neighbours along the last axis: like the mean intensity, and unlike a median, it
+    keeps its proportion when A-lines differ more and more with depth. A line of strength against mean intensity is
     fitted to the dim planes of tissue and extrapolated to strength 0. This fails for a detector whose noise is as
     strong as its background: measure the background there.
 
     Parameters
     ----------
     volume : numpy.ndarray or cupy.ndarray, (Z, ..., X)
-        Linear intensity. Only A-lines whose voxels are all finite and above 0 are used.
+        Linear intensity. Only A-lines of tissue whose voxels are all finite and above 0 are used.
 
     Returns
     -------
@@ -101,16 +162,14 @@ def estimate_background(volume: Array) -> float:
         the brightest.
     """
     xp = array_module(volume)
-    is_complete = (xp.isfinite(volume) & (volume > 0)).all(axis=0)
-    both_complete = is_complete[..., 1:] & is_complete[..., :-1]
-    if not bool(both_complete.any()):
+    usable = (xp.isfinite(volume) & (volume > 0)).all(axis=0)
+    usable &= tissue_lines(volume.reshape((len(volume), -1)).astype(np.float32)).reshape(usable.shape)
+    both = usable[..., 1:] & usable[..., :-1]
+    if not bool(both.any()):
         return 0.0
-    means, strengths = [], []
-    for plane in volume:
-        plane = plane.astype(np.float32)
-        means.append(plane[..., 1:][both_complete].mean())
-        strengths.append(xp.median(xp.abs(plane[..., 1:] - plane[..., :-1])[both_complete]))
-    mean, strength = to_host(xp.stack([xp.stack(means), xp.stack(strengths)])).astype(np.float64)
+    right, left = (part[:, both].astype(np.float32) for part in (volume[..., 1:], volume[..., :-1]))
+    means, strengths = (part.mean(axis=1, dtype=np.float64) for part in ((right + left) / 2, xp.abs(right - left)))
+    mean, strength = to_host(xp.stack([means, strengths]))
     brightest = int(np.argmax(mean))
     dim = (np.arange(len(mean)) > brightest) & (mean < _DIM * mean[brightest])
     if dim.sum() < _MIN_DIM_PLANES or mean[dim].min() > _MAX_DARKEST * mean[brightest]:
@@ -121,123 +180,185 @@ def estimate_background(volume: Array) -> float:
     return float(np.clip(-intercept / slope, 0.0, mean[dim].min()))
 
 
-def depth_profiles(volume: Array, background: float = 0.0) -> np.ndarray:
-    """Average A-lines of tissue in groups whose surface lies at about the same depth.
+def tissue_lines(lines: Array) -> Any:
+    """Return which A-lines show tissue: (N,) of bool, from intensities (Z, N); voxels that are not finite are dark.
 
-    If the surface is tilted, the mean of all A-lines would show water above the tissue.
+    They are as bright as tissue over an eighth of the depth somewhere. The light of the whole depth would not tell
+    tissue from agarose, which attenuates less.
+    """
+    xp, height = array_module(lines), min(len(lines), max(5, len(lines) // 8))
+    sums = xp.zeros((len(lines) + 1, lines.shape[1]), np.float32)
+    xp.cumsum(xp.where(xp.isfinite(lines), lines, 0), axis=0, out=sums[1:])
+    brightness = (sums[height:] - sums[:-height]).max(axis=0)
+    lit = brightness > 0
+    # Percentiles of nothing, and A-lines that were not recorded, would be no measure of brightness.
+    limit = xp.percentile(xp.where(lit, brightness, 0), 100 - 10 * float(lit.mean())) if lines.shape[1] else 0
+    return lit & (brightness >= _TISSUE * limit)
+
+
+def first_planes(light: Any) -> Any:
+    """Return the first plane of each A-line that has half of its largest light: (N,) of int, from (Z, N)."""
+    smooth = light.copy()  # the mean of three planes, so that speckle moves the surface less
+    smooth[1:-1] += light[:-2] + light[2:]
+    smooth[1:-1] /= 3
+    return array_module(light).argmax(smooth >= 0.5 * smooth.max(axis=0), axis=0)
+
+
+def block_profile(lines: Any, number: int, block: int, background: float) -> Profile | None:
+    """Average the logarithms of A-lines of tissue, which all belong to one block of a slice.
+
+    The logarithm of a mean would flatten with depth, because the light from dense parts vanishes first.
 
     Parameters
     ----------
-    volume : numpy.ndarray or cupy.ndarray, (Z, ...)
-        Linear intensity. Voxels that are not finite are left out, and so are A-lines with less than half of the light
-        of bright A-lines.
+    lines : numpy.ndarray or cupy.ndarray, (Z, N)
+        Linear intensity of the A-lines of tissue (:func:`tissue_lines`).
+    number, block : int
+        As in :class:`Profile`.
     background : float
         Intensity without light, subtracted first.
 
     Returns
     -------
-    numpy.ndarray of float64, (Z, K)
-        At most eight profiles, from the highest surface to the lowest; NaN where no voxel is finite. Without an A-line
-        of tissue one profile of NaN.
-
-    Raises
-    ------
-    ValueError
-        No planes, or voxels that are not real numbers.
+    Profile or None
+        None with fewer than eight planes to use.
     """
-    xp, light = clear_light(volume, 1.0, None, 0.0, background)
-    finite = xp.isfinite(volume).reshape(len(volume), -1)
-    lines, finite = (part[:, _is_tissue(light)] for part in (light.reshape((len(light), -1)), finite))
-    if not lines.shape[1]:
-        return np.full((len(light), 1), np.nan)
-    smooth = lines.copy()  # the mean of three planes, so that speckle moves the surface less
-    smooth[1:-1] += lines[:-2] + lines[2:]
-    smooth[1:-1] /= 3
-    surface = to_host(xp.argmax(smooth >= 0.5 * smooth.max(axis=0), axis=0))
-    groups = np.array_split(np.argsort(surface, kind="stable"), min(_GROUPS, len(surface)))
-    sums = [[part[:, xp.asarray(g)].sum(axis=1, dtype=np.float64) for part in (lines, finite)] for g in groups]
-    total, count = (to_host(xp.stack(parts, axis=1)) for parts in zip(*sums, strict=True))
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    if lines.shape[1] < MIN_PLANES or len(lines) < MIN_PLANES:
+        return None
+    light: Any
+    xp, light = clear_light(lines, 1.0, None, 0.0, background)
+    surface = to_host(first_planes(light))
+    means = light.mean(axis=1, dtype=np.float64)
+    # A voxel as dark as the background has no logarithm.
+    floor = xp.maximum(0.05 * means, 1e-6).astype(np.float32)[:, None]
+    mean, logs = to_host(xp.stack([means, xp.log(xp.maximum(light, floor)).mean(axis=1, dtype=np.float64)]))
+    first = int(np.percentile(surface, 90)) + _RIM
+    stop = first + bright_planes(mean[first:], background, float(mean.max()))
+    return Profile(number, block, logs, first, stop, float(np.median(surface))) if stop - first >= MIN_PLANES else None
 
 
-def estimate_beam(profiles: np.ndarray, spacing_um: float, *, falloff_per_mm: float | None = 0.0) -> DepthProfile:
-    """Fit focus, Rayleigh length and attenuation to mean intensities along depth.
+def bright_planes(mean: np.ndarray, background: float, brightest: float) -> int:
+    """Return the number of first planes that are brighter than the background, and not much darker than tissue."""
+    dark = ~(mean > max(_MIN_LIGHT[0] * background, _MIN_LIGHT[1] * brightest))
+    return int(np.argmax(dark)) if dark.any() else len(mean)
 
-    The profile of tissue with an even attenuation µ and its surface at depth s is ``c exp(-2 µ (z - s)) exp(-(f z)²) /
-    (1 + ((z - focus) / rayleigh)²)``, with the incident light c and the fall-off f. The logarithms of all profiles are
-    fitted with one c and a robust norm, from the third plane of tissue to the last. Tissue begins at the first plane
-    that has half of the largest intensity. The beam depends on z and the attenuation on z - s, so surfaces at several
-    depths distinguish them. If the profiles do not fit one c, because the tissue differs more than the surfaces, the
-    mean of the profiles is fitted. A fall-off is hard to distinguish from the far side of a focus: pass it if it is
-    known.
+
+def estimate_beam(
+    profiles: Sequence[Profile],
+    spacing_um: float,
+    interval_um: float | None = None,
+    *,
+    falloff_per_mm: float = 0.0,
+) -> BeamEstimate:
+    """Fit one focus and one Rayleigh length to profiles of all slices, and decide whether the data can tell them.
+
+    Misfits of profiles from straight lines, and of pairs that show the same tissue at two depths from each other, are
+    added up, each in units of its variance. A slice is then left out in turn, the beam of the others is applied to it,
+    and its misfit is compared with that without a beam; with fewer than three slices the same is done with blocks.
 
     Parameters
     ----------
-    profiles : numpy.ndarray, (Z,) or (Z, K)
-        Mean intensities of tissue without background, such as those of :func:`depth_profiles`.
+    profiles : sequence of Profile
+        Of :func:`block_profile`.
     spacing_um : float
         Voxel spacing along Z.
-    falloff_per_mm : float, optional
-        Fall-off of sensitivity; None to fit it.
+    interval_um : float, optional
+        Thickness that is cut off between slices. Without it, bends of the profiles alone are used.
+    falloff_per_mm : float
+        Fall-off of sensitivity. It is hard to distinguish from the far side of a focus, and therefore not fitted.
 
     Returns
     -------
-    DepthProfile
-        For fewer than eight usable planes a beam without loss outside the focus, and an attenuation of 0.
+    BeamEstimate
+        With a focus inside of the recorded depth.
     """
-    from scipy.optimize import least_squares
-
-    profiles = np.asarray(profiles, np.float64).reshape(len(profiles), -1)
-    tissue = np.stack([from_surface(profile) for profile in profiles.T], axis=1)
-    surface = np.argmax(tissue, axis=0)
-    usable = tissue & (np.arange(len(profiles))[:, None] >= surface + _RIM)
-    if usable.any(axis=1).sum() < 8:
-        return DepthProfile(Beam(falloff_per_mm=falloff_per_mm or 0.0), 0.0, 0.0)
-    planes, columns = np.nonzero(usable)
-    z, below = planes * spacing_um / 1e3, (planes - surface[columns]) * spacing_um / 1e3
-    log_profile = np.log(profiles[usable])
-    depth = float(z.max() - z.min())
-
-    def misfit(parameters: np.ndarray) -> np.ndarray:
-        fitted = parameters if falloff_per_mm is None else (*parameters, falloff_per_mm)
-        level, focus, narrowness, mu, falloff = fitted
-        gate = np.log1p(((z - focus) * narrowness) ** 2)
-        return np.asarray(level - 2 * mu * below - gate - (falloff * z) ** 2 - log_profile)
-
-    bounds = [(-np.inf, np.inf), (z.min() - depth, z.max() + depth), (0.0, 20 / depth), (0.0, 100.0), (0.0, 3 / depth)]
-    low, high = zip(*bounds[: 5 if falloff_per_mm is None else 4], strict=True)
-    fits = []
-    for share in (0.0, 0.25, 0.5, 0.75):  # the focus has several minima
-        start = [log_profile.max(), z.min() + share * depth, 2 / depth, 1.0, 0.5 / depth][: len(low)]
-        fits.append(least_squares(misfit, start, bounds=(low, high), loss="soft_l1", f_scale=0.05))
-    best = min(fits, key=lambda fit: fit.cost)
-    _, focus, narrowness, mu, *rest = best.x
-    # The focus of a beam that loses less than 1 % over the range cannot be measured.
-    rayleigh = 1e3 / float(narrowness) if narrowness * depth > 0.1 else math.inf
-    beam = Beam(
-        float(focus) * 1e3 if math.isfinite(rayleigh) else 0.0,
-        rayleigh,
-        float(rest[0]) if rest else falloff_per_mm or 0.0,
+    if not profiles:
+        return BeamEstimate(None, reason="no part of a slice has eight planes of tissue brighter than the background")
+    planes = max(len(profile.logs) for profile in profiles)
+    z = np.arange(planes) * spacing_um
+    focus, rayleigh = (
+        part.ravel()
+        for part in np.meshgrid(
+            np.linspace(0, planes * spacing_um, _FOCUSES), np.geomspace(0.05, 4, _RAYLEIGHS) * planes * spacing_um
+        )
     )
-    rms = float(np.sqrt(np.mean(misfit(best.x) ** 2)))
-    if rms > _MAX_MISFIT and profiles.shape[1] > 1:
-        finite = np.isfinite(profiles)
-        mean = np.where(finite, profiles, 0).sum(axis=1) / np.maximum(finite.sum(axis=1), 1)
-        return estimate_beam(mean, spacing_um, falloff_per_mm=falloff_per_mm)
-    return DepthProfile(beam, float(mu), rms)
+    # The first loss is that of no beam.
+    gates = np.concatenate([np.zeros((planes, 1)), -np.log1p(((z[:, None] - focus) / rayleigh) ** 2)], axis=1)
+    gates -= ((falloff_per_mm * z / 1e3) ** 2)[:, None]
+    interval = None if interval_um is None else interval_um / spacing_um
+    alone = [(p, (_misfit_alone(p, gates), p.stop - p.first)) for p in profiles]
+    pairs = [] if interval is None else _pairs(profiles, interval, gates)
+    by_group = _by_group(alone, pairs)
+    best = int(np.argmin(by_group.sum(axis=0)))
+    explained, errors = _cross_validated(by_group)
+    lit = np.arange(min(p.first for p in profiles), max(p.stop for p in profiles))
+    bend = float(np.sqrt(np.mean(_without_line(gates[lit, best] - gates[lit, 0]) ** 2)))
+    reason = ""
+    if explained < _MIN_EXPLAINED or errors < _MIN_ERRORS:
+        reason = (
+            f"a beam fitted to other parts of the slices explains {100 * max(explained, 0):.0f} % of what profiles "
+            f"have left ({errors:.1f} standard errors), which is too little to tell it from the attenuation"
+        )
+    elif bend < _MIN_BEND:
+        reason = f"the beam that fits best bends the profiles by {100 * bend:.1f} % only, as an attenuation might"
+    beam = None if reason else Beam(float(focus[best - 1]), float(rayleigh[best - 1]), falloff_per_mm)
+    return BeamEstimate(beam, explained, errors, bend, len(alone), len(pairs), reason)
 
 
-def tissue_lines(light: Array) -> Any:
-    """Return the A-lines of tissue, which have at least half of the light of bright A-lines: (Z, N)."""
-    return light.reshape((len(light), -1))[:, _is_tissue(light)]
+def _misfit_alone(profile: Profile, gates: np.ndarray) -> np.ndarray:
+    """Return the sum of squared deviations of a profile from a straight line, for each beam that is divided out."""
+    lit = slice(profile.first, profile.stop)
+    left: np.ndarray = (_without_line(profile.logs[lit, None] - gates[lit]) ** 2).sum(axis=0)
+    return left
 
 
-def _is_tissue(light: Array) -> Array:
-    """Return which A-lines have at least half of the light of bright A-lines (the 90th percentile): (N,)."""
-    total = light.reshape((len(light), -1)).sum(axis=0)
-    if not total.size:
-        return total > 0
-    return (total > 0) & (total >= 0.5 * array_module(light).percentile(total, 90))
+def _without_line(logs: np.ndarray) -> np.ndarray:
+    """Subtract the straight line that fits best along the first axis."""
+    along = np.stack([np.ones(len(logs)), np.arange(len(logs)) - (len(logs) - 1) / 2], axis=1)
+    along /= np.linalg.norm(along, axis=0)
+    return np.asarray(logs - along @ (along.T @ logs))
+
+
+def _pairs(profiles: Sequence[Profile], interval: float, gates: np.ndarray) -> _Misfits:
+    """Compare each profile with that of the same block in the next slice, if they share eight planes of tissue."""
+    found = []
+    blocks = itertools.groupby(sorted(profiles, key=lambda p: (p.block, p.number)), key=lambda p: p.block)
+    for upper, lower in itertools.chain.from_iterable(itertools.pairwise(group) for _, group in blocks):
+        # Plane z of the upper slice is plane z + moved of the lower one.
+        moved = lower.surface - upper.surface - (lower.number - upper.number) * interval
+        z = np.arange(upper.first, upper.stop)
+        z = z[(z + moved >= lower.first) & (z + moved <= lower.stop - 1)]
+        if len(z) < MIN_PLANES:
+            continue
+        below = np.floor(z + moved).astype(int)
+        above, part = np.minimum(below + 1, lower.stop - 1), (z + moved - below)[:, None]
+        logs = lower.logs[:, None] - gates[: len(lower.logs)]
+        left = upper.logs[z, None] - gates[z] - (logs[below] * (1 - part) + logs[above] * part)
+        found.append((upper, (((left - left.mean(axis=0)) ** 2).sum(axis=0), len(z))))
+    return found
+
+
+def _by_group(alone: _Misfits, pairs: _Misfits) -> np.ndarray:
+    """Add up the misfits of each slice, or with fewer than three slices of each block, in units of their variance."""
+    few = len({profile.number for profile, _ in alone}) < 3
+    groups: dict[tuple[int, ...], np.ndarray] = {}
+    for misfits in filter(None, (alone, pairs)):
+        total = sum(misfit for _, (misfit, _) in misfits)
+        variance = float(np.min(total)) / sum(count for _, (_, count) in misfits) + _MIN_VARIANCE
+        for profile, (misfit, _) in misfits:
+            key = (profile.number, profile.block) if few else (profile.number,)
+            groups[key] = groups.get(key, 0.0) + misfit / variance
+    return np.stack(list(groups.values()))
+
+
+def _cross_validated(groups: np.ndarray) -> tuple[float, float]:
+    """Return what the beam of the other groups explains of a group: a share, and in standard errors; (K, beams)."""
+    if len(groups) < 2:
+        return 0.0, 0.0
+    others = groups.sum(axis=0) - groups
+    gains = groups[:, 0] - groups[np.arange(len(groups)), np.argmin(others, axis=1)]
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
+    return float(gains.sum() / groups[:, 0].sum()), float(gains.mean()) / (error + 1e-9)
 
 
 def from_surface(profile: np.ndarray, share: float = 0.5) -> np.ndarray:
@@ -270,6 +391,5 @@ def clear_light(
     light = volume.astype(np.float32, copy=False)
     light = xp.maximum(xp.where(xp.isfinite(light), light, 0) - np.float32(background), 0)
     if beam is not None:
-        factor = xp.asarray(beam.factor(len(volume), spacing_um))
-        light = light / xp.maximum(factor, np.float32(1e-6)).reshape(-1, *(1,) * (volume.ndim - 1))
+        light = light / xp.asarray(beam.factor(len(volume), spacing_um)).reshape(-1, *(1,) * (volume.ndim - 1))
     return xp, light

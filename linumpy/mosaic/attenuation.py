@@ -1,15 +1,17 @@
-"""Compensate the attenuation of light and the loss of the beam in a volume, from disk to disk.
+"""Compensate the attenuation of light along depth and the loss of the beam in a volume, from disk to disk.
 
-In: an OME-Zarr volume. Out: its attenuation coefficients, or its intensities without attenuation, as OME-Zarr with the
-same axes, chunks, spacing and origin. First, up to 16 columns (boxes of the whole depth) are read, from which the light
-from below the range and the parameters that the caller does not pass are estimated. Then the volume is read once.
+In: an OME-Zarr volume, and the light of its brain (:mod:`linumpy.mosaic.beam`). Out: its attenuation coefficients, or
+its intensities without attenuation, as OME-Zarr with the same axes, chunks, spacing and origin. First, up to 16 columns
+(boxes of the whole depth) are read, from which the light from below the range is estimated. Then the volume is read
+once.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,22 +19,30 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.correction.attenuation import (
-    Beam,
     DeepLight,
+    Tissue,
     attenuation,
+    clear_light,
     compensate,
-    depth_profiles,
-    estimate_background,
-    estimate_beam,
-    estimate_deep_light,
-    estimate_end,
+    tissue_of,
+    trend_per_mm,
 )
 from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_file, replacing
+from linumpy.mosaic.beam import (
+    MAX_CLIPPED,
+    AttenuationMethod,
+    BrainLight,
+    brain_light,
+    light_of,
+    read_brain_light,
+    sample_of,
+)
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, boxes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.tiles import Box, column_shape, tile_nbytes
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
 
@@ -42,57 +52,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of evenly spread columns from which parameters are estimated, and approximate number of A-lines that
-#: are taken of each column.
-_SAMPLED, _LINES = 16, 4096
-
-
-@dataclass(frozen=True)
-class AttenuationMethod:
-    """How attenuation is computed; parameters that are None are estimated from the data.
-
-    Attributes
-    ----------
-    focus_um, rayleigh_um : float, optional
-        See :class:`linumpy.correction.attenuation.Beam`.
-    falloff_per_mm : float
-        Fall-off of sensitivity, from the calibration of the instrument; it is not estimated.
-    end_per_mm : float, optional
-        Attenuation below the recorded range; 0 for no light from there.
-    background : float, optional
-        Intensity without light.
-    max_gain : float
-        Maximum factor by which attenuation is compensated.
-    """
-
-    focus_um: float | None = None
-    rayleigh_um: float | None = None
-    falloff_per_mm: float = 0.0
-    end_per_mm: float | None = None
-    background: float | None = None
-    max_gain: float = 100.0
+#: Minimum brightness of tissue at the surface, relative to that of the brain. Agarose is darker.
+_MIN_SURFACE = 0.3
 
 
 @dataclass(frozen=True)
 class AttenuationUsed:
-    """The parameters of a compensation.
+    """The parameters and the effect of a compensation.
 
     Attributes
     ----------
-    background : float
-        Intensity without light.
-    beam : Beam
-        Loss of the beam.
-    end_per_mm : float
-        Attenuation below the recorded range.
+    light : BrainLight
+        Parameters of the brain.
     deep : DeepLight
         Light from below the recorded range.
+    attenuation_per_mm : float or None
+        Mean attenuation of the tissue, from its mean profile; None if it cannot be told.
+    remaining_per_mm : float or None
+        The same after compensation.
+    gain_at_surface : float
+        Mean factor of the intensities of tissue at the surface; 1 if the volume was left alone.
+    max_gain : float
+        Largest factor that a voxel may have.
+    dtype : str
+        Dtype of the output.
+    clipped : float
+        Share of the voxels of the output that are at the largest value of its dtype.
+    warnings : tuple of str
+        What a user should know.
+    left_out : str
+        Why the intensities were left alone; empty if they were compensated.
     """
 
-    background: float
-    beam: Beam
-    end_per_mm: float
+    light: BrainLight
     deep: DeepLight
+    attenuation_per_mm: float | None
+    remaining_per_mm: float | None
+    gain_at_surface: float
+    max_gain: float
+    dtype: str
+    clipped: float = 0.0
+    warnings: tuple[str, ...] = ()
+    left_out: str = ""
 
 
 def compensate_attenuation(
@@ -100,7 +101,10 @@ def compensate_attenuation(
     output: str | Path,
     method: AttenuationMethod | None = None,
     *,
+    light: BrainLight | str | Path | None = None,
     coefficients: bool = False,
+    dtype: str | None = None,
+    report: str | Path | None = None,
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
@@ -114,6 +118,9 @@ def compensate_attenuation(
 ) -> AttenuationUsed:
     """Write an OME-Zarr volume without attenuation, or its attenuation coefficients.
 
+    Where the attenuation cannot be told, intensities are left alone, with a warning. Tissue at the surface keeps its
+    mean over the slices of the brain.
+
     Parameters
     ----------
     source : str or Path
@@ -121,43 +128,54 @@ def compensate_attenuation(
     output : str or Path
         The OME-Zarr image to write.
     method : AttenuationMethod, optional
-        Parameters; by default all are estimated, without fall-off.
+        Parameters, in place of `light`; those that are None are estimated from this volume alone. If the attenuation
+        below the range is given, the volume is compensated in any case.
+    light : BrainLight or path, optional
+        Parameters of the brain, or the file of :func:`linumpy.mosaic.beam.estimate_brain_light`.
     coefficients : bool
-        Whether to write attenuation coefficients in 1/mm, as float32. By default intensities are written in the
-        source's dtype: integers are rounded and clipped to their range.
+        Whether to write attenuation coefficients in 1/mm, as float32.
+    dtype : str, optional
+        Dtype of the intensities: integers are rounded and clipped to their range. By default that of `light`: the
+        source's dtype, or float32 if more than 0.1 % of the voxels would be clipped.
+    report : str or Path, optional
+        JSON file to write: the result.
     channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     progress : callable, optional
         Called with the number of bytes of the volume done since the last call.
 
-    Returns
-    -------
-    AttenuationUsed
-        The parameters, given or estimated.
-
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no volume, parameters out of range, a volume of booleans; no CUDA device
-        with `use_gpu`.
+        An existing output, a source that is no volume, parameters out of range, both `method` and `light`, a volume of
+        booleans; no CUDA device with `use_gpu`.
     """
-    method = method or AttenuationMethod()
+    if method is not None and light is not None:
+        raise ValueError("pass parameters (method) or those of the brain (light), not both")
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("attenuation is computed in one volume")
     check_apart([output], [source])
     check_target(Path(output), overwrite=overwrite)
-    used = _choose_parameters(image, method, use_gpu)
-    log.info("%s: %s", image.name, used)
-    step = image.spacing[image.depth_axis]
+    if report is not None:
+        check_file(report, overwrite=overwrite)
+    step, sample = image.spacing[image.depth_axis], sample_of(image, use_gpu)
+    if light is None:
+        light = brain_light({0: sample}, step, image.array.dtype, method or AttenuationMethod())
+    elif not isinstance(light, BrainLight):
+        light = read_brain_light(light)
+    is_forced = coefficients or (method is not None and method.end_per_mm is not None)
+    used = _prepared(light, tissue_of(sample.lines, light.background), step, is_forced=is_forced)
+    out_dtype = np.dtype("float32" if coefficients else dtype or light.dtype)
     # The smallest positive intensity that the output can hold.
-    smallest = np.float32(1 if image.array.dtype.kind in "iu" else np.finfo(np.float32).tiny)
+    smallest = np.float32(1 if out_dtype.kind in "iu" else np.finfo(np.float32).tiny)
+    dark, beam, deep, scale, max_gain = light.background, light.beam, used.deep, light.scale, light.max_gain
 
     def correct(_: Box, voxels: Array) -> Array:
         if coefficients:
-            return attenuation(voxels, step, used.beam, deep=used.deep, background=used.background)
-        clear = compensate(
-            voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
-        )
+            return attenuation(voxels, step, beam, deep=deep, background=dark)
+        if used.left_out:
+            return voxels
+        clear = compensate(voxels, step, beam, deep=deep, background=dark, scale=scale, max_gain=max_gain)
         # Later steps treat 0 as not measured, so a measured voxel as dark as the background must not become 0.
         xp = array_module(voxels)
         return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
@@ -165,36 +183,55 @@ def compensate_attenuation(
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     target = OutputImage(output, levels, codec, overwrite, progress)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        write_corrected(image, target, size, correct, work, dtype=np.float32 if coefficients else None)
+        clipped = write_corrected(image, target, size, correct, work, dtype=out_dtype)
+    used = replace(
+        used, clipped=clipped, dtype=out_dtype.name, warnings=_warnings(used, image.array.dtype, out_dtype, clipped)
+    )
+    for warning in used.warnings:
+        log.warning("%s: %s", image.name, warning)
+    log.info("%s: %s", image.name, light.described())
+    if report is not None:
+        with replacing(report, overwrite=overwrite) as path:
+            path.write_text(json.dumps(asdict(used) | {"light": light.described()}, indent=1))
     return used
 
 
-def _choose_parameters(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
-    """Return the parameters of the method, with estimates in place of None, and the light from below the range."""
-    step, sampled = image.spacing[image.depth_axis], _sampled_rows(image, use_gpu)
-    dark = estimate_background(sampled) if method.background is None else method.background
-    focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
-    if focus is None or rayleigh is None:
-        estimate = estimate_beam(depth_profiles(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
-        focus = estimate.focus_um if focus is None else focus
-        rayleigh = estimate.rayleigh_um if rayleigh is None else rayleigh
-    beam = Beam(focus, rayleigh, method.falloff_per_mm)
-    end = estimate_end(sampled, step, beam, background=dark) if end is None else end
-    deep = estimate_deep_light(sampled, step, beam, end_per_mm=end, background=dark)
-    return AttenuationUsed(dark, beam, end, deep)
+def _prepared(light: BrainLight, tissue: Tissue, spacing_um: float, *, is_forced: bool) -> AttenuationUsed:
+    """Estimate the light from below the range, and decide whether to compensate."""
+    deep, even = light_of(light, tissue, spacing_um)
+    used = AttenuationUsed(light, deep, None, None, 1.0, light.max_gain, light.dtype, left_out=light.left_out)
+    if not tissue.can_be_told:
+        reason = light.left_out or "no tissue gets darker by a tenth over eight planes above the background"
+        return used if is_forced else replace(used, left_out=reason)
+    parts = (
+        *(clear_light(tissue.lines, spacing_um, beam, 0.0, light.background)[1] for beam in (None, light.beam)),
+        even,
+    )
+    before, without_beam, after = (-trend_per_mm(part, spacing_um, tissue.first, tissue.stop) / 2 for part in parts)
+    surface = tissue.at_surface(tissue.lines)
+    left_out = light.left_out
+    if surface < _MIN_SURFACE * light.surface:
+        left_out = (
+            f"at the surface it has {surface:.4g}, and tissue of the brain {light.surface:.4g}: there is no tissue"
+        )
+    elif abs(after) >= abs(before):
+        left_out = f"{after:.2g} per mm would be left, and {before:.2g} without compensation"
+    if left_out and not is_forced:
+        return replace(used, attenuation_per_mm=without_beam, remaining_per_mm=before, left_out=left_out)
+    gain = tissue.at_surface(even) / surface
+    return replace(used, attenuation_per_mm=without_beam, remaining_per_mm=after, gain_at_surface=gain, left_out="")
 
 
-def _sampled_rows(image: MosaicImage, use_gpu: bool) -> Array:
-    """Read A-lines of a few columns: float32, (Z, N). They are whole rows, because estimates compare neighbours."""
-    z, array = image.depth_axis, image.array
-    columns = list(boxes(array.shape, column_shape(array, z, 1)))
-    count, parts = min(_SAMPLED, len(columns)), []
-    for k in range(count):
-        voxels = read_box(array, columns[(2 * k + 1) * len(columns) // (2 * count)], use_gpu)
-        xp = array_module(voxels)
-        lines = xp.moveaxis(voxels, z, 0)
-        _, height, width = lines.shape
-        rows = lines[:, :: max(1, height * width // _LINES)]
-        parts.append(rows.reshape(len(rows), -1).astype(np.float32))
-    sampled: Array = xp.concatenate(parts, axis=1)
-    return sampled
+def _warnings(used: AttenuationUsed, dtype: np.dtype, out_dtype: np.dtype, clipped: float) -> tuple[str, ...]:
+    """Return what a user should know."""
+    warnings = []
+    if used.left_out:
+        warnings.append(f"Attenuation is not compensated: {used.left_out}.")
+    if out_dtype.kind == "f" and dtype.kind in "iu":
+        warnings.append(f"Intensities are written as float32, because {dtype} would clip more than 0.1 % of them.")
+    if clipped > MAX_CLIPPED:
+        warnings.append(
+            f"{100 * clipped:.2g} % of the voxels are clipped at the largest {out_dtype}: write all values with "
+            '--dtype float32 (dtype = "float32" of the stage attenuation).'
+        )
+    return tuple(warnings)

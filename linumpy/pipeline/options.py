@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from linumpy.mosaic.attenuation import AttenuationMethod
+from linumpy.mosaic.beam import AttenuationMethod
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,15 @@ class Stitch:
 
 
 @dataclass(frozen=True)
-class Attenuation(AttenuationMethod):
-    """Options of ``attenuation``: :class:`linumpy.mosaic.attenuation.AttenuationMethod`."""
+class Beam(AttenuationMethod):
+    """Options of ``beam``: :class:`linumpy.mosaic.beam.AttenuationMethod`, for all slices."""
+
+
+@dataclass(frozen=True)
+class Attenuation:
+    """Options of ``attenuation``: :func:`linumpy.mosaic.attenuation.compensate_attenuation`."""
+
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,7 @@ OPTIONS: dict[str, type] = {
     "aip": Aip,
     "surface": Surface,
     "stitch": Stitch,
+    "beam": Beam,
     "attenuation": Attenuation,
     "register": Register,
     "stack": Stack,

@@ -106,7 +106,7 @@ class Stage:
     needs : tuple of str
         Roles of the inputs.
     makes : mapping of str to str
-        Role of each output, and the suffix of its name.
+        Role of each output, and the suffix of its name, or its whole name if that begins with no dot.
     of_brain : bool
         Whether a task of the stage takes all slices together.
     optional : tuple of str
@@ -273,11 +273,28 @@ def _stitch(task: Task, where: Where) -> None:
     )  # fmt: skip
 
 
+def _beam(task: Task, where: Where) -> None:
+    """Estimate the beam and the attenuation that all slices share."""
+    from linumpy.mosaic.beam import estimate_brain_light
+    from linumpy.mosaic.io.slice_table import find_slices
+
+    images, interval = task.inputs["image"], task.common.slicing_interval_mm
+    assert interval is not None
+    slices = {number: path for number, path in find_slices(images[0].parent).items() if path in images}
+    estimate_brain_light(
+        slices, task.outputs["beam"], task.options, interval_um=1e3 * interval,
+        use_gpu=where.use_gpu and where.distributed is None, overwrite=True,
+    )  # fmt: skip
+
+
 def _attenuation(task: Task, where: Where) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
 
     settings: options.Attenuation = task.options
-    compensate_attenuation(task.one("image"), task.outputs["image"], settings, **_volume_parameters(task, where))
+    compensate_attenuation(
+        task.one("image"), task.outputs["image"], light=task.one("beam") if "beam" in task.inputs else None,
+        dtype=settings.dtype, report=task.outputs["attenuation"], **_volume_parameters(task, where),
+    )  # fmt: skip
 
 
 def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
@@ -335,7 +352,8 @@ STAGES: dict[str, Stage] = {
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
     "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),
-    "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE}),
+    "beam": Stage(_beam, ("image",), {"beam": "brain.json"}, of_brain=True),
+    "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE, "attenuation": ".json"}, optional=("beam",)),
     "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",)),
     "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True),
 }

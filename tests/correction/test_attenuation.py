@@ -8,20 +8,22 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter1d
 
 from linumpy.correction.attenuation import (
     Beam,
     DeepLight,
     attenuation,
     compensate,
-    depth_profiles,
     estimate_background,
-    estimate_beam,
     estimate_deep_light,
     estimate_end,
+    tissue_of,
 )
+from linumpy.correction.beam import Profile, block_profile, estimate_beam, tissue_lines
 from linumpy.device import to_host
-from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
+from linumpy.mosaic.attenuation import compensate_attenuation
+from linumpy.mosaic.beam import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 
@@ -69,43 +71,93 @@ def test_a_synthetic_brain():
         assert before < 0.9
 
 
-@pytest.mark.parametrize("falloff", [0.0, 0.7])
-def test_the_beam_is_found_in_a_profile(falloff):
-    z = np.arange(120) * 5.0
-    rng = np.random.default_rng(0)
-    tissue = np.exp(-2e-3 * 3.0 * z) * Beam(200.0, 100.0, falloff).factor(120, 5.0)
-    profile = 500 * np.where(z < 50, 0.001, tissue) * rng.normal(1, 0.01, 120)
-    found = estimate_beam(profile, 5.0, falloff_per_mm=falloff)
-    assert abs(found.beam.focus_um - 200) < 5
-    assert abs(found.beam.rayleigh_um / 100 - 1) < 0.05
-    assert abs(found.attenuation_per_mm - 3) < 0.3
-    assert found.rms < 0.02
+def profiles_of(slices, beam, *, tissue_seed=0, step=10.0, interval=20.0, noise=0.02, planes=60):
+    """Four blocks of each slice, whose tissue has any brightness and attenuation along the depth of the brain."""
+    rng = np.random.default_rng(tissue_seed)
+    found = []
+    for block in range(4):
+        deep = int(planes + slices * interval + 1)
+        bright = gaussian_filter1d(rng.normal(0, 1.5, deep), 8)
+        through = -2e-3 * step * np.cumsum(rng.uniform(1.5, 2.5) * np.exp(0.5 * bright))
+        for number in range(slices):
+            surface = 4 + int(rng.integers(0, 6))
+            z = np.arange(planes)
+            brain_depth = np.clip(z - surface + number * interval, 0, None)
+            logs = np.interp(brain_depth, np.arange(deep), bright + through) - np.interp(
+                number * interval, np.arange(deep), through
+            )
+            logs += np.log(beam.factor(planes, step)) + rng.normal(0, noise, planes)
+            found.append(Profile(number, block, logs, surface + 2, planes, surface))
+    return found
 
 
-def test_the_beam_under_a_tilted_surface():
-    """The mean of all lines, part of them water, would tell of a beam half as long."""
-    faults = brain.Faults(attenuation_per_mm=2.0, focus_um=200.0, rayleigh_um=250.0, water_um=120.0, tilt=(0.0, 0.2))
-    spec = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 96, 96), radius=math.inf, faults=faults)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_beam_of_a_brain_is_told_from_any_tissue(seed):
+    """Neighbours show the same tissue at two depths, so that neither its layers nor its attenuation matter."""
+    rng = np.random.default_rng([9, seed])
+    beam = Beam(rng.uniform(100, 400), rng.uniform(120, 300), rng.uniform(0, 0.6))
+    found = estimate_beam(
+        profiles_of(4, beam, tissue_seed=seed), 10.0, interval_um=200.0, falloff_per_mm=beam.falloff_per_mm
+    )
+    assert found.reason == ""
+    assert found.pairs == 12
+    assert abs(found.beam.focus_um - beam.focus_um) < 40
+    assert abs(found.beam.rayleigh_um / beam.rayleigh_um - 1) < 0.25
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("interval_um", [200.0, None])
+def test_no_beam_is_found_where_there_is_none(seed, interval_um):
+    """Layers of the tissue bend its profiles, too, but in each slice at another depth."""
+    found = estimate_beam(profiles_of(4, Beam(), tissue_seed=seed), 10.0, interval_um=interval_um)
+    assert found.beam is None
+    assert "attenuation" in found.reason
+
+
+def test_a_beam_that_looks_like_an_attenuation_is_not_told():
+    """Its logarithm is a straight line over the tissue: what is left of it is attenuation to everyone."""
+    assert estimate_beam(profiles_of(4, Beam(-4000.0, 2000.0)), 10.0, interval_um=200.0).beam is None
+    assert estimate_beam(profiles_of(1, Beam())[:1], 10.0).beam is None
+    assert "eight planes" in estimate_beam([], 10.0).reason
+
+
+def test_blocks_of_tissue_and_agarose():
+    """Profiles are those of tissue alone, from below its deepest surface to where the background is as bright."""
+    faults = brain.Faults(attenuation_per_mm=4.0, water_um=100.0, tilt=(0.0, 0.1), looks=8, dark=0.02)
+    spec = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 64, 64), radius=math.inf, faults=faults)
     volume = brain.tile(spec, 0, 0, 0)
+    volume[:, :, :20] = 0.05 * spec.peak
     volume[3, ::5] = np.nan
-    profiles = depth_profiles(volume)
-    surfaces = [int(np.argmax(p >= p.max() / 2)) for p in profiles.T]
-    assert surfaces == sorted(surfaces)
-    assert surfaces[-1] - surfaces[0] > 10
-    found = estimate_beam(profiles, 10.0).beam
-    assert abs(found.focus_um - 200) < 40
-    assert abs(found.rayleigh_um / 250 - 1) < 0.2
-    whole = estimate_beam(np.nanmean(volume, axis=(1, 2)), 10.0).beam
-    assert abs(whole.rayleigh_um / 250 - 1) > 0.3
-    assert np.isnan(depth_profiles(np.zeros((9, 4)))).all()
+    lines = volume.reshape(60, -1)
+    chosen = tissue_lines(lines).reshape(64, 64)
+    assert chosen[:, 20:].mean() > 0.95
+    assert chosen[:, :20].mean() < 0.05
+    surface = brain.truth_surface(spec, 0, 0, 0)[chosen]
+    profile = block_profile(lines[:, chosen.ravel()], 7, 2, 80.0)
+    assert (profile.number, profile.block) == (7, 2)
+    assert abs(profile.surface - np.median(surface)) < 2
+    assert profile.first >= np.percentile(surface, 85)
+    light = np.exp(profile.logs)
+    assert light[profile.stop - 1] > 30
+    assert profile.stop < 55
+    assert block_profile(lines[:8, :3], 0, 0, 0.0) is None
+    assert not tissue_lines(np.zeros((9, 4))).any()
+    assert tissue_lines(np.zeros((9, 0))).shape == (0,)
 
 
-def test_a_profile_without_a_beam_or_without_light():
-    flat = estimate_beam(np.exp(-0.01 * np.arange(50)), 10.0)
-    assert flat.beam.factor(50, 10.0).min() > 0.9
-    assert abs(flat.attenuation_per_mm - 0.5) < 0.1
-    for profile in (np.zeros(50), np.full(50, np.nan), np.ones(3)):
-        assert estimate_beam(profile, 10.0).beam == Beam()
+def test_what_tells_no_attenuation():
+    """Too few planes, no light, or tissue that gets brighter with depth."""
+    line = np.exp(-0.04 * np.arange(60, dtype="f4"))[:, None] * np.full((1, 50), 1000, "f4")
+    assert tissue_of(line, 0.0).can_be_told
+    assert tissue_of(line + np.float32(100), 100.0).can_be_told
+    for dark, background in (
+        (line[::-1], 0.0),
+        (line[:1] + 0 * line, 0.0),
+        (np.zeros((60, 9)), 0.0),
+        (line[:7], 0.0),
+        (line, 800.0),
+    ):
+        assert not tissue_of(dark, background).can_be_told
 
 
 def test_light_from_below_is_told_by_all_lines():
@@ -140,10 +192,13 @@ def test_the_attenuation_below_the_range_makes_all_depths_alike():
     light = reaching * -np.expm1(-optical) * BEAM.factor(60, 10.0)[:, None]
     volume = np.concatenate([np.full((9, 4000), 1e-4), light]).astype("f4")
     beam = Beam(BEAM.focus_um + 90, BEAM.rayleigh_um, 0.0)
-    found = estimate_end(volume[:, :2000] * np.float32(1e4), 10.0, beam)
+    found = estimate_end([tissue_of(volume[:, :2000] * np.float32(1e4), 0.0)], 10.0, beam)
     even = compensate(volume, 10.0, beam, deep=estimate_deep_light(volume, 10.0, beam, end_per_mm=found))
     assert abs(even[55:65].mean() / even[15:25].mean() - 1) < 0.1
-    assert estimate_end(volume[:5], 10.0) == estimate_end(np.zeros((20, 3)), 10.0) == 0
+    # Of several slices the mean counts, and those that tell nothing do not.
+    slices = [tissue_of(volume[:, k::2] * np.float32(k + 1), 0.0) for k in range(2)]
+    assert math.isclose(estimate_end([*slices, tissue_of(volume[:5], 0.0)], 10.0, beam), found, rel_tol=0.1)
+    assert estimate_end([tissue_of(part, 0.0) for part in (volume[:5], np.zeros((20, 3)))], 10.0) == 0
 
 
 def truth_below(spec):
@@ -200,9 +255,15 @@ def test_the_same_where_the_array_is(xp):
         host, device = (function(one.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for one in (np, xp))
         assert isinstance(device, xp.ndarray)
         assert np.allclose(to_host(device), host, rtol=1e-4, atol=1e-4, equal_nan=True)
-    host, device = (depth_profiles(one.asarray(volume)) for one in (np, xp))
-    assert np.allclose(host, device, rtol=1e-3)
-    host, device = (estimate_end(one.asarray(volume), 10.0, BEAM) for one in (np, xp))
+    lines = volume.reshape(60, -1)
+    host, device = (block_profile(one.asarray(lines), 0, 0, 5.0) for one in (np, xp))
+    assert np.allclose(host.logs, device.logs, rtol=1e-3)
+    assert (host.first, host.stop) == (device.first, device.stop)
+    host, device = (tissue_of(one.asarray(lines), 5.0) for one in (np, xp))
+    assert (host.first, host.stop) == (device.first, device.stop)
+    assert isinstance(device.lines, xp.ndarray)
+    assert math.isclose(host.at_surface(host.lines), device.at_surface(device.lines), rel_tol=1e-4)
+    host, device = (estimate_end([part], 10.0, BEAM) for part in (host, device))
     assert math.isclose(host, device, rel_tol=0.01)
     host, device = (estimate_deep_light(one.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for one in (np, xp))
     assert np.allclose(astuple(host), astuple(device), rtol=1e-4)

@@ -15,6 +15,7 @@ import zarr
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.alignment.register import Alignment, register_slices
 from linumpy.mosaic.attenuation import compensate_attenuation
+from linumpy.mosaic.beam import estimate_brain_light
 from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
@@ -72,7 +73,9 @@ def test_brackets_balance(text):
 
 
 def test_the_processes_are_there():
-    assert list(PROCESSES) == ["check_slices", *PER_SLICE, "register_slices", "stack", "report"]
+    assert list(PROCESSES) == [
+        "check_slices", *PER_SLICE[:-1], "estimate_beam", PER_SLICE[-1], "register_slices", "stack", "report",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("use_gpu", [True, False])
@@ -80,7 +83,7 @@ def test_the_processes_are_there():
 def test_commands_and_options_exist(name, use_gpu):
     """Parsed by the script's own parser, which refuses what it does not know."""
     given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused", "slice_config": "c"}
-    variables = given | {"name": "slice_z00", "positions": "p.json", "transforms": "t.json"}
+    variables = given | {"name": "slice_z00", "positions": "p.json", "transforms": "t.json", "beam": "b.json"}
     command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
@@ -299,7 +302,12 @@ def test_the_whole_chain(tmp_path):
         project_mosaic(steps["even"], steps["aip"])
         positions = estimate_positions(steps["even"], overlap=0.25)
         stitch_mosaic(steps["even"], positions, steps["stitched"], levels=2)
-        compensate_attenuation(steps["stitched"], steps["slices"], levels=2)
+    stitched = {number: here / "stitched" / f"slice_z{number:02d}.ome.zarr" for number in range(2)}
+    light = estimate_brain_light(stitched, interval_um=200.0)
+    for number in range(2):
+        name = f"slice_z{number:02d}"
+        steps = {kind: here / kind / f"{name}.ome.zarr" for kind in outputs.values()}
+        compensate_attenuation(steps["stitched"], steps["slices"], light=light, levels=2)
         for output, kind in outputs.items():
             made = channels[output][number]
             assert len(made) == 1 or made[0] == name

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.device import array_module, to_host
 from linumpy.io.carried import carried_from
 from linumpy.mosaic.io.image import MosaicImage, tile_attributes
 from linumpy.mosaic.io.measured import corrections_attribute
@@ -29,7 +29,7 @@ def write_corrected(
     work: TileWork,
     *,
     dtype: DTypeLike | None = None,
-) -> None:
+) -> float:
     """Correct a mosaic of one volume in boxes of `size` voxels, and write it.
 
     Parameters
@@ -48,6 +48,11 @@ def write_corrected(
     dtype : dtype, optional
         Data type of the output, as for :func:`as_dtype`; by default the image's.
 
+    Returns
+    -------
+    float
+        Share of clipped voxels: those at the largest value of an integer dtype, of those that are not 0.
+
     Raises
     ------
     TypeError
@@ -65,15 +70,27 @@ def write_corrected(
         corrected: Array = xp.ascontiguousarray(xp.moveaxis(as_dtype(correct(box, lines), out_dtype), 0, z))
         return corrected
 
+    counts: list[Array] = []
+
+    def write(box: Box, voxels: Array) -> None:
+        if out_dtype.kind in "iu":
+            xp = array_module(voxels)
+            clipped = voxels == np.iinfo(out_dtype).max
+            counts.append(xp.stack([xp.count_nonzero(clipped), xp.count_nonzero(voxels)]))
+        writer.write(box, voxels)
+
     attributes = {"linumpy": own_attribute} if own_attribute else None
     with output.writer_like(image, carried_from(image), out_dtype, attributes) as writer:
         work(
             [box for _, box in image.boxes(size)],
             lambda box: read_box(array, box, use_gpu),
             compute,
-            writer.write,
+            write,
             done=lambda box: output.advance(box_nbytes(array, box)),
         )
+    # One copy at the end: a copy of each count would wait for the device.
+    total = to_host(array_module(counts[0]).stack(counts)).sum(axis=0) if counts else (0, 0)
+    return float(total[0] / max(1, total[1]))
 
 
 def as_dtype(voxels: Array, dtype: np.dtype) -> Array:
