@@ -86,20 +86,37 @@ process fix_focal_curvature {
     """
 }
 
+process estimate_illumination {
+    publishDir "${params.output}/shading", mode: 'copy'
+
+    input:
+    path(mosaics, stageAs: 'mosaics/*')
+
+    output:
+    path("brain.npz"), emit: fields
+    path("brain.json"), emit: numbers
+    path("brain.png"), emit: picture
+
+    script:
+    """
+    linum-estimate-illumination mosaics/*.ome.zarr brain.npz --report brain.png ${device()}
+    """
+}
+
 process fix_illumination {
     tag "${name}"
     publishDir "${params.output}/even", mode: 'copy'
 
     input:
     tuple val(name), path(mosaic)
+    path(fields)
 
     output:
     tuple val(name), path("${name}_even.ome.zarr"), emit: mosaic
-    path("${name}_illumination.png"), emit: picture
 
     script:
     """
-    linum-fix-illumination ${mosaic} ${name}_even.ome.zarr --report ${name}_illumination.png --levels ${params.levels} ${device()}
+    linum-fix-illumination ${mosaic} ${name}_even.ome.zarr --fields ${fields} --levels ${params.levels} ${device()}
     """
 }
 
@@ -284,11 +301,13 @@ workflow {
     }
     if (params.skip_illumination) {
         even = flat
-        fields = Channel.empty()
+        pictures = Channel.empty()
     } else {
-        fix_illumination(flat)
+        all_flat = flat.map { slice -> slice[1] }
+        estimate_illumination(all_flat.collect())
+        fix_illumination(flat, estimate_illumination.out.fields)
         even = fix_illumination.out.mosaic
-        fields = fix_illumination.out.picture
+        pictures = estimate_illumination.out.picture
     }
     find_tissue_interface(even)
     aip(even)
@@ -298,5 +317,5 @@ workflow {
     compensate_attenuation(stitch_3d.out.volume, estimate_beam.out.beam)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
-    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fields.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)
+    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), pictures.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)
 }

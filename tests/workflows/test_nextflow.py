@@ -20,7 +20,7 @@ from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.illumination import fix_illumination
+from linumpy.mosaic.illumination import estimate_illumination, fix_illumination
 from linumpy.mosaic.stitching import stitch_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tile_positions import estimate_positions
@@ -74,7 +74,8 @@ def test_brackets_balance(text):
 
 def test_the_processes_are_there():
     assert list(PROCESSES) == [
-        "check_slices", *PER_SLICE[:-1], "estimate_beam", PER_SLICE[-1], "register_slices", "stack", "report",
+        "check_slices", *PER_SLICE[:3], "estimate_illumination", *PER_SLICE[3:-1], "estimate_beam", PER_SLICE[-1],
+        "register_slices", "stack", "report",
     ]  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def test_the_processes_are_there():
 def test_commands_and_options_exist(name, use_gpu):
     """Parsed by the script's own parser, which refuses what it does not know."""
     given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused", "slice_config": "c"}
-    variables = given | {"name": "slice_z00", "positions": "p.json", "transforms": "t.json", "beam": "b.json"}
+    given |= {"name": "slice_z00", "beam": "b.json", "fields": "f.npz"}
+    variables = given | {"positions": "p.json", "transforms": "t.json"}
     command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
@@ -134,11 +136,11 @@ def test_channels_meet(skipped):
         for argument, elements in zip(what, PROCESSES[name].inputs, strict=True):
             assert values[channel_of(argument)] == len(elements), (name, argument)
             # A channel that may be empty needs a default: otherwise the process would never start.
-            assert argument.endswith(".ifEmpty([])") == (argument.startswith("fields.")), argument
+            assert argument.endswith(".ifEmpty([])") == (argument.startswith("pictures.")), argument
         for emit, elements in PROCESSES[name].outputs.items():
             values[f"{name}.out.{emit}"] = len(elements)
-    left_out = ("fix_galvo_shift", "fix_focal_curvature", "fix_illumination")
-    dropped = {process for process, skip in zip(left_out, skipped, strict=True) if skip}
+    left_out = (["fix_galvo_shift"], ["fix_focal_curvature"], ["estimate_illumination", "fix_illumination"])
+    dropped = {process for one, skip in zip(left_out, skipped, strict=True) if skip for process in one}
     assert called == [name for name in PROCESSES if name not in dropped]
 
 
@@ -297,7 +299,11 @@ def test_the_whole_chain(tmp_path):
         fix_galvo_shift(mosaics / f"{name}.ome.zarr", steps["galvo"])
         resample_mosaic_grid(steps["galvo"], steps["resampled"], (10, 15, 15), levels=2)
         correct_mosaic(steps["resampled"], steps["flat"], (32, 32), method, levels=2)
-        fix_illumination(steps["flat"], steps["even"], levels=2)
+    fields = estimate_illumination(sorted((here / "flat").iterdir()))
+    for number in range(2):
+        name = f"slice_z{number:02d}"
+        steps = {kind: here / kind / f"{name}.ome.zarr" for kind in outputs.values()}
+        fix_illumination(steps["flat"], steps["even"], fields=fields, levels=2)
         find_mosaic_surface(steps["even"], steps["surface"], method)
         project_mosaic(steps["even"], steps["aip"])
         positions = estimate_positions(steps["even"], overlap=0.25)
@@ -313,7 +319,7 @@ def test_the_whole_chain(tmp_path):
             assert len(made) == 1 or made[0] == name
             assert values(made[-1]).size
             assert np.array_equal(values(made[-1]), values(steps[kind])), output
-        for picture in ("fix_focal_curvature", "fix_illumination", "find_tissue_interface"):
+        for picture in ("fix_focal_curvature", "find_tissue_interface"):
             assert channels[f"{picture}.out.picture"][number][0].read_bytes().startswith(b"\x89PNG")
     register_slices(here / "slices", here / "transforms.json", Alignment(0.2), shifts=shifts)
     stack_registered(here / "slices", here / "transforms.json", here / "stack.ome.zarr", levels=2)
