@@ -56,7 +56,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Maximum shift to search, as a fraction of the slice. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_evidence", type=float, default=0.9, metavar="P",
+        "--min_evidence", type=float, default=0.95, metavar="P",
         help="Reject pairs that are less probably right. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(

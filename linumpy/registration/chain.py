@@ -21,8 +21,12 @@ import numpy as np
 
 from linumpy.registration.robust import robust_deviation
 
-#: Standard error of the prior before any link is known, relative to the range of the search, and its weight in links.
-_PRIOR_SHARE, _PRIOR_LINKS = 1 / 8, 0.5
+#: Weight of the assumed standard error of the prior, in links.
+_PRIOR_LINKS = 0.5
+#: Median distance from the origin of points that are normal in three dimensions, in standard deviations.
+_MEDIAN_DISTANCE = 1.538
+#: Probability that the prior holds with its standard error: otherwise a right link may lie anywhere, as a wrong one.
+_PRIOR_TRUST = 0.8
 #: Maximum number of reweighted solutions.
 _ROUNDS = 30
 
@@ -178,13 +182,19 @@ def _placed_by(number: int, linked: set[int]) -> str:
 
 
 def agreement(
-    links: Sequence[PairLink], prior: np.ndarray, extent_um: Sequence[float], range_um: float, tolerance_um: float
+    links: Sequence[PairLink],
+    prior: np.ndarray,
+    extent_um: Sequence[float],
+    *,
+    range_um: float,
+    assumed_error_um: float,
+    tolerance_um: float,
 ) -> tuple[np.ndarray, float]:
     """Compute the probability that each link is right, from its own evidence, the prior, and the other links.
 
     A wrong link lies anywhere in the range of the search, so that it agrees with something else by chance only. Of two
     transforms the distance d is the root mean square over the corners of an image. Both a right link and a wrong one
-    are random in three dimensions (shift and rotation): a right link is near, with a distribution of Student's kind, and
+    are random in three dimensions (shift and rotation): a right link is near, with a normal distribution, and
     a wrong one anywhere in a ball. The ratio of their densities at d multiplies the odds that the link is right.
 
     Parameters
@@ -197,6 +207,8 @@ def agreement(
         Size of an image along each axis, in µm.
     range_um : float
         About the greatest distance from the prior that was searched.
+    assumed_error_um : float
+        Standard error of the prior between neighbours, before any link is known.
     tolerance_um : float
         Error that links have from distortions of the images.
 
@@ -215,10 +227,14 @@ def agreement(
     steps = np.array([abs(link.moving - link.fixed) for link in links])
     errors = np.array([link.error_um for link in links])
     for n, distance in enumerate(distances):
-        others = np.where(np.arange(len(links)) == n, 0.0, own)
-        spread = _prior_error(distances, errors, steps, others, range_um) * math.sqrt(steps[n])
+        others = np.where(np.arange(len(links)) == n, 0.0, own)  # A link does not testify for itself.
+        spread = _prior_error(distances, errors, steps, others, assumed_error_um) * math.sqrt(steps[n])
         if own[n] > 0:
-            odds[n] += math.log(0.5 + 0.5 * _ratio(distance, math.hypot(spread, tolerance_um, errors[n]), range_um))
+            odds[n] += math.log(
+                1
+                - _PRIOR_TRUST
+                + _PRIOR_TRUST * _ratio(distance, math.hypot(spread, tolerance_um, errors[n]), range_um)
+            )
     known = 1 / (1 + np.exp(-odds))
     number = {(link.fixed, link.moving): n for n, link in enumerate(links) if own[n] > 0}
     for (first, second), (other, third) in itertools.product(number, repeat=2):
@@ -233,26 +249,27 @@ def agreement(
             both = math.prod(float(known[m]) for m in triangle if m != n)
             odds[n] += math.log(1 - both + both * ratio + 1e-9)
     evidence = np.where(own > 0, 1 / (1 + np.exp(-odds)), 0.0)
-    return evidence, _prior_error(distances, errors, steps, evidence, range_um)
+    return evidence, _prior_error(distances, errors, steps, evidence, assumed_error_um)
 
 
 def _prior_error(
-    distances: np.ndarray, errors: np.ndarray, steps: np.ndarray, evidence: np.ndarray, range_um: float
+    distances: np.ndarray, errors: np.ndarray, steps: np.ndarray, evidence: np.ndarray, assumed: float
 ) -> float:
     """Return the standard error of the prior between neighbours, from its distances to links that are probably right."""
-    guess = _PRIOR_SHARE * range_um
-    # Links whose own error is large say little of the prior.
-    weights = evidence**2 / (1 + (np.where(evidence > 0, errors, 0) / guess) ** 2)
-    squares = weights @ (distances**2 / steps) + _PRIOR_LINKS * guess**2
-    return math.sqrt(squares / (weights.sum() + _PRIOR_LINKS))
+    # Only links that are almost certain, and whose own error is small, tell the error of the prior. The median, because
+    # a wrong link that is almost certain must not make the prior worthless.
+    own = np.where(evidence > 0, errors, 0)
+    weights = np.append(evidence**8 / (1 + (own / assumed) ** 2) ** 2, _PRIOR_LINKS)
+    spreads = np.append(np.sqrt(np.maximum(distances**2 - own**2, 0) / steps) / _MEDIAN_DISTANCE, assumed)
+    order = np.argsort(spreads)
+    below = np.cumsum(weights[order])
+    return float(spreads[order][np.searchsorted(below, below[-1] / 2)])
 
 
 def _ratio(distance: float, spread: float, range_um: float) -> float:
-    """Return the density of right links at a distance, relative to that of wrong ones, which fill a ball."""
-    # Student's distribution in three dimensions, with three degrees of freedom.
-    scaled = 1 + distance**2 / (3 * spread**2)
-    student = 4 / (3**1.5 * math.pi**2) * spread**-3 * scaled**-3
-    return student * 4 / 3 * math.pi * max(range_um, spread) ** 3
+    """Return the density of right links at a distance, normal in three dimensions, relative to that of wrong ones."""
+    normal = (2 * math.pi) ** -1.5 * spread**-3 * math.exp(-((distance / spread) ** 2) / 2)
+    return normal * 4 / 3 * math.pi * max(range_um, spread) ** 3
 
 
 def _composed(prior: np.ndarray, link: PairLink) -> np.ndarray:

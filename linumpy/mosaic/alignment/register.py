@@ -56,7 +56,14 @@ _FACE_UM = 50.0
 #: Number of planes below a cut surface that are not used: the first plane is half water.
 _RIM = 1
 #: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
-_DRIFT = 0.4
+_DRIFT = 0.6
+#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell; without
+#: a table, that of "nothing moved" as a fraction of the range of the search. Pairs replace both by what they find.
+_MOTOR_UM, _UNMOVED = 50.0, 1 / 8
+#: A pair whose standard error is larger than that of the motor by this factor is not used.
+_LARGEST_ERROR = 3.0
+#: Why a pair is rejected whose own evidence is enough.
+_CONTRADICTS = "contradicts the other pairs or the motor"
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Alignment:
     reach: int = 2
     max_angle: float = 10.0
     max_shift: float = 0.25
-    min_evidence: float = 0.9
+    min_evidence: float = 0.95
     max_deviation: float = 5.0
     crop: bool = True
     depth_mm: float | None = None
@@ -196,9 +203,11 @@ def register_slices(
         search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
     )  # fmt: skip
     links = _links(pairs, registered, offsets, pixel, factor, gaps)
-    probable, solution = _solve(numbers, images, links, moves, pixel, alignment)
+    evidence, reasons, solution = _solve(
+        numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
+    )
     result = _transforms(paths, slices, surfaces, depths, solution, alignment)
-    results = _results(numbers, probable, registered, solution, alignment)
+    results = _results(numbers, links, registered, evidence, reasons, solution)
     return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, overwrite)
 
 
@@ -276,16 +285,18 @@ def _links(
 
 def _solve(
     numbers: Sequence[int], images: Sequence[MosaicImage], links: Sequence[PairLink], moves: np.ndarray,
-    pixel: Sequence[float], alignment: Alignment,
-) -> tuple[list[PairLink], ChainSolution]:  # fmt: skip
+    registered: PairTransforms, pixel: Sequence[float], alignment: Alignment, *, has_table: bool,
+) -> tuple[np.ndarray, list[str], ChainSolution]:  # fmt: skip
     """Solve for the transforms of the slices, with unknown slices in place of missing numbers.
 
     Returns
     -------
-    list of PairLink
-        The links, with the evidence of their agreement with each other and with the motor.
+    numpy.ndarray, (number of links,)
+        Probability that each link is right.
+    list of str
+        Why a link is rejected; empty if it is not.
     ChainSolution
-        Of the slices, from the links whose evidence suffices.
+        Of the slices.
     """
     position = [number - numbers[0] for number in numbers]
     prior = np.tile(np.eye(3), (position[-1], 1, 1))
@@ -294,20 +305,41 @@ def _solve(
     moved = [replace(link, fixed=position[link.fixed], moving=position[link.moving]) for link in links]
     extent = np.max([np.multiply(image.array.shape[1:], image.spacing[1:]) for image in images], axis=0)
     search_um, tolerance = alignment.max_shift * float(np.hypot(*extent)), 2 * max(pixel)
-    evidence, prior_error = agreement(moved, prior, extent.tolist(), search_um, tolerance)
-    probable = [replace(link, evidence=float(e)) for link, e in zip(links, evidence, strict=True)]
-    used = [
-        replace(link, evidence=float(e), error_um=link.error_um if e >= alignment.min_evidence else math.inf)
-        for link, e in zip(moved, evidence, strict=True)
-    ]
+    evidence, prior_error = agreement(
+        moved, prior, extent.tolist(), range_um=search_um, tolerance_um=tolerance,
+        assumed_error_um=_MOTOR_UM if has_table else max(_MOTOR_UM, _UNMOVED * search_um),
+    )  # fmt: skip
+    used, reasons = [], []
+    for n, link in enumerate(moved):
+        largest_error = _LARGEST_ERROR * prior_error * math.sqrt(link.moving - link.fixed)
+        reasons.append(_reason(n, link, float(evidence[n]), largest_error, registered, alignment))
+        used.append(replace(link, evidence=float(evidence[n]), error_um=math.inf if reasons[n] else link.error_um))
     solution = solve_chain(
         position[-1] + 1, used, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
-        prior_error_um=prior_error,
-        reference=position[(len(position) - 1) // 2], max_deviation=alignment.max_deviation,
-        tolerance_um=tolerance,
+        prior_error_um=prior_error, reference=position[(len(position) - 1) // 2],
+        max_deviation=alignment.max_deviation, tolerance_um=tolerance,
     )  # fmt: skip
+    reasons = [
+        reason or (_CONTRADICTS if is_rejected else "")
+        for reason, is_rejected in zip(reasons, solution.rejected, strict=True)
+    ]
     placed_by = tuple(solution.placed_by[n] for n in position)
-    return probable, replace(solution, matrices=solution.matrices[position], placed_by=placed_by)
+    return evidence, reasons, replace(solution, matrices=solution.matrices[position], placed_by=placed_by)
+
+
+def _reason(
+    n: int, link: PairLink, evidence: float, largest_error: float, registered: PairTransforms, alignment: Alignment
+) -> str:
+    """Return why a pair is rejected before the solution; empty if it is not."""
+    if not math.isfinite(link.error_um):
+        return "too little tissue in common"
+    if evidence >= alignment.min_evidence:
+        return "its planes lie too far apart to say more than the motor" if link.error_um > largest_error else ""
+    if link.evidence >= alignment.min_evidence:
+        return _CONTRADICTS
+    if registered.is_at_edge[n]:
+        return "no peak stands out: the greatest one lies at the end of the search range"
+    return "no peak stands out"
 
 
 def _transforms(
@@ -327,31 +359,20 @@ def _transforms(
 
 
 def _results(
-    numbers: Sequence[int], links: Sequence[PairLink], registered: PairTransforms, solution: ChainSolution,
-    alignment: Alignment,
+    numbers: Sequence[int], links: Sequence[PairLink], registered: PairTransforms, evidence: np.ndarray,
+    reasons: Sequence[str], solution: ChainSolution,
 ) -> tuple[PairResult, ...]:  # fmt: skip
     """Return the results of all pairs, in the order of the slices."""
     results = [
         PairResult(
             fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
             correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
-            error_um=float(registered.errors_um[n]), residual_um=float(solution.residuals_um[n]),
-            evidence=link.evidence, rejected=_reason(n, link, registered, alignment) if solution.rejected[n] else "",
+            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
+            rejected=reasons[n],
         )
         for n, link in enumerate(links)
     ]  # fmt: skip
     return tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id)))
-
-
-def _reason(n: int, link: PairLink, registered: PairTransforms, alignment: Alignment) -> str:
-    """Return why a pair is rejected."""
-    if not math.isfinite(link.error_um):
-        return "too little tissue in common"
-    if registered.evidence[n] >= alignment.min_evidence or link.evidence >= alignment.min_evidence:
-        return "contradicts the other pairs or the motor"
-    if registered.is_at_edge[n]:
-        return "no peak stands out: the greatest one lies at the end of the search range"
-    return "no peak stands out"
 
 
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:

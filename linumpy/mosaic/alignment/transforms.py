@@ -75,7 +75,8 @@ class PairResult:
     overlap : float
         Fraction of the fixed slice that overlaps.
     error_um : float
-        Standard error of a corner's position; infinite if the slices could not be compared.
+        Standard error of a corner's position, with what planes that lie apart add; infinite if the slices could not be
+        compared.
     residual_um : float
         Root mean square distance from the solution of all pairs, over the corners.
     evidence : float
