@@ -4,9 +4,11 @@
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), or else by the last digits. Each slice is compared with the next ones by projections of the planes
 that show the same tissue, counted from the cut surfaces. Translation and rotation are searched by masked correlation,
-then refined to fractions of a voxel, all pairs at once. A least-squares solution over all pairs gives the transforms,
-which are written to TRANSFORMS (JSON). Pairs that do not fit the others are rejected, and a slice without a pair is
-placed between its neighbours. linum-stack-slices makes the stack.
+then refined to fractions of a voxel, all pairs at once. The evidence of a pair is the probability that it is right: from
+the scores of the wrong transforms that were searched, and from its agreement with the other pairs and the motor. A
+least-squares solution over the pairs with enough evidence gives the transforms, which are written to TRANSFORMS (JSON)
+with the evidence of each pair and why it is rejected, if it is. A slice without a pair is placed by its neighbours and
+the motor's shifts, with a warning. linum-stack-slices makes the stack.
 
 For example:
   linum-register-pairwise slices transforms.json --slicing_interval_mm 0.2
@@ -55,12 +57,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Maximum shift to search, as a fraction of the slice. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_correlation",
-        type=float,
-        default=0.2,
-        metavar="R",
-        help="Reject pairs that correlate less. [%(default)s]",
-    )
+        "--min_evidence", type=float, default=0.95, metavar="P",
+        help="Reject pairs that are less probably right. [%(default)s]",
+    )  # fmt: skip
     parser.add_argument(
         "--max_deviation", type=float, default=5.0, metavar="D",
         help="Reject pairs further than D robust standard deviations from the solution of all pairs. [%(default)s]",
@@ -86,8 +85,9 @@ def _register(parsed: argparse.Namespace) -> None:
 
     command = cli.TileCommand.start(parsed)
     alignment = Alignment(
-        parsed.slicing_interval_mm, parsed.model, parsed.reach, parsed.max_angle, parsed.max_shift,
-        parsed.min_correlation, parsed.max_deviation, not parsed.no_crop, parsed.depth_mm,
+        interval_mm=parsed.slicing_interval_mm, model=parsed.model, reach=parsed.reach, max_angle=parsed.max_angle,
+        max_shift=parsed.max_shift, min_evidence=parsed.min_evidence, max_deviation=parsed.max_deviation,
+        crop=not parsed.no_crop, depth_mm=parsed.depth_mm,
     )  # fmt: skip
     if parsed.scene:
         check_scene(parsed.input, overwrite=parsed.overwrite)
@@ -97,12 +97,13 @@ def _register(parsed: argparse.Namespace) -> None:
     )  # fmt: skip
     if parsed.scene:
         print(f"scene in {write_scene(parsed.input, transforms, overwrite=parsed.overwrite)}")
-    print("fixed moving  correlation  error µm  residual µm")
+    print("fixed moving  evidence  correlation  error µm  residual µm  rejected")
     for pair in transforms.pairs:
-        print(
-            f"{pair.fixed_id:5d} {pair.moving_id:6d} {pair.correlation:12.3f} {pair.error_um:9.2f} "
-            f"{pair.residual_um:12.2f}{'  rejected' if pair.rejected else ''}"
+        line = (
+            f"{pair.fixed_id:5d} {pair.moving_id:6d} {pair.evidence:9.3f} {pair.correlation:12.3f} "
+            f"{pair.error_um:9.2f} {pair.residual_um:12.2f}  {pair.rejected}"
         )
+        print(line.rstrip())
     device, seconds = "GPU" if command.use_gpu else "CPU", time.perf_counter() - command.begin
     print(f"{parsed.input} -> {parsed.output} on {device}: {len(transforms.slices)} slices, {seconds:.2f} s")
 

@@ -99,7 +99,7 @@ class Register:
     reach: int = 2
     max_angle: float = 10.0
     max_shift: float = 0.25
-    min_correlation: float = 0.2
+    min_evidence: float = 0.95
     max_deviation: float = 5.0
     crop: bool = True
     depth_mm: float | None = None

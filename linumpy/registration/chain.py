@@ -1,11 +1,13 @@
 """Transforms of many images to a common space, from transforms between pairs, so that errors do not accumulate.
 
-In: links, which are measured transforms T between neighbours and between images further apart, with standard errors.
-Out: a transform A for each image to a common space, and which links were rejected. The residuals
+In: links, which are measured transforms T between neighbours and between images further apart, with standard errors and
+the probability that they are right. Out: a transform A for each image to a common space, and which links were rejected.
+Links that agree with each other and with a prior (the motor's shifts or the identity) become more probable
+(:func:`agreement`). The residuals
 ``A_moving @ T - A_fixed`` are linear in A and minimised by least squares: first the linear parts, which for rigid
 transforms are replaced by the nearest rotations, then the translations. Links with a large residual relative to the
-others lose their weight. A prior of negligible weight, the motor's shifts or the identity, connects neighbours, and
-places an image without links between its neighbours.
+others lose their weight. The prior connects neighbours with the standard error that it has by the links: it hardly moves
+what good links place, outweighs links of planes that lie far apart, and places an image without links.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import numpy as np
 
 from linumpy.registration.robust import robust_deviation
 
-#: Weight of the prior, relative to the median weight of the links.
-_PRIOR = 1e-6
+#: Weight of the assumed standard error of the prior, in links.
+_PRIOR_LINKS = 0.5
+#: Median distance from the origin of points that are normal in three dimensions, in standard deviations.
+_MEDIAN_DISTANCE = 1.538
+#: Probability that the prior holds with its standard error: otherwise a right link may lie anywhere, as a wrong one.
+_PRIOR_TRUST = 0.8
 #: Maximum number of reweighted solutions.
 _ROUNDS = 30
 
@@ -37,12 +43,15 @@ class PairLink:
         Homogeneous, in µm: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving one.
     error_um : float
         Standard error of a position. A link whose error is infinite is not used.
+    evidence : float
+        Probability that the link is right, from 0 to 1: its weight.
     """
 
     fixed: int
     moving: int
     matrix: np.ndarray
     error_um: float = 1.0
+    evidence: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -58,14 +67,15 @@ class ChainSolution:
         and the same corners, placed by the link and the transform of the moving image.
     rejected : numpy.ndarray of bool, (number of links,)
         Links that the solution leaves out, also because their error is infinite.
-    interpolated : numpy.ndarray of bool, (N,)
-        Images without a link that is used, which the prior placed.
+    placed_by : tuple of str, (N,)
+        "pairs" for an image with a link that is used; for others, which the prior places, "neighbours" if there are such
+        images on both sides, otherwise "motor".
     """
 
     matrices: np.ndarray
     residuals_um: np.ndarray
     rejected: np.ndarray
-    interpolated: np.ndarray
+    placed_by: tuple[str, ...]
 
 
 def solve_chain(
@@ -75,6 +85,7 @@ def solve_chain(
     *,
     rigid: bool = True,
     prior: np.ndarray | None = None,
+    prior_error_um: float = math.inf,
     reference: int | None = None,
     max_deviation: float = 5.0,
     tolerance_um: float | None = None,
@@ -93,12 +104,15 @@ def solve_chain(
         Whether the transforms are rotations and translations; otherwise they are affine.
     prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
         Assumed transform from each image to the next, as in :class:`PairLink`; by default the identity.
+    prior_error_um : float
+        Standard error of the prior; by default it has a millionth of the median weight of the links.
     reference : int, optional
         The image whose transform is the identity; by default the middle one.
     max_deviation : float
         Robust standard deviations beyond which a link is rejected.
     tolerance_um : float, optional
-        A link with a smaller residual is never rejected; by default 0.2 % of the largest extent.
+        A link with a smaller residual is never rejected, nor one whose residual is as small relative to its error; by
+        default 0.2 % of the largest extent.
 
     Raises
     ------
@@ -127,34 +141,154 @@ def solve_chain(
     shifted = np.linalg.inv(centre)
     is_usable = np.array([math.isfinite(link.error_um) and np.isfinite(link.matrix).all() for link in links], bool)
     measured = [shifted @ np.where(np.isfinite(link.matrix), link.matrix, 0) @ centre for link in links]
-    weights = np.array(
-        [1 / max(link.error_um, 1e-9) ** 2 if good else 0.0 for link, good in zip(links, is_usable, strict=True)]
-    )
+    weights = np.array([1 / max(link.error_um, 1e-9) ** 2 for link in links])
     ends = [(link.fixed, link.moving) for link in links]
     tolerance = 2e-3 * float(extent.max()) if tolerance_um is None else tolerance_um
     # Limited, so that a link whose error is far below the tolerance does not outweigh the others.
     weights[is_usable] = np.minimum(weights[is_usable], 1 / (tolerance / 40) ** 2)
+    weights *= np.where(is_usable, [link.evidence for link in links], 0)
     median_weight = float(np.median(weights[is_usable])) if is_usable.any() else 1.0
+    prior_weight = max(1 / prior_error_um**2, 1e-6 * median_weight)
+    # Residuals relative to the errors of the links, which are at least the tolerance.
+    scales = 1 / np.hypot(1, np.where(is_usable, [link.error_um for link in links], 0) / tolerance)
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ prior_links @ centre)]).reshape(-1, rank + 1, rank + 1)
     robust_weights = is_usable.astype(np.float64)
     solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
     for number in range(_ROUNDS):
-        all_weights = np.concatenate([weights * robust_weights, np.full(len(prior_links), _PRIOR * median_weight)])
+        all_weights = np.concatenate([weights * robust_weights, np.full(len(prior_links), prior_weight)])
         solved = _solve(count, ends_all, all_links, all_weights, reference_index, rigid)
         residuals = _residuals(solved, ends, measured, extent)
         if number < _ROUNDS // 2:
             # First near least absolute distances: least squares would spread the error of a wrong link to others.
-            new_weights = is_usable / np.sqrt(1 + (residuals / (0.1 * tolerance)) ** 2)
+            new_weights = is_usable / np.sqrt(1 + (residuals * scales / (0.1 * tolerance)) ** 2)
         else:
-            new_weights = is_usable * _biweights(residuals, is_usable, tolerance, max_deviation)
+            new_weights = is_usable * _biweights(residuals * scales, is_usable, tolerance, max_deviation)
             if np.abs(new_weights - robust_weights).max(initial=0) < 1e-6:
                 break
         robust_weights = new_weights
     rejected = robust_weights < 1e-3
     linked = {n for pair, is_rejected in zip(ends, rejected, strict=True) if not is_rejected for n in pair}
-    interpolated = np.array([n not in linked for n in range(count)])
-    return ChainSolution(centre @ solved @ shifted, residuals, rejected, interpolated)
+    return ChainSolution(
+        matrices=centre @ solved @ shifted, residuals_um=residuals, rejected=rejected,
+        placed_by=tuple(_placed_by(n, linked) for n in range(count)),
+    )  # fmt: skip
+
+
+def _placed_by(number: int, linked: set[int]) -> str:
+    if number in linked:
+        return "pairs"
+    return "neighbours" if linked and min(linked) < number < max(linked) else "motor"
+
+
+def agreement(
+    links: Sequence[PairLink],
+    prior: np.ndarray,
+    extent_um: Sequence[float],
+    *,
+    range_um: float,
+    assumed_error_um: float,
+    tolerance_um: float,
+) -> tuple[np.ndarray, float]:
+    """Compute the probability that each link is right, from its own evidence, the prior, and the other links.
+
+    A wrong link lies anywhere in the range of the search, so that it agrees with something else by chance only. Of two
+    transforms the distance d is the root mean square over the corners of an image. Both a right link and a wrong one
+    are random in three dimensions (shift and rotation): a right link is near, with a normal distribution, and
+    a wrong one anywhere in a ball. The ratio of their densities at d multiplies the odds that the link is right.
+
+    Parameters
+    ----------
+    links : sequence of PairLink
+        The links. Those of infinite error, whose probability is 0, say nothing of others.
+    prior : numpy.ndarray, (count - 1, rank + 1, rank + 1)
+        As in :func:`solve_chain`.
+    extent_um : sequence of float
+        Size of an image along each axis, in µm.
+    range_um : float
+        About the greatest distance from the prior that was searched.
+    assumed_error_um : float
+        Standard error of the prior between neighbours, before any link is known.
+    tolerance_um : float
+        Error that links have from distortions of the images.
+
+    Returns
+    -------
+    evidence : numpy.ndarray, (number of links,)
+        The probabilities.
+    prior_error_um : float
+        Standard error of the prior between neighbours, by the links.
+    """
+    corners = _corners([(0.0, e) for e in extent_um])
+    distances = np.array([_apart(link.matrix, _composed(prior, link), corners) for link in links])
+    own = np.array([link.evidence if math.isfinite(link.error_um) else 0.0 for link in links])
+    odds = np.log(np.clip(own, 1e-9, 1 - 1e-9)) - np.log1p(-np.clip(own, 1e-9, 1 - 1e-9))
+    # The error of the prior grows with the number of images between the ends of a link.
+    steps = np.array([abs(link.moving - link.fixed) for link in links])
+    errors = np.array([link.error_um for link in links])
+    for n, distance in enumerate(distances):
+        others = np.where(np.arange(len(links)) == n, 0.0, own)  # A link does not testify for itself.
+        spread = _prior_error(distances, errors, steps, others, assumed_error_um) * math.sqrt(steps[n])
+        if own[n] > 0:
+            odds[n] += math.log(
+                1
+                - _PRIOR_TRUST
+                + _PRIOR_TRUST * _ratio(distance, math.hypot(spread, tolerance_um, errors[n]), range_um)
+            )
+    known = 1 / (1 + np.exp(-odds))
+    number = {(link.fixed, link.moving): n for n, link in enumerate(links) if own[n] > 0}
+    for (first, second), (other, third) in itertools.product(number, repeat=2):
+        if second != other or (first, third) not in number:
+            continue
+        triangle = [number[first, second], number[second, third], number[first, third]]
+        around = links[triangle[1]].matrix @ links[triangle[0]].matrix
+        distance = _apart(around, links[triangle[2]].matrix, corners)
+        error = math.hypot(tolerance_um, *(links[n].error_um for n in triangle))
+        ratio = _ratio(distance, error, range_um)
+        for n in triangle:
+            both = math.prod(float(known[m]) for m in triangle if m != n)
+            odds[n] += math.log(1 - both + both * ratio + 1e-9)
+    evidence = np.where(own > 0, 1 / (1 + np.exp(-odds)), 0.0)
+    return evidence, _prior_error(distances, errors, steps, evidence, assumed_error_um)
+
+
+def _prior_error(
+    distances: np.ndarray, errors: np.ndarray, steps: np.ndarray, evidence: np.ndarray, assumed: float
+) -> float:
+    """Return the standard error of the prior between neighbours, from its distances to links that are probably right."""
+    # Only links that are almost certain, and whose own error is small, tell the error of the prior. The median, because
+    # a wrong link that is almost certain must not make the prior worthless.
+    own = np.where(evidence > 0, errors, 0)
+    weights = np.append(evidence**8 / (1 + (own / assumed) ** 2) ** 2, _PRIOR_LINKS)
+    spreads = np.append(np.sqrt(np.maximum(distances**2 - own**2, 0) / steps) / _MEDIAN_DISTANCE, assumed)
+    order = np.argsort(spreads)
+    below = np.cumsum(weights[order])
+    return float(spreads[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _ratio(distance: float, spread: float, range_um: float) -> float:
+    """Return the density of right links at a distance, normal in three dimensions, relative to that of wrong ones."""
+    normal = (2 * math.pi) ** -1.5 * spread**-3 * math.exp(-((distance / spread) ** 2) / 2)
+    return normal * 4 / 3 * math.pi * max(range_um, spread) ** 3
+
+
+def _composed(prior: np.ndarray, link: PairLink) -> np.ndarray:
+    """Return what the prior says of a link."""
+    low, high = sorted((link.fixed, link.moving))
+    matrix = np.eye(prior.shape[-1])
+    for step in prior[low:high]:
+        matrix = step @ matrix
+    return matrix if link.fixed < link.moving else np.linalg.inv(matrix)
+
+
+def _corners(ends: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Return the homogeneous corners of a box: (rank + 1, corners)."""
+    return np.array([[*corner, 1.0] for corner in itertools.product(*ends)]).T
+
+
+def _apart(matrix: np.ndarray, other: np.ndarray, corners: np.ndarray) -> float:
+    """Return the root mean square distance between two transforms over the corners of an image."""
+    return math.sqrt(float(((((matrix - other) @ corners)[:-1]) ** 2).sum(axis=0).mean()))
 
 
 def _biweights(residuals: np.ndarray, is_usable: np.ndarray, tolerance: float, max_deviation: float) -> np.ndarray:
@@ -212,10 +346,7 @@ def _residuals(
     solved: np.ndarray, ends: Sequence[tuple[int, int]], links: Sequence[np.ndarray], extent: np.ndarray
 ) -> np.ndarray:
     """Return the root mean square distance of each link from the solution, over the corners, in µm."""
-    corners = np.array(list(itertools.product(*((-e / 2, e / 2) for e in extent))))
-    points = np.c_[corners, np.ones(len(corners))].T
-    out = np.zeros(len(links))
-    for n, ((fixed, moving), link) in enumerate(zip(ends, links, strict=True)):
-        difference = (solved[moving] @ link - solved[fixed])[:-1] @ points
-        out[n] = math.sqrt(float((difference**2).sum(axis=0).mean()))
-    return out
+    corners = _corners([(-e / 2, e / 2) for e in extent])
+    return np.array([
+        _apart(solved[moving] @ link, solved[fixed], corners) for (fixed, moving), link in zip(ends, links, strict=True)
+    ])  # fmt: skip

@@ -1,14 +1,16 @@
 """Search the translation and rotation between images by masked normalised cross-correlation.
 
-In: pairs of images with masks, and angles. Out: for each pair the angle and the whole-voxel shift of the greatest
-correlation, from which :mod:`linumpy.registration.refine` starts. At each shift the correlation is Pearson's, over the
-voxels that are valid in both images. The correlations at all shifts are computed by FFT, as in Padfield, Masked object
+In: pairs of images with masks, and angles. Out: for each pair the angle and the whole-voxel shift that match best, from
+which :mod:`linumpy.registration.refine` starts, and how far they stand out among all that were tried. At each shift the
+correlation r is Pearson's, over the n voxels that are valid in both images; the score is ``arctanh(r) * sqrt(n)``, whose
+spread at wrong shifts does not depend on n. The correlations at all shifts are computed by FFT, as in Padfield, Masked object
 registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012. All pairs, and as many angles as
 :data:`SCRATCH_BYTES` allows, are transformed together.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +27,12 @@ from linumpy.registration.stacked import StackedImages
 SCRATCH_BYTES = 2**30
 #: A variance below this fraction of the greatest variance is a rounding error of the transforms.
 _NO_VARIANCE = 1e-9
+#: Score of a shift at which the images share too little.
+_NOT_VALID = -1e9
+#: Shifts along each side of the blocks whose greatest scores are compared: wider than a peak. Minimum number of blocks.
+_BLOCK, _MIN_BLOCKS = 7, 8
+#: Approximate side in voxels of an independent sample, where too few wrong shifts were tried to tell.
+_SAMPLE = 3
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,20 @@ class CoarseMatches:
         From 0 to 1; 0 for pairs without contrast, overlap or a positive correlation, whose matrix is the identity.
     overlaps : numpy.ndarray, (N,)
         Fraction of the smaller mask that both images share.
+    evidence : numpy.ndarray, (N,)
+        Probability, from 0 to 1, that images which do not match have no score as high as the best one. From the
+        greatest scores of blocks of wrong shifts, as extreme values (Gumbel's distribution), and from the distance to
+        the second-best peak.
+    is_at_edge : numpy.ndarray of bool, (N,)
+        Whether the best shift or angle is at the end of those that were tried.
     """
 
     matrices: np.ndarray
     angles: np.ndarray
     correlations: np.ndarray
     overlaps: np.ndarray
+    evidence: np.ndarray
+    is_at_edge: np.ndarray
 
 
 def match_pairs(
@@ -59,7 +75,7 @@ def match_pairs(
     min_overlap: float = 0.3,
     spacing: Sequence[float] | None = None,
 ) -> CoarseMatches:
-    """Find the shift and the angle of the greatest correlation of many pairs.
+    """Find the shift and the angle of the greatest score of many pairs.
 
     Parameters
     ----------
@@ -97,23 +113,59 @@ def match_pairs(
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)
     rotations = [rotation_about_centre(angle, shape, steps) for angle in angles]
     search = _Search(fixed, moving, masks, limits, min_overlap)
-    best = np.zeros((len(fixed), 3))  # correlation, overlap, combined index of angle and shift
-    best[:, 2] = -1
+    best = np.zeros((len(fixed), 4))  # score, correlation, overlap, combined index of angle and shift
+    best[:, 3] = -1
+    maxima = np.full((len(fixed), *map(len, search.blocks)), -np.inf)
     batch = max(1, int(SCRATCH_BYTES // search.nbytes))
     for first in range(0, len(rotations), batch):
-        matches = to_host(search.correlate(np.array(rotations[first : first + batch])))
+        matches, block_maxima = map(to_host, search.correlate(np.array(rotations[first : first + batch])))
         better = matches[:, 0] > best[:, 0]
-        matches[:, 2] += first * search.shifts
+        matches[:, 3] += first * search.shifts
         best[better] = matches[better]
+        maxima = np.maximum(maxima, block_maxima)
     matrices = np.tile(np.eye(len(shape) + 1), (len(fixed), 1, 1))
-    chosen = np.zeros(len(fixed))
-    for pair in np.flatnonzero(best[:, 2] >= 0):
-        number, shift_index = divmod(int(best[pair, 2]), search.shifts)
-        shift = np.array(np.unravel_index(shift_index, search.window)) - limits
+    chosen, evidence, is_at_edge = np.zeros(len(fixed)), np.zeros(len(fixed)), np.zeros(len(fixed), bool)
+    for pair in np.flatnonzero(best[:, 3] >= 0):
+        number, shift_index = divmod(int(best[pair, 3]), search.shifts)
+        position = np.array(np.unravel_index(shift_index, search.window))
+        shift = position - limits
         matrices[pair, :-1] = rotations[number]
         matrices[pair, :-1, -1] += rotations[number][:, :-1] @ shift
         chosen[pair] = angles[number]
-    return CoarseMatches(matrices, chosen, best[:, 0], best[:, 1])
+        evidence[pair] = _evidence(best[pair, 0], position, maxima[pair], search.blocks)
+        is_at_edge[pair] = bool((np.abs(shift) == limits)[np.array(limits) > 0].any()) or (
+            len(angles) > 1 and chosen[pair] in (min(angles), max(angles))
+        )
+    return CoarseMatches(
+        matrices=matrices, angles=chosen, correlations=best[:, 1], overlaps=best[:, 2], evidence=evidence,
+        is_at_edge=is_at_edge,
+    )  # fmt: skip
+
+
+def _evidence(score: float, position: np.ndarray, maxima: np.ndarray, blocks: Sequence[Sequence[slice]]) -> float:
+    """Return the probability that a score is not the greatest of many wrong shifts.
+
+    Parameters
+    ----------
+    score, position
+        The greatest score, and its index among the shifts.
+    maxima
+        Greatest score of each block of shifts, over all angles.
+    blocks
+        The blocks along each axis.
+    """
+    apart = [[max(b.start - p, p - b.stop + 1) for b in line] for p, line in zip(position, blocks, strict=True)]
+    distance = np.max(np.meshgrid(*apart, indexing="ij"), axis=0)
+    wrong = maxima[(distance >= _BLOCK) & (maxima > _NOT_VALID)]
+    if len(wrong) < _MIN_BLOCKS:
+        tried = math.prod(line[-1].stop for line in blocks)
+        return max(0.0, 1 - tried * math.erfc(score / _SAMPLE / math.sqrt(2)) / 2)
+    # Gumbel's distribution by its mean and standard deviation.
+    scale = max(float(wrong.std()), 1e-9 * score) * math.sqrt(6) / math.pi
+    location = float(wrong.mean()) - np.euler_gamma * scale
+    chance = -math.expm1(-maxima.size * math.exp(min(0.0, (location - score) / scale)))
+    # The two greatest of many values differ by an exponentially distributed step.
+    return 1 - max(chance, math.exp(min(0.0, (float(wrong.max()) - score) / scale)))
 
 
 def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | None]) -> None:
@@ -160,6 +212,7 @@ class _Search:
         self.limits, self.min_overlap = limits, min_overlap
         self.window = tuple(2 * n + 1 for n in limits)
         self.shifts = math.prod(self.window)
+        self.blocks = [_blocks(n) for n in self.window]
         self.axes = tuple(range(-len(limits), 0))
         self.size = tuple(_fast_length(n + limit) for n, limit in zip(fixed.shape[1:], limits, strict=True))
         image, mask = standardized(fixed, masks[0])
@@ -183,10 +236,10 @@ class _Search:
             sums = xp.take(sums, xp.arange(-limit, limit + 1) % sums.shape[axis], axis=axis)
         return sums
 
-    def correlate(self, maps: np.ndarray) -> Array:
-        """Return for each pair the greatest correlation, the overlap there, and the combined index of map and shift.
+    def correlate(self, maps: np.ndarray) -> tuple[Array, Array]:
+        """Return the best match of each pair, and the greatest score of each block of shifts over all maps.
 
-        A correlation of -2 means that no shift is valid.
+        A match is the score, the correlation, the overlap, and the combined index of map and shift.
         """
         xp, pairs = self.xp, len(self.voxels)
         rows = slice(0, self.moving.shape[0])
@@ -206,10 +259,18 @@ class _Search:
         for spread, square in zip(spreads, squares, strict=True):
             valid &= spread > _NO_VARIANCE * square.max()
         spread = xp.sqrt(xp.where(valid, spreads[0] * spreads[1], 1))
-        scores = xp.where(valid, xp.clip(shared / spread, -1, 1), -2).reshape(pairs, -1)
-        index = scores.argmax(axis=1)[:, None]
-        share = xp.take_along_axis(counts.reshape((pairs, -1)), index, 1)[:, 0] / xp.maximum(self.voxels, 1)
-        return xp.stack([xp.take_along_axis(scores, index, 1)[:, 0], share, index[:, 0].astype(np.float64)], axis=1)
+        correlations = xp.clip(shared / spread, -1, 1)
+        # Limited, because equal images have an infinite score.
+        scores = xp.where(valid, xp.arctanh(xp.clip(correlations, -0.9999, 0.9999)) * xp.sqrt(safe), _NOT_VALID)
+        maxima = scores.max(axis=1)
+        for axis, line in enumerate(self.blocks, 1):
+            maxima = xp.stack([maxima[(slice(None),) * axis + (part,)].max(axis=axis) for part in line], axis=axis)
+        index = scores.reshape(pairs, -1).argmax(axis=1)[:, None]
+        score, correlation, count = (
+            xp.take_along_axis(part.reshape(pairs, -1), index, 1)[:, 0] for part in (scores, correlations, counts)
+        )
+        share = count / xp.maximum(self.voxels, 1)
+        return xp.stack([score, correlation, share, index[:, 0].astype(np.float64)], axis=1), maxima
 
 
 def standardized(images: Array, mask: Array | None) -> tuple[Any, Any]:
@@ -223,6 +284,12 @@ def standardized(images: Array, mask: Array | None) -> tuple[Any, Any]:
     voxels *= valid
     spread = xp.sqrt((voxels * voxels).sum(axis=axes, keepdims=True) / count)
     return (voxels / xp.where(spread > 0, spread, 1)).astype(np.float32), valid.astype(np.float32)
+
+
+def _blocks(length: int) -> list[slice]:
+    """Cut an axis of shifts into blocks of about equal length."""
+    edges = np.linspace(0, length, max(1, length // _BLOCK) + 1).astype(int).tolist()
+    return [slice(*edge) for edge in itertools.pairwise(edges)]
 
 
 def _fft(xp: ModuleType) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
-from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
+from linumpy.registration.refine import PairTransforms, Refinement, check_shadows, refine_pairs
 
 #: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, the minimum of that in
 #: voxels, and the maximum number of blocks along an axis whose means it smooths.
@@ -115,7 +115,10 @@ def register_pairs(
     pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
     fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
-    shadows = None if shadows is None else flattened(shadows)
+    if shadows is not None:
+        check_shadows(shadows, fixed)
+        shadows = flattened(shadows)
+        fixed = _without_shadows(fixed, shadows)
     coarse = [block_means(images, None, factors) for images in (fixed, moving)]
     matches = match_pairs(
         coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
@@ -125,7 +128,25 @@ def register_pairs(
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ matches.matrices @ np.linalg.inv(to_um)
-    return refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
+    refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
+    evidence = np.where(np.isfinite(refined.errors_um), matches.evidence, 0.0)
+    return replace(refined, evidence=evidence, is_at_edge=matches.is_at_edge)
+
+
+def _without_shadows(images: Array, shadows: Array) -> Any:
+    """Subtract shadows by the factor that a regression over the image gives, so that the search does not match them.
+
+    A positive factor is no shadow, but structure that both have: it is left for the refinement to decide.
+    """
+    xp, axes = array_module(images), tuple(range(1, images.ndim))
+    known = xp.isfinite(images) & xp.isfinite(shadows)
+    count = xp.maximum(known.sum(axis=axes, keepdims=True), 1)
+    image, shadow = (xp.where(known, part, 0).astype(np.float32) for part in (images, shadows))
+    means = [part.sum(axis=axes, keepdims=True) / count for part in (image, shadow)]
+    shared = (image * shadow).sum(axis=axes, keepdims=True) / count - means[0] * means[1]
+    spread = (shadow * shadow).sum(axis=axes, keepdims=True) / count - means[1] ** 2
+    factor = xp.minimum(shared / xp.maximum(spread, 1e-6), 0).astype(np.float32)
+    return images - factor * shadow
 
 
 def flattened(images: Array, mask: Array | None = None) -> Array:

@@ -99,6 +99,10 @@ class PairTransforms:
         Fraction of the fixed mask inside the moving mask.
     converged : numpy.ndarray of bool, (N,)
         Whether the last step on the finest level was below the tolerance.
+    evidence : numpy.ndarray, (N,)
+        Probability that the first transform is right, from 0 to 1; 1 if it was given.
+    is_at_edge : numpy.ndarray of bool, (N,)
+        Whether the first transform is at the end of the range that was searched; False if it was given.
     """
 
     matrices: np.ndarray
@@ -106,6 +110,8 @@ class PairTransforms:
     correlations: np.ndarray
     overlaps: np.ndarray
     converged: np.ndarray
+    evidence: np.ndarray
+    is_at_edge: np.ndarray
 
     def __len__(self) -> int:
         return len(self.matrices)
@@ -163,8 +169,7 @@ def refine_pairs(
     settings = PyramidSettings(method.levels, method.smoothing, method.order)
     mask, standard_shadows = masks[0], None
     if shadows is not None:
-        if shadows.shape != fixed.shape:
-            raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
+        check_shadows(shadows, fixed)
         finite = array_module(shadows).isfinite(shadows)
         mask = finite if mask is None else finite & mask.astype(bool)
         standard_shadows = standardized(shadows, mask)[0]
@@ -177,6 +182,12 @@ def refine_pairs(
     # Pairs that could not be compared keep their first transform, because their steps followed rounding errors.
     result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
     return result
+
+
+def check_shadows(shadows: Array, fixed: Array) -> None:
+    """Raise ValueError for shadows of another shape than the fixed images."""
+    if shadows.shape != fixed.shape:
+        raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
 
 
 def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
@@ -276,4 +287,7 @@ def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransform
         correlations[n] = np.clip(shared / math.sqrt(spreads[0] * spreads[1]), -1, 1)
         covariance = np.linalg.pinv(hessian)[: len(basis), : len(basis)] * variance * per_sample
         errors[n] = math.sqrt(max(0.0, float((covariance * form).sum())))
-    return PairTransforms(pairs.matrices, errors, correlations, overlaps, pairs.converged.copy())
+    return PairTransforms(
+        matrices=pairs.matrices, errors_um=errors, correlations=correlations, overlaps=overlaps,
+        converged=pairs.converged.copy(), evidence=np.ones(len(errors)), is_at_edge=np.zeros(len(errors), bool),
+    )  # fmt: skip

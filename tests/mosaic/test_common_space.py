@@ -59,7 +59,7 @@ def test_slices_lie_where_the_brain_has_them(brain):
         assert angle < 0.02
         slopes = np.array(one.matrix)[0, 1:3]
         np.testing.assert_allclose(slopes, [-0.02, 0.03], atol=4e-3)
-    assert not any(one.interpolated for one in transforms.slices)
+    assert {one.placed_by for one in transforms.slices} == {"pairs"}
 
 
 def test_a_stack_is_the_brain(brain):
@@ -172,7 +172,7 @@ def test_an_empty_slice_lies_between_its_neighbours(tmp_path):
     spec = BrainSpec(slices=5, tiles=(1, 1), tile_shape=(26, 72, 80), interval_um=100.0, faults=faults)
     folder = write_brain(spec, tmp_path / "b")
     found = register_slices(folder / "mosaics", None, Alignment(interval_mm=0.1, crop=False))
-    assert [one.interpolated for one in found.slices] == [False, False, True, False, False]
+    assert [one.placed_by for one in found.slices] == ["pairs", "pairs", "neighbours", "pairs", "pairs"]
     assert all(pair.rejected for pair in found.pairs if 2 in (pair.fixed_id, pair.moving_id))
     # Slices 1 and 3 share planes: they are placed right.
     for one in (found.slices[0], found.slices[1], found.slices[3], found.slices[4]):

@@ -46,7 +46,7 @@ def test_exact_pairs_give_exact_positions():
     solution = solve_chain(len(truth), links_of(truth, rng, 0.0), EXTENT)
     assert distances(solution.matrices, truth).max() < 1e-3
     assert not solution.rejected.any()
-    assert not solution.interpolated.any()
+    assert set(solution.placed_by) == {"pairs"}
 
 
 def test_wrong_pairs_are_rejected_and_next_neighbours_take_over():
@@ -80,7 +80,7 @@ def test_errors_add_up_less_than_one_after_another():
 def test_a_missing_slice_lies_between_its_neighbours(missing):
     truth, rng = brain()
     solution = solve_chain(len(truth), links_of(truth, rng, 0.0, missing=missing, reach=(1, 2, 3)), EXTENT)
-    assert np.flatnonzero(solution.interpolated).tolist() == list(missing)
+    assert [n for n, by in enumerate(solution.placed_by) if by != "pairs"] == list(missing)
     rest = [n for n in range(len(truth)) if n not in missing]
     assert distances(solution.matrices[rest], truth[rest]).max() < 1e-2
     for k, n in enumerate(missing):

@@ -29,6 +29,11 @@ _COLUMNS, _WIDTH = 5, 48
 #: Approximate bytes of the voxels of a face that are read at once.
 _TILE_BYTES = 2**26
 
+#: Minimum number of planes of a face, if the slices have as many.
+_MIN_PLANES = 4
+#: Values of a face below this fraction of its median count as that, because their logarithm would be mostly noise.
+_DARKEST = 0.05
+
 #: Coordinates: numbers, or arrays of NumPy or CuPy.
 _Coordinate = TypeVar("_Coordinate", float, np.ndarray, Array)
 
@@ -202,6 +207,13 @@ def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> 
     return out
 
 
+def logarithm(face: np.ndarray) -> np.ndarray:
+    """Return the logarithm of a face: shadows and gains, which are factors, become terms that can be subtracted."""
+    positive = face[face > 0]
+    darkest = _DARKEST * float(np.median(positive)) if positive.size else 1.0
+    return np.log(np.maximum(face, np.float32(darkest)))
+
+
 def stacked(
     faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape: Sequence[int], xp: ModuleType
 ) -> Array:
@@ -214,7 +226,7 @@ def stacked(
 
 def planes_of(
     pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, rim: int,
-    min_planes: int, max_planes: int,
+    max_planes: int,
 ) -> list[tuple[Face, Face]]:  # fmt: skip
     """Plan the faces of each pair: planes that show the same tissue or, if too few do, the nearest planes.
 
@@ -228,9 +240,9 @@ def planes_of(
         Number of planes that are cut off between slices of consecutive numbers.
     rim : int
         Number of planes that are left out below a cut surface.
-    min_planes, max_planes : int
-        Minimum and maximum number of planes of a face. Of the shared planes the uppermost are taken: deeper planes show
-        more shadows of the tissue above, which displace the match.
+    max_planes : int
+        Maximum number of planes of a face. Of the shared planes the uppermost are taken: deeper planes show more
+        shadows of the tissue above, which displace the match.
 
     Returns
     -------
@@ -239,14 +251,14 @@ def planes_of(
     """
     out = []
     for fixed, moving in pairs:
+        min_planes = max(1, min(_MIN_PLANES, max_planes, depths[fixed] - rim, depths[moving] - rim))
         first = round(interval * (numbers[moving] - numbers[fixed]))
         shared = min(depths[fixed] - first, depths[moving])
         if shared - rim >= min_planes:
             shared = min(shared, rim + max_planes)
             out.append((Face(fixed, first + rim, first + shared), Face(moving, rim, shared)))
         else:
-            count = min(min_planes, depths[fixed] - rim, depths[moving] - rim)
-            out.append((Face(fixed, depths[fixed] - count, depths[fixed]), Face(moving, rim, rim + count)))
+            out.append((Face(fixed, depths[fixed] - min_planes, depths[fixed]), Face(moving, rim, rim + min_planes)))
     return out
 
 

@@ -2,9 +2,11 @@
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :class:`SliceTransforms`. Each slice is
 compared with the next ones by faces (:mod:`linumpy.mosaic.alignment.faces`): projections of the planes of both slices
-that show the same tissue. Shadows of the tissue above these planes are fitted and subtracted. All pairs are registered
-in one batch, and a least-squares solution over all pairs places the slices laterally
-(:mod:`linumpy.registration.chain`). Along Z the slicing interval places them, counted from their cut surfaces, which
+that show the same tissue or, if they share none, the nearest ones. Shadows of the tissue above these planes are fitted
+and subtracted. All pairs are registered in one batch. The probability that a pair is right comes from the scores of the
+wrong transforms that were tried, and from its agreement with the motor and with the other pairs. A least-squares solution
+over the probable pairs places the slices laterally (:mod:`linumpy.registration.chain`), the motor those that have none.
+Along Z the slicing interval places them, counted from their cut surfaces, which
 may be tilted.
 """
 
@@ -23,7 +25,15 @@ import numpy as np
 from linumpy.errors import SourceError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file
-from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, shading_of, stacked
+from linumpy.mosaic.alignment.faces import (
+    CutSurface,
+    find_surfaces,
+    logarithm,
+    planes_of,
+    read_faces,
+    shading_of,
+    stacked,
+)
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.slice_table import (
@@ -34,7 +44,7 @@ from linumpy.mosaic.io.slice_table import (
     unreliable_warnings,
 )  # fmt: skip
 from linumpy.mosaic.surface import SurfaceMethod
-from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
+from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
 from linumpy.registration.refine import PairTransforms, Refinement
 from linumpy.resample.tile_work import tile_work
@@ -52,9 +62,14 @@ _FACE_UM = 50.0
 #: Number of planes below a cut surface that are not used: the first plane is half water.
 _RIM = 1
 #: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
-_DRIFT = 0.1
-#: Minimum correlation of a pair that shares no planes, relative to the median of the pairs that do.
-_MIN_RELATIVE_CORRELATION = 0.7
+_DRIFT = 0.6
+#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell; without
+#: a table, that of "nothing moved" as a fraction of the range of the search. Pairs replace both by what they find.
+_MOTOR_UM, _UNMOVED = 50.0, 1 / 8
+#: A pair whose standard error is larger than that of the motor by this factor is not used.
+_LARGEST_ERROR = 3.0
+#: Why a pair is rejected whose own evidence is enough.
+_CONTRADICTS = "contradicts the other pairs or the motor"
 
 
 @dataclass(frozen=True)
@@ -71,8 +86,8 @@ class Alignment:
         Number of the following slices with which each slice is compared.
     max_angle, max_shift : float
         Maximum rotation in degrees, and maximum shift as a fraction of the slice, that are searched.
-    min_correlation : float
-        Minimum correlation of a pair that is used.
+    min_evidence : float
+        Minimum probability that a pair is right, for it to be used.
     max_deviation : float
         Robust standard deviations from the solution of all pairs, beyond which a pair is rejected.
     crop : bool
@@ -91,7 +106,7 @@ class Alignment:
     reach: int = 2
     max_angle: float = 10.0
     max_shift: float = 0.25
-    min_correlation: float = 0.2
+    min_evidence: float = 0.95
     max_deviation: float = 5.0
     crop: bool = True
     depth_mm: float | None = None
@@ -102,8 +117,8 @@ class Alignment:
                 raise ValueError(f"{name}={value}: pass a positive length")
         if self.reach < 1:
             raise ValueError(f"reach={self.reach}: pass 1 or more")
-        if not -1 <= self.min_correlation <= 1:
-            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
+        if not 0 <= self.min_evidence <= 1:
+            raise ValueError(f"min_evidence={self.min_evidence}: probabilities are from 0 to 1")
         if not 0 <= self.max_shift <= 1:
             raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
         if not self.max_deviation > 0:
@@ -169,23 +184,22 @@ def register_slices(
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         if len(images) == 1:
-            unmoved = ChainSolution(np.eye(3)[np.newaxis], np.zeros(0), np.zeros(0, bool), np.zeros(1, bool))
+            unmoved = solve_chain(1, [], (1.0, 1.0))
             levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment)
             return _log_and_write(levelled, output, overwrite)
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
-        min_planes = max(1, min(4, *(depth - rim for depth in depths)))
-        max_planes = max(min_planes, round(_FACE_UM / images[0].spacing[0]))
-        planes = planes_of(pairs, numbers, depths, interval, rim, min_planes, max_planes)
+        planes = planes_of(pairs, numbers, depths, interval, rim, max(1, round(_FACE_UM / images[0].spacing[0])))
         offsets, shape, factor = _canvas(images, moves, len(pairs))
         shading = [shading_of(fixed, rim) for fixed, _ in planes]
         needed = [face for face in itertools.chain(*planes, shading) if face is not None]
         faces = read_faces(images, surfaces, list(dict.fromkeys(needed)), factor, work)
+        faces = {face: logarithm(values) for face, values in faces.items()}
         xp = work.xp
-    # Distance between the planes of a pair along Z: first in planes, then in µm, with less than half a plane as 0.
+    # Distance between the planes of a pair along Z, in planes.
     distances = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
-    gaps = [abs(distance) * images[0].spacing[0] if abs(distance) > 0.5 else 0.0 for distance in distances]
+    gaps = [abs(distance) * images[0].spacing[0] for distance in distances]
     pixel = tuple(s * factor for s in images[0].spacing[1:])
     sides = [stacked([faces[p[k]] for p in planes], [offsets[p[k].number] for p in planes], shape, xp) for k in (0, 1)]
     no_shadow = np.zeros(shape, np.float32)
@@ -197,12 +211,13 @@ def register_slices(
         *sides, shadows=shadows, spacing=pixel, method=Refinement(model=alignment.model),
         search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
     )  # fmt: skip
-    links = _links(pairs, registered, offsets, pixel, factor, gaps, alignment)
-    solution = _solve(numbers, images, links, moves, pixel, alignment)
-    result = _transforms(paths, slices, surfaces, depths, solution, alignment)
-    return _log_and_write(
-        replace(result, pairs=_results(tuple(slices), pairs, links, registered, solution)), output, overwrite
+    links = _links(pairs, registered, offsets, pixel, factor, gaps)
+    evidence, reasons, solution = _solve(
+        numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
     )
+    result = _transforms(paths, slices, surfaces, depths, solution, alignment)
+    results = _results(numbers, links, registered, evidence, reasons, solution)
+    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, overwrite)
 
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
@@ -262,16 +277,10 @@ def _canvas(
 
 def _links(
     pairs: Sequence[tuple[int, int]], registered: PairTransforms, offsets: Sequence[tuple[int, int]],
-    pixel: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
+    pixel: Sequence[float], factor: int, gaps: Sequence[float],
 ) -> list[PairLink]:  # fmt: skip
-    """Return the pairs as links between slices, in µm from their first voxels.
-
-    A pair whose correlation is too low has an infinite error, so that it is not used.
-    """
+    """Return the pairs as links between slices, in µm from their first voxels."""
     out = []
-    shared = [c for c, gap in zip(registered.correlations, gaps, strict=True) if gap == 0]
-    # Planes of different tissue may match at a wrong shift, unless they correlate almost as planes of the same tissue.
-    gap_correlation = max(alignment.min_correlation, _MIN_RELATIVE_CORRELATION * float(np.median(shared or [1.0])))
     for n, (fixed, moving) in enumerate(pairs):
         # From µm after the centre of a slice's first voxel to µm after the centre of the images' first pixel.
         to_image = []
@@ -279,32 +288,69 @@ def _links(
             matrix = np.eye(3)
             matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * pixel
             to_image.append(matrix)
-        trusted = registered.correlations[n] >= (gap_correlation if gaps[n] > 0 else alignment.min_correlation)
-        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n]) if trusted else math.inf
+        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n])
         link = np.linalg.inv(to_image[1]) @ registered.matrices[n] @ to_image[0]
-        out.append(PairLink(fixed, moving, link, error))
+        out.append(PairLink(fixed, moving, link, error, float(registered.evidence[n])))
     return out
 
 
 def _solve(
     numbers: Sequence[int], images: Sequence[MosaicImage], links: Sequence[PairLink], moves: np.ndarray,
-    pixel: Sequence[float], alignment: Alignment,
-) -> ChainSolution:  # fmt: skip
-    """Solve for the transforms of the slices, with unknown slices in place of missing numbers."""
+    registered: PairTransforms, pixel: Sequence[float], alignment: Alignment, *, has_table: bool,
+) -> tuple[np.ndarray, list[str], ChainSolution]:  # fmt: skip
+    """Solve for the transforms of the slices, with unknown slices in place of missing numbers.
+
+    Returns
+    -------
+    numpy.ndarray, (number of links,)
+        Probability that each link is right.
+    list of str
+        Why a link is rejected; empty if it is not.
+    ChainSolution
+        Of the slices.
+    """
     position = [number - numbers[0] for number in numbers]
     prior = np.tile(np.eye(3), (position[-1], 1, 1))
     for n, (above, below) in enumerate(itertools.pairwise(position)):
         prior[above:below, :2, 2] = -(moves[n + 1] - moves[n]) / (below - above)
-    moved = [PairLink(position[p.fixed], position[p.moving], p.matrix, p.error_um) for p in links]
+    moved = [replace(link, fixed=position[link.fixed], moving=position[link.moving]) for link in links]
     extent = np.max([np.multiply(image.array.shape[1:], image.spacing[1:]) for image in images], axis=0)
-    solution = solve_chain(
-        position[-1] + 1, moved, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
-        reference=position[(len(position) - 1) // 2], max_deviation=alignment.max_deviation,
-        tolerance_um=2 * max(pixel),
+    search_um, tolerance = alignment.max_shift * float(np.hypot(*extent)), 2 * max(pixel)
+    evidence, prior_error = agreement(
+        moved, prior, extent.tolist(), range_um=search_um, tolerance_um=tolerance,
+        assumed_error_um=_MOTOR_UM if has_table else max(_MOTOR_UM, _UNMOVED * search_um),
     )  # fmt: skip
-    return ChainSolution(
-        solution.matrices[position], solution.residuals_um, solution.rejected, solution.interpolated[position]
-    )
+    used, reasons = [], []
+    for n, link in enumerate(moved):
+        largest_error = _LARGEST_ERROR * prior_error * math.sqrt(link.moving - link.fixed)
+        reasons.append(_reason(n, link, float(evidence[n]), largest_error, registered, alignment))
+        used.append(replace(link, evidence=float(evidence[n]), error_um=math.inf if reasons[n] else link.error_um))
+    solution = solve_chain(
+        position[-1] + 1, used, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
+        prior_error_um=prior_error, reference=position[(len(position) - 1) // 2],
+        max_deviation=alignment.max_deviation, tolerance_um=tolerance,
+    )  # fmt: skip
+    reasons = [
+        reason or (_CONTRADICTS if is_rejected else "")
+        for reason, is_rejected in zip(reasons, solution.rejected, strict=True)
+    ]
+    placed_by = tuple(solution.placed_by[n] for n in position)
+    return evidence, reasons, replace(solution, matrices=solution.matrices[position], placed_by=placed_by)
+
+
+def _reason(
+    n: int, link: PairLink, evidence: float, largest_error: float, registered: PairTransforms, alignment: Alignment
+) -> str:
+    """Return why a pair is rejected before the solution; empty if it is not."""
+    if not math.isfinite(link.error_um):
+        return "too little tissue in common"
+    if evidence >= alignment.min_evidence:
+        return "its planes lie too far apart to say more than the motor" if link.error_um > largest_error else ""
+    if link.evidence >= alignment.min_evidence:
+        return _CONTRADICTS
+    if registered.is_at_edge[n]:
+        return "no peak stands out: the greatest one lies at the end of the search range"
+    return "no peak stands out"
 
 
 def _transforms(
@@ -319,24 +365,23 @@ def _transforms(
         matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
         rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
         depth = depths[n] * image.spacing[0] - rim
-        transforms.append(
-            SliceTransform(number, paths[number].name, matrix, top + rim, depth, bool(solution.interpolated[n]))
-        )
+        transforms.append(SliceTransform(number, paths[number].name, matrix, top + rim, depth, solution.placed_by[n]))
     return SliceTransforms(interval, tuple(transforms))
 
 
 def _results(
-    numbers: Sequence[int], pairs: Sequence[tuple[int, int]], links: Sequence[PairLink], registered: PairTransforms,
-    solution: ChainSolution,
+    numbers: Sequence[int], links: Sequence[PairLink], registered: PairTransforms, evidence: np.ndarray,
+    reasons: Sequence[str], solution: ChainSolution,
 ) -> tuple[PairResult, ...]:  # fmt: skip
     """Return the results of all pairs, in the order of the slices."""
     results = [
         PairResult(
-            numbers[fixed], numbers[moving], _rows(links[n].matrix), float(registered.correlations[n]),
-            float(registered.overlaps[n]), float(registered.errors_um[n]), float(solution.residuals_um[n]),
-            bool(solution.rejected[n]),
+            fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
+            correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
+            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
+            rejected=reasons[n],
         )
-        for n, (fixed, moving) in enumerate(pairs)
+        for n, link in enumerate(links)
     ]  # fmt: skip
     return tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id)))
 
@@ -358,19 +403,31 @@ def _rows(matrix: np.ndarray) -> Matrix:
     return tuple(map(tuple, matrix.tolist()))
 
 
+def _with_warnings(result: SliceTransforms, shifts: str | Path | None) -> SliceTransforms:
+    """Return the result with warnings of what the pairs do not tell."""
+    said = "the motor's shifts" if shifts is not None else "no shift, because there is no table of the motor's shifts"
+    used = [pair for pair in result.pairs if not pair.rejected]
+    if not used:
+        reason = f"no pair of slices could be registered, so that all slices are placed by {said}"
+        return replace(result, warnings=(f"{reason[0].upper()}{reason[1:]}.",), left_out=reason)
+    warnings = []
+    for kind, where in (("neighbours", f"between their neighbours and by {said}"), ("motor", f"by {said}")):
+        alone = [str(part.number) for part in result.slices if part.placed_by == kind]
+        if alone:
+            warnings.append(f"No pair places slice {', '.join(alone)}: placed {where}.")
+    for above, below in itertools.pairwise(part.number for part in result.slices if part.placed_by == "pairs"):
+        if not any(p.fixed_id <= above and below <= p.moving_id for p in used):
+            warnings.append(f"No pair connects slice {above} with {below}: they are placed by {said}.")
+    return replace(result, warnings=tuple(warnings))
+
+
 def _log_result(result: SliceTransforms) -> None:
-    """Log all pairs, and warn of slices without a pair."""
+    """Log all pairs and the warnings."""
     for pair in result.pairs:
         log.info(
-            "slices %d and %d: correlation %.3f, error %.2f µm, %.2f µm from the solution%s", pair.fixed_id,
-            pair.moving_id, pair.correlation, pair.error_um, pair.residual_um, ", rejected" if pair.rejected else "",
+            "slices %d and %d: evidence %.3f, correlation %.3f, error %.2f µm, %.2f µm from the solution%s",
+            pair.fixed_id, pair.moving_id, pair.evidence, pair.correlation, pair.error_um, pair.residual_um,
+            f", rejected: {pair.rejected}" if pair.rejected else "",
         )  # fmt: skip
-    for above, below in itertools.pairwise(part.number for part in result.slices):
-        if not any(p.fixed_id <= above and below <= p.moving_id for p in result.pairs if not p.rejected):
-            log.warning(
-                "no pair connects slice %d with %d: they are placed by the motor's shifts, or on top of each other",
-                above, below,
-            )  # fmt: skip
-    interpolated = [str(part.number) for part in result.slices if part.interpolated]
-    if interpolated:
-        log.warning("no pair places slice %s: it is placed between its neighbours", ", ".join(interpolated))
+    for warning in result.warnings:
+        log.warning(warning)

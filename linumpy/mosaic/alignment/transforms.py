@@ -47,8 +47,9 @@ class SliceTransform:
         Coordinate in the stack along z at which the used part of the slice begins, below its cut surface.
     depth_um : float
         Depth of the used part of the slice.
-    interpolated : bool
-        Whether the slice is placed between its neighbours, because no pair places it.
+    placed_by : {"pairs", "neighbours", "motor"}
+        What places the slice: registered pairs; without any, its neighbours and the motor's shifts to them; or, at an
+        end of the stack, the motor's shifts alone. Without a table of shifts the motor says that nothing moved.
     """
 
     number: int
@@ -56,7 +57,7 @@ class SliceTransform:
     matrix: Matrix
     top_um: float
     depth_um: float
-    interpolated: bool = False
+    placed_by: str = "pairs"
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,14 @@ class PairResult:
     overlap : float
         Fraction of the fixed slice that overlaps.
     error_um : float
-        Standard error of a corner's position; infinite if the slices could not be compared.
+        Standard error of a corner's position, with what planes that lie apart add; infinite if the slices could not be
+        compared.
     residual_um : float
         Root mean square distance from the solution of all pairs, over the corners.
-    rejected : bool
-        Whether the solution leaves this pair out.
+    evidence : float
+        Probability that the transform is right, from the scores of wrong transforms, the motor and the other pairs.
+    rejected : str
+        Why the pair is not used; empty if it is.
     """
 
     fixed_id: int
@@ -88,7 +92,8 @@ class PairResult:
     overlap: float
     error_um: float
     residual_um: float
-    rejected: bool
+    evidence: float
+    rejected: str
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,17 @@ class SliceTransforms:
         From the top down.
     pairs : tuple of PairResult
         In the order of the slices.
+    warnings : tuple of str
+        What a user should know, in sentences.
+    left_out : str
+        Why no slice could be registered; empty if some were.
     """
 
     interval_um: float
     slices: tuple[SliceTransform, ...]
     pairs: tuple[PairResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_out: str = ""
 
     def write(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the transforms as JSON. NaN and infinities are written as null.
@@ -117,7 +128,7 @@ class SliceTransforms:
         FileExistsError
             The file exists.
         """
-        text = json.dumps({"linumpy": _KIND, "version": 1, **_finite(asdict(self))}, indent=1)
+        text = json.dumps({"linumpy": _KIND, "version": 2, **_finite(asdict(self))}, indent=1)
         with replacing(path, overwrite=overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -132,7 +143,7 @@ def _finite(value: JSON) -> JSON:
 
 
 def read_transforms(path: str | Path) -> SliceTransforms:
-    """Read a file of :meth:`SliceTransforms.write`. Numbers of pairs that are null become infinite.
+    """Read a file of :meth:`SliceTransforms.write`, also of version 1. Numbers of pairs that are null become infinite.
 
     Raises
     ------
@@ -147,12 +158,18 @@ def read_transforms(path: str | Path) -> SliceTransforms:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
         slices = tuple(map(_slice, content["slices"]))
         pairs = tuple(map(_pair, content["pairs"]))
-        return SliceTransforms(float(content["interval_um"]), slices, pairs)
+        return SliceTransforms(
+            interval_um=float(content["interval_um"]), slices=slices, pairs=pairs,
+            warnings=tuple(content.get("warnings", ())), left_out=content.get("left_out", ""),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is no file of {_KIND}, or is damaged ({error})") from None
 
 
 def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
+    if "interpolated" in entry:  # version 1
+        placed_by = "neighbours" if entry["interpolated"] else "pairs"
+        entry = {k: value for k, value in entry.items() if k != "interpolated"} | {"placed_by": placed_by}
     matrix, number = _matrix(entry["matrix"], 4), entry["number"]
     linear, last = np.array(matrix)[:3, :3], matrix[3]
     if last != (0, 0, 0, 1) or np.linalg.matrix_rank(linear) < 3:
@@ -165,6 +182,9 @@ def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
 
 def _pair(entry: Mapping[str, JSON]) -> PairResult:
     values: dict[str, JSON] = {key: math.inf if value is None else value for key, value in entry.items()}
+    if isinstance(values["rejected"], bool):  # version 1
+        values["evidence"] = 0.0 if values["rejected"] else 1.0
+        values["rejected"] = "reason not recorded" if values["rejected"] else ""
     return PairResult(**(values | {"matrix": _matrix(entry["matrix"], 3)}))
 
 
