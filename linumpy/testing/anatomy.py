@@ -99,7 +99,9 @@ def _irregular(spec: BrainSpec, at: _Points) -> Array:
 def _edge(spec: BrainSpec) -> np.float32:
     """Return the value of :func:`_irregular` within which the tissue covers its share of the field."""
     y, x = np.meshgrid(*((np.arange(128) + 0.5) * n / 128 for n in spec.slice_shape[1:]), indexing="ij")
-    return np.float32(np.quantile(_irregular(spec, _Points(np.zeros(1), np.zeros_like(y), y, x)), spec.coverage or 1.0))
+    return np.float32(
+        np.quantile(np.asarray(_irregular(spec, _Points(np.zeros(1), np.zeros_like(y), y, x))), spec.coverage or 1.0)
+    )
 
 
 def _waves(spec: BrainSpec, at: _Points) -> Array:

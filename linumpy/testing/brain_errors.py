@@ -1,17 +1,19 @@
-"""Errors of the results of a pipeline against the truth of a synthetic brain, stage by stage.
+"""Errors of the results of a pipeline against the truth of a synthetic brain, beside those of doing nothing.
 
 In: the brain's spec, and the folder of the results, in which each stage of :mod:`linumpy.pipeline` has a folder. Out:
-one or two :class:`StageError` for each stage that has results and a known truth. Lengths are in µm, whatever the voxel
-spacing of a result.
+a few :class:`StageError` for each stage that has results and a known truth, and :func:`losses`: the stages that make
+results worse than leaving them out. Lengths are in µm, whatever the voxel spacing of a result.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +21,14 @@ from numpy.typing import NDArray
 from linumpy.io.ome import open_image
 from linumpy.mosaic.alignment.transforms import read_transforms
 from linumpy.testing import brain
+from linumpy.testing.anatomy import tissue_share
 from linumpy.testing.brain_spec import BrainSpec
 
 _Floats = NDArray[np.floating]
 #: Maximum voxels of a volume that are compared.
-_VOXELS = 2**20
+_VOXELS = 2**18
+#: Minimum share of tissue in a tile whose position is compared.
+_TISSUE = 0.05
 
 
 @dataclass(frozen=True)
@@ -37,31 +42,61 @@ class StageError:
     what : str
         The compared quantity, and the measure of the error.
     value : float
-        The error, or a correlation.
+        The error, or a correlation or ratio.
     unit : str
         Unit of the value; empty for a ratio.
+    nothing : float, optional
+        The value without the stage: nominal positions, the motor's transforms, uncorrected intensities.
+    best : float
+        The value of a result without error.
     """
 
     stage: str
     what: str
     value: float
     unit: str = ""
+    nothing: float | None = None
+    best: float = 0.0
 
 
-def errors_of(spec: BrainSpec, results: str | Path) -> tuple[StageError, ...]:
-    """Compare the results in a folder with the truth; stages without a folder are left out."""
-    errors: list[StageError] = []
-    for stage, compare in _COMPARED.items():
-        if (Path(results) / stage).is_dir():
-            errors += [StageError(stage, *error) for error in compare(spec, Path(results) / stage)]
-    return tuple(errors)
+def errors_of(spec: BrainSpec, results: str | Path, stages: Sequence[str] | None = None) -> tuple[StageError, ...]:
+    """Compare the results in a folder with the truth; stages without a folder, or not in `stages`, are left out."""
+    return tuple(
+        replace(error, stage=stage)
+        for stage, compare in _COMPARED.items()
+        if (stages is None or stage in stages) and (Path(results) / stage).is_dir()
+        for error in compare(spec, Path(results) / stage)
+    )
 
 
-#: Quantity, value and unit of each error.
-_Errors = list[tuple[str, float, str]]
+def losses(brains: Iterable[Sequence[StageError]], tolerance: float = 0.0) -> list[str]:
+    """Return a sentence for each quantity that is worse, in the median over brains, than without its stage.
+
+    Parameters
+    ----------
+    brains : iterable of sequence of StageError
+        The errors of each brain.
+    tolerance : float
+        Excess over the error without the stage that is no loss, in the quantity's unit.
+    """
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for error in (error for errors in brains for error in errors):
+        if error.nothing is not None:
+            pair = abs(error.value - error.best), abs(error.nothing - error.best)
+            pairs[error.stage, error.what].append(pair)
+    return [
+        f"{stage}: {what}: off by {with_it:.3g} with the stage, {without:.3g} without"
+        for (stage, what), values in pairs.items()
+        if not (with_it := median(pair[0] for pair in values))
+        <= (without := median(pair[1] for pair in values)) + tolerance
+    ]
 
 
-def _number(path: Path) -> int:
+#: Errors of a stage, whose name is added by :func:`errors_of`.
+_Errors = list[StageError]
+
+
+def slice_number(path: Path) -> int:
     """Return the number of a slice that :func:`linumpy.testing.brain_files.write_brain` wrote, or of its results."""
     return int(path.name.partition(".")[0].rpartition("z")[2])
 
@@ -86,7 +121,7 @@ def _sampled(path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
     return voxels, lines
 
 
-def _tiles(spec: BrainSpec, grid: np.ndarray) -> np.ndarray:
+def tiles_of(spec: BrainSpec, grid: np.ndarray) -> np.ndarray:
     """Cut a mosaic grid (..., Y, X) into its tiles: (rows, columns, ..., y, x)."""
     rows = np.split(grid, spec.tiles[0], axis=-2)
     return np.stack([np.stack(np.split(row, spec.tiles[1], axis=-1)) for row in rows])
@@ -100,13 +135,24 @@ def _zoomed(field: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(zoom(field, factors, order=1, grid_mode=True, mode="nearest"))
 
 
+def _error(what: str, value: float, unit: str = "", nothing: float | None = None, best: float = 0.0) -> StageError:
+    return StageError("", what, float(value), unit, None if nothing is None else float(nothing), best)
+
+
+def _rms(vectors: _Floats) -> float:
+    """Return the root mean square length of vectors: (n, 2)."""
+    return float(np.sqrt((vectors**2).sum(axis=-1).mean()))
+
+
 def _galvo(spec: BrainSpec, folder: Path) -> _Errors:
     """Maximum error of the number of columns by which tiles are rotated."""
-    width, worst = spec.tile_shape[2], 0
+    width, found, nothing = spec.tile_shape[2], [0], [0]
     for path in folder.glob("*.json"):
-        error = (json.loads(path.read_text())["columns"] - brain.truth_galvo(spec, _number(path))) % width
-        worst = max(worst, min(error, width - error))
-    return [("shift of the galvo, worst slice", float(worst), "columns")]
+        truth = brain.truth_galvo(spec, slice_number(path))
+        for errors, columns in ((found, json.loads(path.read_text())["columns"]), (nothing, 0)):
+            error = (columns - truth) % width
+            errors.append(min(error, width - error))
+    return [_error("shift of the galvo, worst slice", max(found), "columns", max(nothing))]
 
 
 def _focal(spec: BrainSpec, folder: Path) -> _Errors:
@@ -115,81 +161,116 @@ def _focal(spec: BrainSpec, folder: Path) -> _Errors:
     for path in folder.glob("*.json"):
         fit = json.loads(path.read_text())["um"]
         worst = max(worst, abs(fit["vv"] - truth) + abs(fit["uu"] - truth) + abs(fit["vu"]))
-    return [("curvature at a tile's corner, worst slice", worst, "µm")]
+    return [_error("curvature at a tile's corner, worst slice", worst, "µm", 2 * truth)]
+
+
+def flat_field_error(spec: BrainSpec, flat: _Floats) -> float:
+    """Return the RMS error of a flat field (Y, X) of any mean, in percent of the true one, averaged over depth."""
+    truth = _zoomed(brain.truth_flat_field(spec).mean(axis=0), flat.shape)
+    return 100 * float(np.sqrt(np.mean((flat / flat.mean() / (truth / truth.mean()) - 1) ** 2)))
 
 
 def _illumination(spec: BrainSpec, folder: Path) -> _Errors:
     """Error of the flat field by which tiles were divided, computed from the tiles before and after."""
-    errors = []
+    errors, axes = [], (0, 1, 2)
     for path in _images(folder):
         before, after = (
-            _tiles(spec, _voxels(stage / path.name)).astype(np.float64) for stage in (folder.with_name("focal"), folder)
+            tiles_of(spec, _voxels(stage / path.name)).astype(np.float64)
+            for stage in (folder.with_name("focal"), folder)
         )
-        axes = (0, 1, 2)
         # For each pixel, before = flat * after + dark over all tiles and planes: flat is the slope of a regression.
         centred = [part - part.mean(axis=axes) for part in (before, after)]
         flat = (centred[0] * centred[1]).sum(axis=axes) / (centred[1] ** 2).sum(axis=axes)
-        truth = _zoomed(brain.truth_flat_field(spec).mean(axis=0), flat.shape)
-        errors.append(flat / flat.mean() / (truth / truth.mean()) - 1)
-    return [("RMS error of the flat field", 100 * float(np.sqrt(np.mean(np.square(errors)))), "%")]
+        errors.append(flat_field_error(spec, flat))
+    nothing = flat_field_error(spec, np.ones(flat.shape))
+    return [_error("RMS error of the flat field, worst slice", max(errors), "%", nothing)]
 
 
 def _surface(spec: BrainSpec, folder: Path) -> _Errors:
-    """Median error of the surface after focal correction, and the median deviation from it."""
-    flat = replace(spec, faults=replace(spec.faults, focal_um=0.0))
-    parts = []
+    """Median error of the surface after focal correction, and the median deviation from it.
+
+    Doing nothing is a plane surface in the median depth of the true one.
+    """
+    flat, parts, truths = replace(spec, faults=replace(spec.faults, focal_um=0.0)), [], []
     for path in _images(folder):
-        depths = _tiles(spec, _voxels(path))
+        depths = tiles_of(spec, _voxels(path))
         for row, column in np.ndindex(spec.tiles):
-            truth = brain.truth_surface(flat, _number(path), row, column) * spec.spacing_um[0]
-            parts.append(depths[row, column] - _zoomed(truth, depths.shape[2:]))
+            truth = brain.truth_surface(flat, slice_number(path), row, column) * spec.spacing_um[0]
+            truths.append(_zoomed(truth, depths.shape[2:]))
+            parts.append(depths[row, column] - truths[-1])
     errors = np.concatenate([part[np.isfinite(part)] for part in parts])
     middle = float(np.median(errors))
+    level = np.concatenate(truths)
     return [
-        ("median error of the depth", middle, "µm"),
-        ("median deviation from that", float(np.median(np.abs(errors - middle))), "µm"),
-    ]
+        _error("median error of the depth", middle, "µm"),
+        _error(
+            "median deviation from that", np.median(np.abs(errors - middle)), "µm",
+            np.median(np.abs(level - np.median(level))),
+        ),
+    ]  # fmt: skip
+
+
+def tissue_tiles(spec: BrainSpec, number: int) -> np.ndarray:
+    """Return which tiles of a slice have tissue, by whose structure a position can be told: bool, (rows, columns)."""
+    shares = [brain.truth_tissue(spec, number, *place)[-1].mean() for place in np.ndindex(spec.tiles)]
+    return np.reshape(shares, spec.tiles) > _TISSUE
+
+
+def position_errors(spec: BrainSpec, number: int, positions_um: _Floats, recorded: np.ndarray) -> _Floats:
+    """Return the errors of the positions of recorded tiles with tissue in µm, less their mean: (n, 2).
+
+    The mean is arbitrary: it is the origin of the slice. `positions_um` has the shape (rows, columns, 2).
+    """
+    recorded = recorded & tissue_tiles(spec, number)
+    errors = (positions_um - brain.truth_positions(spec, number) * spec.spacing_um[1:])[recorded]
+    return np.asarray(errors - errors.mean(axis=0))
+
+
+def nominal_positions(spec: BrainSpec) -> _Floats:
+    """Return the positions of tiles in µm by the nominal step: (rows, columns, 2)."""
+    return np.moveaxis(np.indices(spec.tiles), 0, -1) * np.array(spec.step) * spec.spacing_um[1:]
 
 
 def _positions(spec: BrainSpec, folder: Path) -> _Errors:
-    """Errors of the positions of recorded tiles, less their mean, since the origin of a slice is arbitrary."""
-    errors: list[np.ndarray] = []
+    """Errors of the positions of recorded tiles with tissue."""
+    found, nothing = [], []
     for path in folder.glob("*.json"):
-        content = json.loads(path.read_text())
-        truth = brain.truth_positions(spec, _number(path)) * spec.spacing_um[1:]
-        of_slice = [
-            np.array([tile["y"], tile["x"]]) * content["spacing_um"] - truth[tile["row"], tile["column"]]
-            for tile in content["tiles"]
-            if tile["present"]
-        ]
-        errors += list(of_slice - np.mean(of_slice, axis=0))
-    distances = np.linalg.norm(errors, axis=1)
+        content, number = json.loads(path.read_text()), slice_number(path)
+        positions, recorded = np.zeros((*spec.tiles, 2)), np.zeros(spec.tiles, bool)
+        for tile in content["tiles"]:
+            place = tile["row"], tile["column"]
+            positions[place] = np.array([tile["y"], tile["x"]]) * content["spacing_um"]
+            recorded[place] = tile["present"]
+        found.append(position_errors(spec, number, positions, recorded))
+        nothing.append(position_errors(spec, number, nominal_positions(spec), recorded))
+    errors, nominal = np.concatenate(found), np.concatenate(nothing)
+    largest = [float(np.linalg.norm(part, axis=1).max()) for part in (errors, nominal)]
     return [
-        ("RMS error of a tile's position", float(np.sqrt(np.mean(distances**2))), "µm"),
-        ("largest", float(distances.max()), "µm"),
+        _error("RMS error of a tile's position", _rms(errors), "µm", _rms(nominal)),
+        _error("largest", largest[0], "µm", largest[1]),
     ]
 
 
-def _first_tile_to_brain(spec: BrainSpec, number: int) -> np.ndarray:
-    """Return the matrix from a stitched slice, whose origin is its first tile, to the brain: (y, x, 1) in µm."""
-    scale = np.diag([*spec.spacing_um[1:], 1.0])
-    to_slice = np.eye(3)
-    to_slice[:2, 2] = brain.truth_positions(spec, number)[0, 0]
-    return np.asarray(scale @ brain.truth_transform(spec, number) @ to_slice @ np.linalg.inv(scale))
+def _to_brain(spec: BrainSpec, number: int, y_um: _Floats, x_um: _Floats) -> _Floats:
+    """Return where points of a stitched slice, whose origin is its first tile, are in the brain: (2, ...), in µm."""
+    first, (_, y, x) = brain.truth_positions(spec, number)[0, 0], spec.spacing_um
+    points = brain.truth_points(spec, number, y_um / y + first[0], x_um / x + first[1])
+    return np.stack([points[0] * y, points[1] * x])
 
 
 def _truth_at(spec: BrainSpec, z_um: _Floats, above_um: _Floats, y_um: _Floats, x_um: _Floats) -> np.ndarray:
-    """Return the known volume at coordinates in µm, as :func:`linumpy.testing.brain.reflectivity_at`."""
+    """Return the known volume at coordinates in µm, as :func:`linumpy.testing.brain.reflectivity_at`; tissue only."""
     z, y, x = spec.spacing_um
-    return np.asarray(brain.reflectivity_at(spec, z_um / z, above_um / z, y_um / y, x_um / x))
+    at = z_um / z, above_um / z, y_um / y, x_um / x
+    return np.asarray(brain.reflectivity_at(spec, *at) * (tissue_share(spec, *at) > 0.5))
 
 
 def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a stitched slice, the known volume at its voxels, and their depth below the surface in µm."""
     voxels, (z, y, x) = _sampled(path)
-    number = _number(path)
-    points = _lateral_points(y, x)
-    in_brain = np.tensordot(_first_tile_to_brain(spec, number), points, 1)
+    number = slice_number(path)
+    points = np.meshgrid(y, x, indexing="ij")
+    in_brain = _to_brain(spec, number, points[0], points[1])
     middle = [(n - 1) / 2 * s for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
     begin = brain.truth_positions(spec, number)[0, 0] * spec.spacing_um[1:]
     above = spec.faults.water_um + sum(
@@ -197,11 +278,6 @@ def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.n
     )
     truth = _truth_at(spec, z + number * spec.interval_um, above, in_brain[0], in_brain[1])
     return voxels, truth, z[:, None, None] - above
-
-
-def _lateral_points(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return homogeneous coordinates (y, x, 1) of a grid: (3, Y, X)."""
-    return np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
 
 
 def _log_correlation(voxels: np.ndarray, truth: np.ndarray, valid: np.ndarray) -> float:
@@ -220,36 +296,78 @@ def _stitching(spec: BrainSpec, folder: Path) -> _Errors:
         voxels, truth, depth = _stitched(spec, path)
         valid = _is_tissue(spec, voxels, truth) & (depth > 20) & (depth < 120)
         worst = min(worst, _log_correlation(voxels, truth, valid))
-    return [("correlation with the volume, worst slice", worst, "")]
+    return [_error("correlation with the volume, worst slice", worst, best=1.0)]
 
 
 def _attenuation(spec: BrainSpec, folder: Path) -> _Errors:
-    """Remaining attenuation: the slope of the logarithm of the ratio to the known volume along depth."""
-    worst = 0.0
-    for path in _images(folder):
-        voxels, truth, depth = _stitched(spec, path)
-        deepest = float(depth.max())
-        valid = _is_tissue(spec, voxels, truth) & (depth > 20) & (depth < 0.8 * deepest)
-        slope = np.polyfit(depth[valid] / 1e3, np.log(voxels[valid] / truth[valid]), 1)[0]
-        worst = max(worst, abs(float(slope)) / 2)
-    return [(f"attenuation left, of {spec.faults.attenuation_per_mm:g}, worst slice", worst, "1/mm")]
+    """Attenuation that is left, brightness of the same tissue in different slices, and voxels that are clipped."""
+    found, nothing = (
+        np.array([_light(spec, path) for path in _images(stage)]) for stage in (folder, folder.with_name("stitch"))
+    )
+    (left, ratio, clipped), raw = _worst_light(found), _worst_light(nothing) if len(nothing) else (None, None, None)
+    return [
+        _error(f"attenuation left, of {spec.faults.attenuation_per_mm:.3g}, worst slice", left, "1/mm", raw[0]),
+        _error("brightness of the same tissue, max / min of slices", ratio, "", raw[1], best=1.0),
+        _error("clipped tissue, worst slice", clipped, "%", raw[2]),
+    ]
+
+
+def _worst_light(slices: np.ndarray) -> tuple[float, float, float]:
+    """Return the attenuation that is left, the range of brightness, and the percentage that is clipped."""
+    return float(np.abs(slices[:, 0]).max()), float(slices[:, 1].max() / slices[:, 1].min()), 100 * slices[:, 2].max()
+
+
+def _light(spec: BrainSpec, path: Path) -> tuple[float, float, float]:
+    """Return for tissue of a stitched slice: attenuation in 1/mm, brightness relative to the truth, share clipped.
+
+    The attenuation is the slope of the logarithm of the ratio to the known volume along depth.
+    """
+    voxels, truth, depth = _stitched(spec, path)
+    valid = _is_tissue(spec, voxels, truth) & (depth > 20) & (depth < 0.8 * float(depth.max()))
+    ratio = voxels[valid] / truth[valid]
+    slope = np.polyfit(depth[valid] / 1e3, np.log(ratio), 1)[0]
+    highest = np.iinfo(voxels.dtype).max if voxels.dtype.kind == "u" else np.inf
+    return -float(slope) / 2, float(np.median(ratio)), float((voxels[valid] == highest).mean())
+
+
+def transform_errors(spec: BrainSpec, number: int, matrix: _Floats, first: int) -> _Floats:
+    """Return the errors in µm of a transform from a stitched slice to the first one, at points with tissue: (n, 2).
+
+    `matrix` is homogeneous, for (y, x, 1) in µm, (3, 3). The points are a grid over the slice.
+    """
+    ends = [np.linspace(0, (n - 1) * s, 13) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
+    y, x = np.meshgrid(*ends, indexing="ij")
+    truth = _to_brain(spec, number, y, x)
+    moved = np.tensordot(matrix, np.stack([y, x, np.ones_like(y)]), 1)
+    depth, voxels = np.array([number * spec.interval_planes + 5]), truth / np.reshape(spec.spacing_um[1:], (2, 1, 1))
+    tissue = tissue_share(spec, depth, np.zeros_like(y), voxels[0], voxels[1])[0] > 0.5
+    return np.asarray((_to_brain(spec, first, moved[0], moved[1]) - truth)[:, np.broadcast_to(tissue, y.shape)].T)
+
+
+def motor_matrix(spec: BrainSpec, number: int, first: int) -> _Floats:
+    """Return the transform of a slice to the first one by the motor's shifts: (3, 3), for (y, x, 1) in µm."""
+    matrix, shifts = np.eye(3), [brain.truth_shift(spec, k) for k in range(first + 1, number + 1)]
+    matrix[:2, 2] = np.reshape(shifts, (-1, 2)).sum(axis=0) * spec.spacing_um[1:]
+    return matrix
 
 
 def _register(spec: BrainSpec, folder: Path) -> _Errors:
-    """Errors of the transforms of slices relative to the first slice, at the corners of the slices."""
+    """Errors of the transforms of slices relative to the first slice, over their tissue."""
     slices = read_transforms(folder / "transforms.json").slices
-    from_brain = np.array(slices[0].matrix)[1:, 1:] @ np.linalg.inv(_first_tile_to_brain(spec, slices[0].number))
-    ends = [(0.0, (n - 1) * s) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
-    corners = np.array([[y, x, 1.0] for y in ends[0] for x in ends[1]]).T
-    distances, angles = [], []
+    from_stack, first = np.linalg.inv(np.array(slices[0].matrix)[1:, 1:]), slices[0].number
+    found, nothing, angles = [], [], []
     for part in slices[1:]:
-        matrix, truth = np.array(part.matrix)[1:, 1:], from_brain @ _first_tile_to_brain(spec, part.number)
-        distances.append(np.linalg.norm(((matrix - truth) @ corners)[:2], axis=0))
-        turn = matrix[:2, :2] @ np.linalg.inv(truth[:2, :2])
-        angles.append(abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))))
+        matrix = from_stack @ np.array(part.matrix)[1:, 1:]
+        found.append(transform_errors(spec, part.number, matrix, first))
+        nothing.append(transform_errors(spec, part.number, motor_matrix(spec, part.number, first), first))
+        truth = [brain.truth_transform(spec, number)[:2, :2] for number in (first, part.number)]
+        turns = [truth[0].T @ truth[1] @ linear.T for linear in (matrix[:2, :2], np.eye(2))]
+        angles.append([abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))) for turn in turns])
+    turned, unturned = np.max(angles, axis=0)
+    errors, motor = np.concatenate(found), np.concatenate(nothing)
     return [
-        ("RMS error at the corners of a slice", float(np.sqrt(np.mean(np.square(distances)))), "µm"),
-        ("largest error of a rotation", float(max(angles)), "°"),
+        _error("RMS error of a slice's tissue", _rms(errors), "µm", _rms(motor)),
+        _error("largest error of a rotation", turned, "°", unturned),
     ]
 
 
@@ -257,11 +375,13 @@ def _stack(spec: BrainSpec, folder: Path) -> _Errors:
     """Correlation with the known volume, placed by the first slice alone."""
     first = read_transforms(folder.with_name("register") / "transforms.json").slices[0]
     voxels, (z, y, x) = _sampled(folder / "stack.ome.zarr")
-    to_brain = _first_tile_to_brain(spec, first.number) @ np.linalg.inv(np.array(first.matrix)[1:, 1:])
-    in_brain = np.tensordot(to_brain, _lateral_points(y, x), 1)
+    points = np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
+    in_slice = np.tensordot(np.linalg.inv(np.array(first.matrix)[1:, 1:]), points, 1)
+    in_brain = _to_brain(spec, first.number, in_slice[0], in_slice[1])
     depth = z - first.top_um + first.number * spec.interval_um
     truth = _truth_at(spec, depth, np.zeros_like(in_brain[0]), in_brain[0], in_brain[1])
-    return [("correlation with the volume", _log_correlation(voxels, truth, _is_tissue(spec, voxels, truth)), "")]
+    correlation = _log_correlation(voxels, truth, _is_tissue(spec, voxels, truth))
+    return [_error("correlation with the volume", correlation, best=1.0)]
 
 
 #: By stage.
