@@ -2,14 +2,15 @@
 """Estimate and correct the uneven illumination of the tiles of an OCT mosaic.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. This
-command estimates the pattern for every depth by the method of BaSiC (Peng et al., 2017), as a smooth flat field that
-all tiles share, and writes (voxel - dark) / flat. Reads an OME-Zarr volume with axes z, y and x, in any order, whose
-first tile begins at its first voxel and whose tiles do not overlap, and writes another with the same shape, dtype and
-chunks.
+command estimates the pattern as a smooth flat field that all tiles share, and writes (voxel - dark) / flat. If tiles
+are too few, or show too much structure of their own, a warning says so and voxels keep their values. Slices of one
+brain should share one pattern: estimate it by linum-estimate-illumination. Reads an OME-Zarr volume with axes z, y and
+x, in any order, whose first tile begins at its first voxel and whose tiles do not overlap, and writes another with the
+same shape, dtype and chunks.
 
 For example:
   linum-fix-illumination mosaic.ome.zarr even.ome.zarr --tile_shape 512 512
-  linum-fix-illumination mosaic.ome.zarr even.ome.zarr --report illumination.png --dark
+  linum-fix-illumination mosaic.ome.zarr even.ome.zarr --fields fields.npz
 """
 
 from __future__ import annotations
@@ -28,39 +29,29 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
-    parser.add_argument("--dark", action="store_true", help="Estimate an offset, too; tiles must differ in brightness.")
     parser.add_argument(
-        "--smoothness", type=float, default=1.0, metavar="S",
-        help="Weight of smoothness: with a larger weight the fields follow less structure of the tissue. [%(default)s]",
+        "--fields", type=Path, metavar="FILE",
+        help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
     )  # fmt: skip
-    parser.add_argument(
-        "--max_tiles",
-        type=int,
-        default=256,
-        metavar="N",
-        help="Maximum number of tiles to estimate from. [%(default)s]",
-    )
+    cli.add_illumination_arguments(parser)
     cli.add_image_arguments(parser)
     return parser
 
 
 def _fix(parsed: argparse.Namespace) -> None:
-    from linumpy.correction.shading import ShadingOptions
-    from linumpy.mosaic.illumination import bytes_to_read, fix_illumination
+    from linumpy.mosaic.illumination import bytes_to_read, fix_illumination, read_fields, summary_of
     from linumpy.mosaic.io.image import open_mosaic
 
     command = cli.TileCommand.start(parsed)
     image = open_mosaic(parsed.input, **cli.volume_options(parsed))
-    nbytes = bytes_to_read(image, parsed.tile_shape, max(1, parsed.max_tiles))
+    given = parsed.fields and read_fields(parsed.fields)
+    nbytes = image.nbytes if given else bytes_to_read(image, parsed.tile_shape, max(1, parsed.max_tiles))
     with command.progress("illumination, correction", nbytes) as shared:
         fields = fix_illumination(
-            parsed.input, parsed.output, options=ShadingOptions(dark=parsed.dark, smoothness=parsed.smoothness),
-            max_tiles=parsed.max_tiles, report=parsed.report, **shared,
+            parsed.input, parsed.output, fields=given, report=parsed.report,
+            **cli.illumination_options(parsed), **shared,
         )  # fmt: skip
-    print(
-        f"flat field from {fields.flat.min():.3f} to {fields.flat.max():.3f}, dark field {fields.dark.mean():.4g} in "
-        f"the mean, from {len(fields.baseline)} tiles"
-    )
+    print(summary_of(fields))
     command.close(nbytes)
 
 

@@ -227,6 +227,28 @@ def light_options(parsed: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def add_illumination_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of estimating illumination."""
+    group = parser.add_argument_group("estimating illumination")
+    group.add_argument("--dark", action="store_true", help="Estimate an offset, too, from planes without light.")
+    group.add_argument(
+        "--smoothness", type=float, default=1.0, metavar="S",
+        help="How much tiles are taken to differ by themselves: a larger S makes the fields more even. [%(default)s]",
+    )  # fmt: skip
+    group.add_argument(
+        "--max_tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
+    )
+    group.add_argument("--force", action="store_true", help="Use fields that are too uncertain to be of use.")
+
+
+def illumination_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of :func:`add_illumination_arguments` as parameters of the library."""
+    from linumpy.correction.shading import ShadingOptions
+
+    options = ShadingOptions(dark=parsed.dark, smoothness=parsed.smoothness, force=parsed.force)
+    return {"options": options, "max_tiles": parsed.max_tiles}
+
+
 def choose_device(parsed: argparse.Namespace) -> bool:
     """Choose the device by the options of :func:`add_gpu_arguments`.
 

@@ -1,28 +1,61 @@
-"""Illumination of tiles by the method of BaSiC: the brightness of each position of the field of view, for every depth.
+"""Illumination of tiles: the brightness of each position of the field of view, for every depth.
 
-In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the memory of the input. Tiles are
-reduced to at most 128 × 128 pixels in each plane by means over areas. :mod:`linumpy.correction.shading` fits sums of
-cosines to the reduced tiles, which are then evaluated at every voxel.
+In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the memory of the input, with what
+it is known from. Tiles are reduced to at most 20 planes of 32 × 32 pixels by means. :mod:`linumpy.correction.shading`
+fits sums of polynomials to the reduced tiles, which are then evaluated at every voxel. If tiles are too few, or tell
+too little, the fields are left out: a flat field of 1, no dark field, and the reason.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.correction.shading import ShadingOptions, dct_matrix, estimate_shading
-from linumpy.device import array_module
+from linumpy.correction.shading import Shading, ShadingOptions, estimate_shading
+from linumpy.device import array_module, to_host
 
-#: Maximum pixels of a reduced tile along an axis.
-WORKING_SIZE = 128
-#: Maximum pixels of the reduced tiles that are solved together; the solver needs about 32 bytes for each pixel.
-_BATCH_PIXELS = {"numpy": 2**22, "cupy": 2**27}
+#: Maximum planes, rows and columns of a reduced tile.
+WORKING_SHAPE = (20, 32, 32)
+#: Maximum factor by which a voxel is made brighter or darker.
+MAX_GAIN = 5.0
+#: Fields are used if their expected error is below this share of their unevenness, or below this error.
+_USEFUL, _NEGLIGIBLE = 0.5, 0.01
+#: Minimum number of tiles with light: the structure of fewer tiles cannot be told from the fields.
+_MIN_TILES = 4
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an illumination is known from.
+
+    Attributes
+    ----------
+    tiles : int
+        Number of tiles with light.
+    independent_tiles : float
+        Of as many independent ones; neighbouring slices show much of the same tissue.
+    coverage : float
+        Share of the tiles that tell of a position of the field, at the position with the fewest.
+    unevenness : float
+        RMS deviation of the estimated flat field from 1.
+    error : float
+        Expected RMS error of the estimated flat field.
+    left_out : str
+        Why the fields are left out; empty if they are not.
+    """
+
+    tiles: int
+    independent_tiles: float
+    coverage: float
+    unevenness: float
+    error: float
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,16 +65,19 @@ class Illumination:
     Attributes
     ----------
     flat : array of float32, (..., Y, X)
-        Factor of the intensity, with a mean of about 1 over a tile; at least 0.01.
+        Factor of the intensity, with a mean of about 1 over a tile; from 1/5 to 5. 1 if the fields are left out.
     dark : array of float32, (..., Y, X)
-        Offset in units of intensity, not negative; 0 unless it was estimated.
+        Offset in units of intensity, not negative; 0 unless it was asked for.
     baseline : array of float32, (N, ...)
-        Brightness of each tile in units of intensity.
+        Mean brightness of each tile in units of intensity.
+    evidence : Evidence
+        What the fields are known from.
     """
 
     flat: Array
     dark: Array
     baseline: Array
+    evidence: Evidence
 
     def correct(self, tiles: Array) -> Array:
         """Return ``(tiles - dark) / flat`` as float32; `tiles` has the axes (..., Y, X), or more in front."""
@@ -54,15 +90,15 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
     Parameters
     ----------
     tiles : numpy.ndarray or cupy.ndarray, (N, ..., Y, X)
-        Tiles of real numbers. Each index of the axes between the first and the last two, such as each depth, gets its
-        own fields. Voxels that are not finite are not used.
+        Tiles of real numbers. The axes between the first and the last two are depth: the flat field may change slowly
+        along it. Voxels that are not finite are not used.
     options : ShadingOptions, optional
         How to estimate the fields.
 
     Returns
     -------
     Illumination
-        In the memory of `tiles`. The flat field is 1 at depths without light.
+        In the memory of `tiles`.
 
     Raises
     ------
@@ -79,7 +115,7 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
 
 
 def reduce_tile(tile: Array) -> tuple[Array, Array | None]:
-    """Reduce a tile (..., Y, X) to at most 128 × 128 pixels by means over areas.
+    """Reduce a tile (..., Y, X) to at most 20 planes of 32 × 32 pixels by means.
 
     Returns
     -------
@@ -90,18 +126,19 @@ def reduce_tile(tile: Array) -> tuple[Array, Array | None]:
     """
     xp = array_module(tile)
     voxels = tile.astype(np.float32, copy=False).reshape(-1, *tile.shape[-2:])
-    rows, columns = (_area_means(xp, size) for size in voxels.shape[-2:])
     finite = xp.isfinite(voxels)
     if bool(finite.all()):
-        return rows @ voxels @ columns.T, None
-    covered = rows @ finite.astype(np.float32) @ columns.T
-    sums = rows @ xp.where(finite, voxels, 0) @ columns.T
+        return _means(xp, voxels), None
+    covered, sums = _means(xp, finite.astype(np.float32)), _means(xp, xp.where(finite, voxels, 0))
     valid = covered > 1e-3
     return xp.where(valid, sums / xp.where(valid, covered, 1), 0), valid
 
 
 def illumination_of(
-    reduced: Iterable[tuple[Array, Array | None]], shape: tuple[int, ...], options: ShadingOptions | None = None
+    reduced: Iterable[tuple[Array, Array | None]],
+    shape: tuple[int, ...],
+    options: ShadingOptions | None = None,
+    places: np.ndarray | None = None,
 ) -> Illumination:
     """Estimate the illumination from reduced tiles.
 
@@ -113,63 +150,62 @@ def illumination_of(
         Shape (..., Y, X) of a tile.
     options : ShadingOptions, optional
         How to estimate the fields.
+    places : numpy.ndarray of int, (N, 3), optional
+        As for :func:`linumpy.correction.shading.estimate_shading`.
 
     Returns
     -------
     Illumination
         In the memory of the reduced tiles.
     """
-    options = options or ShadingOptions()
-    tiles = list(reduced)
+    options, tiles = options or ShadingOptions(), list(reduced)
     xp = array_module(tiles[0][0])
-    depths, *size = tiles[0][0].shape
-    step = max(1, _BATCH_PIXELS[xp.__name__] // (len(tiles) * math.prod(size)))
-    parts = []
-    for begin in range(0, depths, step):
-        part = slice(begin, begin + step)
-        images, valid = _batch(xp, tiles, part)
-        parts.append(estimate_shading(images, valid, options))
-    flat, dark = (
-        _expand(xp, xp.concatenate([getattr(part, name) for part in parts]), shape[-2:]).reshape(shape)
-        for name in ("flat", "dark")
+    images = xp.stack([pixels for pixels, _ in tiles])
+    valid = xp.stack([xp.ones(pixels.shape, bool) if v is None else v for pixels, v in tiles])
+    shading = estimate_shading(images, valid, options, places)
+    evidence = _evidence(shading, options)
+    depth = math.prod(shape[:-2])
+    planes = np.arange(depth) * images.shape[1] // max(depth, 1)
+    means = (images * valid).sum(axis=(2, 3)) / xp.maximum(valid.sum(axis=(2, 3)), 1)
+    baseline = means.astype(np.float32)[:, planes].reshape(len(tiles), *shape[:-2])
+    if evidence.left_out:
+        return Illumination(xp.ones(shape, np.float32), xp.zeros(shape, np.float32), baseline, evidence)
+    flat, dark = shading.fields((depth, shape[-2], shape[-1]))
+    dark = xp.broadcast_to(dark if options.dark else xp.zeros_like(dark), shape)
+    return Illumination(xp.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark, baseline, evidence)
+
+
+def _evidence(shading: Shading, options: ShadingOptions) -> Evidence:
+    """Judge the fields by their expected error."""
+    names = ("tiles", "independent_tiles", "coverage", "unevenness", "error")
+    xp = array_module(shading.tiles)
+    values = to_host(xp.stack([getattr(shading, name) for name in names])).tolist()
+    found = Evidence(int(values[0]), *values[1:])
+    limit = max(_USEFUL * found.unevenness, _NEGLIGIBLE)
+    if options.force or (found.tiles >= _MIN_TILES and found.error <= limit):
+        return found
+    needed = max(_MIN_TILES, 2 * found.tiles, found.tiles * (found.error / limit) ** 2)
+    reason = (
+        f"{found.tiles} tiles with light, as good as {found.independent_tiles:.0f} independent ones, tell the flat "
+        f"field to {100 * found.error:.1f} %, and its unevenness seems to be {100 * found.unevenness:.1f} %: "
+        f"about {math.ceil(needed)} tiles are needed"
     )
-    baseline = xp.concatenate([part.baseline for part in parts], axis=1).reshape(len(tiles), *shape[:-2])
-    return Illumination(xp.maximum(flat, np.float32(0.01)), xp.maximum(dark, 0), baseline)
+    return replace(found, left_out=reason)
 
 
-def _batch(xp: ModuleType, tiles: list[tuple[Array, Array | None]], part: slice) -> tuple[Array, Array | None]:
-    """Stack some depths of all tiles; return the images, and which pixels are valid (None if all are).
-
-    A pixel that is not valid gets the mean of the valid pixels at its position or, if there are none, at its depth.
-    """
-    images = xp.stack([pixels[part] for pixels, _ in tiles])
-    if all(valid is None for _, valid in tiles):
-        return images, None
-    valid = xp.stack([xp.ones(pixels[part].shape, bool) if v is None else v[part] for pixels, v in tiles])
-    count = valid.sum(axis=0)
-    mean = xp.where(valid, images, 0).sum(axis=0) / xp.maximum(count, 1)
-    depth_mean = (mean * count).sum(axis=(1, 2)) / xp.maximum(count.sum(axis=(1, 2)), 1)
-    mean = xp.where(count > 0, mean, depth_mean[:, None, None])
-    return xp.where(valid, images, mean).astype(np.float32), valid
+def _means(xp: ModuleType, voxels: Array) -> Any:
+    """Reduce voxels (z, y, x) to at most :data:`WORKING_SHAPE` by means over equal parts of each axis."""
+    planes, rows, columns = (
+        _area_means(xp, size, limit) for size, limit in zip(voxels.shape, WORKING_SHAPE, strict=True)
+    )
+    lateral = rows @ voxels @ columns.T
+    return (planes @ lateral.reshape(len(lateral), -1)).reshape(-1, *lateral.shape[1:])
 
 
-def _area_means(xp: ModuleType, size: int) -> Any:
+def _area_means(xp: ModuleType, size: int, limit: int) -> Any:
     """Return the matrix (pixels, size) of means over equal parts of an axis; the sum of each row is 1."""
-    count = min(size, WORKING_SIZE)
+    count = min(size, limit)
     edges = np.arange(count + 1) * size / count
     sample = np.arange(size)
     overlap = np.minimum(edges[1:, None], sample + 1) - np.maximum(edges[:-1, None], sample)
     return xp.asarray(np.maximum(overlap, 0) * count / size, np.float32)
-
-
-def _expand(xp: ModuleType, fields: Any, shape: tuple[int, ...]) -> Array:
-    """Evaluate the cosines of reduced fields (z, h, w) at every voxel of a tile."""
-    height, width = fields.shape[-2:]
-    if (height, width) == tuple(shape):
-        return fields
-    rows, columns = (
-        dct_matrix(xp, size, count) * np.float32(math.sqrt(size / count))
-        for size, count in zip(shape, (height, width), strict=True)
-    )
-    coefficients = dct_matrix(xp, height) @ fields @ dct_matrix(xp, width).T
-    return rows.T @ coefficients @ columns

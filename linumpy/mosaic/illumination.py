@@ -1,24 +1,27 @@
 """Illumination of a mosaic's tiles, estimated and corrected from disk to disk.
 
 In: OME-Zarr mosaic grids, tiles side by side. Out: the fields, estimated from the tiles of one mosaic or of several of
-the same microscope; a mosaic with even illumination, as OME-Zarr with the same dtype, axes, chunks, spacing and origin;
-a picture of the fields. First, some tiles are read to estimate the fields, each reduced to at most 128 × 128 pixels in
-every plane. Then the mosaic is read, corrected and written.
+the same microscope, and written to a file; a mosaic with even illumination, as OME-Zarr with the same dtype, axes,
+chunks, spacing and origin; a picture of the fields. First, some tiles are read to estimate the fields, each reduced to
+a few planes of few pixels. Then the mosaic is read, corrected and written. If the tiles cannot tell the fields, a
+warning says so, and voxels keep their values.
 
 Shapes (Z, A, B) are those of a tile, with depth first: A and B are the lateral axes in the array's order.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.correction.illumination import Illumination, illumination_of, reduce_tile
+from linumpy.correction.illumination import MAX_GAIN, Evidence, Illumination, illumination_of, reduce_tile
 from linumpy.correction.shading import ShadingOptions
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FIELDS = ("flat", "dark", "baseline")
 #: Maximum number of tiles from which the fields are estimated. More tiles average out more of the tissue's structure,
 #: but take more memory.
 MAX_TILES = 256
@@ -180,7 +184,8 @@ def _opened(
 
 
 def _on_host(fields: Illumination) -> Illumination:
-    return Illumination(*(to_host(field) for field in (fields.flat, fields.dark, fields.baseline)))
+    flat, dark, baseline = (to_host(getattr(fields, name)) for name in _FIELDS)
+    return Illumination(flat, dark, baseline, fields.evidence)
 
 
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
@@ -255,7 +260,63 @@ def _estimate(
         done=lambda name: None if progress is None else progress(box_nbytes(images[name[0]].array, name[1])),
     )
     log.info("%s: illumination of %d tiles of %s voxels", images[0].name, len(chosen), tiles[0])
-    return illumination_of([reduced[key] for key in sorted(reduced)], shape, options)
+    keys = sorted(reduced)
+    places = np.array([(key[0], *(key[1 + axis] for axis in images[key[0]].lateral_axes)) for key in keys])
+    fields = illumination_of([reduced[key] for key in keys], shape, options, places)
+    for warning in warnings_of(fields):
+        log.warning("%s: %s", images[0].name, warning)
+    return fields
+
+
+def warnings_of(fields: Illumination) -> list[str]:
+    """Return what a user should know of fields, as sentences."""
+    if fields.evidence.left_out:
+        return [f"The illumination is not corrected: {fields.evidence.left_out}."]
+    low, high = float(fields.flat.min()), float(fields.flat.max())
+    if low > 1.001 / MAX_GAIN and high < 0.999 * MAX_GAIN:
+        return []
+    return [f"The flat field reaches from {low:.2f} to {high:.2f}, the limits: the estimate may be wrong."]
+
+
+def summary_of(fields: Illumination) -> str:
+    """Return a line about fields, for people."""
+    flat, evidence = fields.flat, fields.evidence
+    return (
+        f"flat field from {flat.min():.3f} to {flat.max():.3f} (±{100 * evidence.error:.1f} % expected), dark field "
+        f"{fields.dark.mean():.4g} in the mean, from {len(fields.baseline)} tiles, {evidence.tiles} with light"
+    )
+
+
+def write_fields(fields: Illumination, path: str | Path, summary: str | Path, *, overwrite: bool = False) -> None:
+    """Write fields to a NumPy archive for :func:`read_fields`, and their numbers and warnings to a JSON file."""
+    evidence = asdict(fields.evidence)
+    on_host: dict[str, Any] = {name: to_host(getattr(fields, name)) for name in _FIELDS}
+    with replacing(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
+        np.savez(file, **on_host, evidence=json.dumps(evidence))
+    flat = on_host["flat"]
+    numbers = {
+        "gain_min": float(1 / flat.max()),
+        "gain_max": float(1 / flat.min()),
+        "dark": float(on_host["dark"].mean()),
+    }
+    with replacing(summary, overwrite=overwrite) as temporary:
+        temporary.write_text(json.dumps(evidence | numbers | {"warnings": warnings_of(fields)}, indent=1))
+
+
+def read_fields(path: str | Path) -> Illumination:
+    """Read the fields that :func:`write_fields` wrote.
+
+    Raises
+    ------
+    MetadataError
+        A file that has no fields.
+    """
+    try:
+        with np.load(path) as saved:
+            evidence = Evidence(**json.loads(str(saved["evidence"])))
+            return Illumination(**{name: saved[name] for name in _FIELDS}, evidence=evidence)
+    except (ValueError, KeyError, TypeError, EOFError) as error:
+        raise MetadataError(f"{path} has no fields of illumination: {error}") from error
 
 
 def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:

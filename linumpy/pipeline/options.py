@@ -42,6 +42,7 @@ class Shading:
 
     dark: bool = False
     smoothness: float = 1.0
+    force: bool = False
 
 
 @dataclass(frozen=True)

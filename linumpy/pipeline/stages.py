@@ -138,6 +138,20 @@ def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
     return _map_parameters(task, where) | {"levels": task.common.levels}
 
 
+def _unlink(output: Path) -> None:
+    """Remove a link of an earlier run, which the writer would follow to the source."""
+    if output.is_symlink():
+        output.unlink()
+
+
+def _link(source: Path, output: Path) -> None:
+    """Make an output a link to what it would be a copy of."""
+    _unlink(output)
+    if output.exists():
+        shutil.rmtree(output)
+    output.symlink_to(source.resolve())
+
+
 def _galvo(task: Task, where: Where) -> None:
     """Rotate the columns of a mosaic's tiles back.
 
@@ -150,17 +164,14 @@ def _galvo(task: Task, where: Where) -> None:
     settings: options.Galvo = task.options
     tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
-    if output.is_symlink():
-        output.unlink()  # a link of an earlier run, which the writer would follow to the source
+    _unlink(output)
     shift = find_galvo_shift(source, tile_shape=tile_shape, use_gpu=where.use_gpu)
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
         fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map_parameters(task, where))
     else:
-        if output.exists():
-            shutil.rmtree(output)
-        output.symlink_to(source.resolve())
+        _link(source, output)
     with replacing(task.outputs["galvo"], overwrite=True) as path:
         path.write_text(json.dumps(asdict(shift)))
 
@@ -215,25 +226,26 @@ def _focal(task: Task, where: Where) -> None:
 def _shading(task: Task, where: Where) -> None:
     """Estimate the illumination that the tiles of all slices share."""
     from linumpy.correction.shading import ShadingOptions
-    from linumpy.io.output.files import replacing
-    from linumpy.mosaic.illumination import estimate_illumination
+    from linumpy.mosaic.illumination import estimate_illumination, write_fields
 
-    settings: options.Shading = task.options
     fields = estimate_illumination(
-        task.inputs["image"], None, ShadingOptions(dark=settings.dark, smoothness=settings.smoothness),
+        task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
         report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
-    with replacing(task.outputs["fields"], overwrite=True) as path, path.open("wb") as file:
-        np.savez(file, **vars(fields))
+    write_fields(fields, task.outputs["fields"], task.outputs["brain"], overwrite=True)
 
 
 def _illumination(task: Task, where: Where) -> None:
-    from linumpy.correction.illumination import Illumination
-    from linumpy.mosaic.illumination import fix_illumination
+    """Correct the illumination; if the fields are left out, the output is a link."""
+    from linumpy.mosaic.illumination import fix_illumination, read_fields
 
-    with np.load(task.one("fields")) as saved:
-        fields = Illumination(**saved)
-    fix_illumination(task.one("image"), task.outputs["image"], fields=fields, **_volume_parameters(task, where))
+    source, output, fields = task.one("image"), task.outputs["image"], read_fields(task.one("fields"))
+    if fields.evidence.left_out:
+        log.info("%s: illumination is left out: %s", task.name, fields.evidence.left_out)
+        _link(source, output)
+        return
+    _unlink(output)
+    fix_illumination(source, output, fields=fields, **_volume_parameters(task, where))
 
 
 def _aip(task: Task, where: Where) -> None:
@@ -347,7 +359,9 @@ STAGES: dict[str, Stage] = {
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
     "positions": Stage(_positions, ("image",), {"positions": ".json"}),
-    "shading": Stage(_shading, ("image",), {"fields": ".npz", "shading_picture": ".png"}, of_brain=True),
+    "shading": Stage(
+        _shading, ("image",), {"fields": ".npz", "brain": ".json", "shading_picture": ".png"}, of_brain=True
+    ),
     "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),

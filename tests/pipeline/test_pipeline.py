@@ -15,7 +15,7 @@ import pytest
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Galvo, Positions, Surface
+from linumpy.pipeline.options import OPTIONS, Focal, Galvo, Illumination, Positions, Shading, Surface
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out
@@ -106,6 +106,29 @@ def test_what_the_galvo_did_not_rotate_is_not_copied(tmp_path, finished):
         assert out.is_symlink() == (columns == 0)
         np.testing.assert_array_equal(voxels(source), before)
         np.testing.assert_array_equal(voxels(out)[..., :48], np.roll(before[..., :48], -columns, axis=-1))
+
+
+def test_illumination_that_tiles_cannot_tell_is_left_alone(tmp_path, caplog):
+    """The output is a link, the reason is in the JSON and the log; with `force` the files are corrected."""
+    spec = dataclasses.replace(SPEC, slices=1, tiles=(2, 1), faults=Faults(vignette=0.5, looks=8))
+    write_brain(spec, tmp_path / "brain")
+    source = tmp_path / "brain/mosaics/slice_z00.ome.zarr"
+    common, before = Common(1, None), voxels(source)
+    made = {"fields": "fields.npz", "brain": "brain.json", "shading_picture": "shading.png"}
+    fields = {role: tmp_path / "shading" / name for role, name in made.items()}
+    out = tmp_path / "illumination/slice_z00.ome.zarr"
+    for force in (False, True, False):
+        carry_out(Task("shading", "brain", Shading(force=force), common, {"image": (source,)}, fields), Where(False))
+        inputs = {"image": (source,), "fields": (fields["fields"],)}
+        carry_out(Task("illumination", "slice_z00", Illumination(), common, inputs, {"image": out}), Where(False))
+        told = json.loads(fields["brain"].read_text())
+        assert out.is_symlink() == bool(told["left_out"]) == (not force)
+        assert np.array_equal(voxels(out), before) == (not force)
+        np.testing.assert_array_equal(voxels(source), before)
+        assert told["gain_min"] >= 0.2
+    (warning,) = told["warnings"]
+    assert "tiles are needed" in warning
+    assert caplog.text.count("The illumination is not corrected: 2 tiles") == 2
 
 
 def test_what_depends_on_a_change_is_made_anew(tmp_path):
