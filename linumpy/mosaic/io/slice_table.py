@@ -89,11 +89,20 @@ def _shift(row: Mapping[str, str], where: str) -> Shift:
     return Shift(ids[0], ids[1], *moves)
 
 
-def find_slices(folder: str | Path) -> dict[int, Path]:
-    """Find the slices in a folder: ``*.zarr``, numbered by the digits after a ``z``, or else by the last digits.
+def slice_number(name: str) -> int | None:
+    """Return the number of a slice: the digits after the last ``z`` in the name of its file, or else the last digits.
 
-    ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` have the number 3. A ``z`` after a letter does not count, and
-    hidden folders are left out.
+    A ``z`` after a letter does not count. None for a name without digits.
+    """
+    stem = re.sub(r"(\.ome)?\.zarr$|\.\w+$", "", name)
+    digits = re.findall(r"(?:^|[^a-zA-Z])z(\d+)", stem) or re.findall(r"\d+", stem)
+    return int(digits[-1]) if digits else None
+
+
+def find_slices(folder: str | Path) -> dict[int, Path]:
+    """Find the slices in a folder: ``*.zarr``, numbered by :func:`slice_number`.
+
+    ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` have the number 3. Hidden folders are left out.
 
     Returns
     -------
@@ -112,13 +121,11 @@ def find_slices(folder: str | Path) -> dict[int, Path]:
         raise FileNotFoundError(f"there is no folder {folder}")
     slices: dict[int, Path] = {}
     for path in sorted(folder.glob("*.zarr")):
-        stem = re.sub(r"(\.ome)?\.zarr$", "", path.name)
-        digits = re.findall(r"(?:^|[^a-zA-Z])z(\d+)", stem) or re.findall(r"\d+", stem)
         if path.name.startswith("."):
             continue  # another process is writing it
-        if not digits:
+        number = slice_number(path.name)
+        if number is None:
             raise SourceError(f"{path} has no number in its name: slices are numbered, as in slice_z03.ome.zarr")
-        number = int(digits[-1])
         if number in slices:
             raise SourceError(f"{slices[number].name} and {path.name} in {folder} are both slice {number}")
         slices[number] = path

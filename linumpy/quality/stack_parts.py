@@ -1,0 +1,142 @@
+"""The slices in a stack: the part of each, and how neighbours match where they meet.
+
+In: a stack as OME-Zarr, and its file of transforms, which tells the depth of each slice. Out: an
+:class:`~linumpy.quality.images.ImageSummary` of each part, and a :class:`Match` of each pair of neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import ndimage
+
+from linumpy.io.volume import open_volumes
+from linumpy.quality.findings import Finding, records
+from linumpy.quality.images import ImageSummary, summarize
+from linumpy.quality.run_folder import RunFolder
+from linumpy.registration.masked_correlation import match_pairs
+from linumpy.registration.position_files import JSON
+
+#: Planes of the stack, on each side of the planes that two slices share, whose mean is compared.
+_PLANES = 3
+#: Standard deviation in pixels of the background that is subtracted, so that an outline of tissue alone is no match.
+_BACKGROUND = 6.0
+#: Pixels that two slices must share to be compared, and greatest shift as a fraction of the image.
+_SHARED, _MAX_SHIFT = 400, 0.15
+#: Correlation below which neighbours do not match. A shift of more pixels than the third number that raises the
+#: correlation by more than the second, to more than twice the value, is a finding too.
+_LEAST, _MORE, _PIXELS = 0.1, 0.15, 2.0
+
+
+@dataclass(frozen=True)
+class Match:
+    """How two neighbouring slices of a stack match.
+
+    Attributes
+    ----------
+    correlation : float
+        Pearson's correlation of the structure above and below the planes that both share; NaN if too few pixels of
+        tissue are shared.
+    best : float
+        The greatest correlation at any shift.
+    shift_um : (float, float)
+        The shift of the greatest correlation, along the lateral axes.
+    is_bad : bool
+        Whether a reader should look at the pair.
+    """
+
+    correlation: float
+    best: float = math.nan
+    shift_um: tuple[float, float] = (0.0, 0.0)
+    is_bad: bool = False
+
+
+def find_stack(run: RunFolder, images: Sequence[ImageSummary]) -> tuple[Path, list[dict[str, JSON]]] | None:
+    """Return the stack and the slices of its transforms; None if the folder does not have both.
+
+    The stack is the image as deep as the transforms say, to 10 %.
+    """
+    for path, document in run.documents.items():
+        slices = [entry for entry in records(document, "slices") if _has_depth(entry)]
+        if not slices:
+            continue
+        depth = max(entry["top_um"] + entry["depth_um"] for entry in slices) - min(entry["top_um"] for entry in slices)
+        near = sorted(images, key=lambda image: image.path.parent != path.parent)
+        for image in near:
+            if "z" in image.axes and len(image.axes) == 3:
+                z = image.axes.index("z")
+                if abs(image.shape[z] * image.spacing[z] - depth) <= max(0.1 * depth, 2 * image.spacing[z]):
+                    return image.path, slices
+    return None
+
+
+def _has_depth(entry: Mapping[str, JSON]) -> bool:
+    return isinstance(entry.get("number"), int) and all(
+        isinstance(entry.get(key), (int, float)) for key in ("top_um", "depth_um")
+    )
+
+
+def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool) -> dict[int, ImageSummary]:
+    """Return a summary of the part of each slice, by its number."""
+    return {
+        entry["number"]: summarize(path, depth_um=(entry["top_um"], _bottom(entry)), use_gpu=use_gpu)
+        for entry in slices
+    }
+
+
+def _bottom(entry: Mapping[str, JSON]) -> float:
+    return float(entry["top_um"] + entry["depth_um"])
+
+
+def matches_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool) -> dict[tuple[int, int], Match]:
+    """Compare each slice with the next: planes just above the planes that both share, and planes just below them."""
+    stack = open_volumes(path)
+    depth = _PLANES * stack.spacing[stack.axes.index("z")]
+    matches = {}
+    for upper, lower in itertools.pairwise(slices):
+        above = summarize(path, depth_um=(lower["top_um"] - depth, lower["top_um"]), use_gpu=use_gpu)
+        below = summarize(path, depth_um=(_bottom(upper), _bottom(upper) + depth), use_gpu=use_gpu)
+        pair = upper["number"], lower["number"]
+        matches[pair] = match(above.projection.values, below.projection.values, above.projection.pixel)
+    return matches
+
+
+def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -> Match:
+    """Compare two planes of one shape; pixels that are 0 are not measured."""
+    valid = (above > 0) & (below > 0)
+    if np.count_nonzero(valid) < _SHARED:
+        return Match(math.nan)
+    a, b = (_structure(plane, valid) for plane in (above, below))
+    spread = a[valid].std() * b[valid].std()
+    correlation = float((a * b)[valid].mean() / spread) if spread > 0 else math.nan
+    found = match_pairs(a[None], b[None], (valid[None], valid[None]), max_shift=_MAX_SHIFT)
+    shift, best = found.matrices[0][:2, 2], float(found.correlations[0])
+    is_shifted = np.hypot(*shift) > _PIXELS and best > max(2 * correlation, correlation + _MORE)
+    return Match(
+        correlation, best, (float(shift[0] * pixel_um[0]), float(shift[1] * pixel_um[1])),
+        correlation < _LEAST or bool(is_shifted),
+    )  # fmt: skip
+
+
+def _structure(plane: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Return a plane less its background, with a mean of 0 over the valid pixels and 0 elsewhere."""
+    values = np.where(valid, plane, 0).astype(np.float32)
+    weights = np.maximum(ndimage.gaussian_filter(valid.astype(np.float32), _BACKGROUND), 1e-6)
+    values -= ndimage.gaussian_filter(values, _BACKGROUND) / weights
+    return np.where(valid, values - values[valid].mean(), 0).astype(np.float32)
+
+
+def of_matches(matches: Mapping[tuple[int, int], Match]) -> list[Finding]:
+    """Return neighbours that do not match; across a missing slice they need not."""
+    findings = []
+    for (upper, lower), found in matches.items():
+        if found.is_bad and lower == upper + 1:
+            text = f"their structure hardly matches in the stack (correlation {found.correlation:.2f}"
+            shift = f"; {found.best:.2f} if one is shifted by {found.shift_um[0]:.0f} and {found.shift_um[1]:.0f} µm)"
+            findings.append(Finding(text + shift, ("stack",), (upper, lower)))
+    return findings
