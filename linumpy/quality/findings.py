@@ -1,10 +1,10 @@
 """What a reader of a report should know: what stages wrote, and what only the comparison of slices shows.
 
-In: the JSON of the stages, and summaries of images. Out: a :class:`Finding` for each fault, and tables of numbers.
+In: the JSON of the stages, and summaries of images. Out: a :class:`Finding` for each fault or decision.
 
 A stage may write any JSON object. Its key ``warnings`` is a list of sentences, its key ``left_out`` the reason for
-which the stage left the data as they were. Files of earlier versions have neither; what else they tell, such as rejected
-pairs, is a finding too, unless a warning of the stage says it already.
+which the stage left the data as they were. Files of earlier versions have neither. What else the files tell, such as
+rejected pairs, is a finding too, unless a warning of the stage says it already.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from linumpy.registration.position_files import JSON
 _MAX_TURN = 0.2
 #: Share of rejected pairs, RMS in voxels, and share of clipped voxels above which they are a finding.
 _MAX_REJECTED, _MAX_RMS, _MAX_CLIPPED = 0.25, 0.5, 1e-3
-#: How the finding of a stage that was left out begins.
-LEFT_OUT = "left out: "
 #: Ratio of the brightness of tissue of neighbouring slices that is a finding.
 MAX_RATIO = 1.3
 
@@ -46,11 +44,14 @@ class Finding:
         Names of the stages, which are those of their folders.
     slices : tuple of int
         Numbers of the slices; none for a finding of the whole brain.
+    left_out : bool
+        Whether the stage left the data as they were.
     """
 
     text: str
     stages: tuple[str, ...] = ()
     slices: tuple[int, ...] = ()
+    left_out: bool = False
 
     def __str__(self) -> str:
         parts = [", ".join(self.stages), numbered("slice", self.slices) if self.slices else ""]
@@ -95,20 +96,23 @@ def of_documents(run: RunFolder) -> Iterable[Finding]:
     for path, document in run.documents.items():
         number = slice_number(path.name)
         slices, stage = () if number is None else (number,), stage_of(run, path)
-        said = sentences(document)
-        for text in said:
-            yield Finding(text, (stage,), slices)
+        said = notes(document)
+        yield from (replace(note, stages=(stage,), slices=slices) for note in said)
         for reader in (_of_tiles, _of_transforms, _of_clipping):
             for found, words in reader(document):
-                if not any(all(re.search(rf"\b{word}\b", text) for word in words) for text in said):
+                if not any(all(re.search(rf"\b(?:{word})\b", note.text) for word in words) for note in said):
                     yield replace(found, stages=(stage,), slices=found.slices or slices)
 
 
-def sentences(document: Mapping[str, JSON]) -> list[str]:
-    """Return the notes of a stage: why it was left out, and its warnings."""
-    left_out, warnings = document.get("left_out"), document.get("warnings")
-    lines = [LEFT_OUT + left_out] if isinstance(left_out, str) and left_out else []
-    return lines + [line for line in warnings if isinstance(line, str)] if isinstance(warnings, list) else lines
+def notes(document: Mapping[str, JSON]) -> list[Finding]:
+    """Return the notes of a stage: its warnings, and why it was left out unless a warning says it."""
+    reason, warnings = document.get("left_out"), document.get("warnings")
+    reason = reason if isinstance(reason, str) else ""
+    lines = [line for line in warnings if isinstance(line, str)] if isinstance(warnings, list) else []
+    found = [Finding(line, left_out=bool(reason) and reason in line) for line in lines]
+    if reason and not any(note.left_out for note in found):
+        found.insert(0, Finding(f"left out: {reason}", left_out=True))
+    return found
 
 
 #: A finding, and words that a warning of the stage has if it says the same.
@@ -121,32 +125,41 @@ def _of_tiles(document: Mapping[str, JSON]) -> Iterable[_Found]:
         return
     missing = sum(not tile.get("present", True) for tile in tiles)
     by_model = sum(tile.get("placed_by") == "model" and bool(tile.get("present", True)) for tile in tiles)
-    rejected, rms = sum(bool(pair.get("rejected")) for pair in pairs), document.get("rms_residual")
+    rejected, rms = sum(bool(pair.get("rejected")) for pair in pairs), rms_of(document)
     if missing:
         yield Finding(f"{missing} of {len(tiles)} tiles are missing"), ("missing",)
     if by_model:
         yield (
             Finding(f"{by_model} of {len(tiles)} tiles are placed by the model, without evidence"),
-            ("tiles?", "model"),
+            ("tiles?", "model|grid|nominal"),
         )
-    elif rejected > _MAX_REJECTED * len(pairs):
+    elif rejected > _MAX_REJECTED * len(pairs) and "placed_by" not in tiles[0]:
         yield Finding(f"{rejected} of {len(pairs)} pairs of tiles were rejected"), ("pairs?", "rejected")
     if isinstance(rms, float) and rms > _MAX_RMS:
         yield Finding(f"tiles fit to {rms:.2f} voxels RMS only"), ("RMS",)
 
 
+def rms_of(document: Mapping[str, JSON]) -> JSON:
+    """Return the RMS of the pairs of tiles in voxels: of pairs left out of the fit or, in older files, of the fit."""
+    return document.get("rms_leave_one_out", document.get("rms_residual"))
+
+
+#: What places a slice without an accepted registration, by the value of ``placed_by``.
+_PLACES = {"neighbours": "its neighbours", "motor": "the motor's shifts"}
+
+
 def _of_transforms(document: Mapping[str, JSON]) -> Iterable[_Found]:
     slices = [entry for entry in records(document, "slices") if isinstance(entry.get("number"), int)]
-    for pair in records(document, "pairs") if slices else ():
-        reason = rejection(pair)
-        if reason:
-            both = pair.get("fixed_id"), pair.get("moving_id")
+    neighbours = set(itertools.pairwise(entry["number"] for entry in slices))
+    for pair in records(document, "pairs"):
+        reason, both = rejection(pair), (pair.get("fixed_id"), pair.get("moving_id"))
+        if reason and both in neighbours:  # others, which share fewer planes, only support them
             text = f"the registration of slice {both[0]} with slice {both[1]} was rejected: {reason}"
             yield Finding(text), (str(both[0]), str(both[1]))
     for entry in slices if len(slices) > 1 else ():
         placed = placed_by(entry)
         if placed != "pairs":
-            text = f"no accepted pair places it: it takes what its neighbours or the motor say ({placed})"
+            text = f"no accepted registration places this slice, but {_PLACES.get(placed, placed)}"
             yield Finding(text, slices=(entry["number"],)), (str(entry["number"]), "placed|place|places")
 
 
@@ -177,16 +190,18 @@ def records(document: Mapping[str, JSON], key: str) -> list[dict[str, JSON]]:
 
 def of_cameras(run: RunFolder) -> Iterable[Finding]:
     """Yield slices with another angle between camera and stage: the camera moved, or the positions are wrong."""
-    located = [(path, positions.model.degrees) for path, positions in run.positions if positions.pairs]
+    located = [
+        (path, positions.model.degrees)
+        for path, positions in run.positions
+        if not all(pair.rejected for pair in positions.pairs)
+    ]
     for axis, name in enumerate(("rows", "columns")):
         degrees = np.array([both[axis] for _, both in located])
         for (path, _), angle, is_outlier in zip(located, degrees, robust_outliers(degrees), strict=True):
             if is_outlier and abs(angle - np.median(degrees)) > _MAX_TURN:
                 number = slice_number(path.name)
-                text = (
-                    f"the camera is turned by {angle:.2f}° against the stage along {name}, {np.median(degrees):.2f}° is "
-                    "the median of all slices"
-                )
+                median = f"{np.median(degrees):.2f}° is the median of all slices"
+                text = f"the camera is turned by {angle:.2f}° against the stage along {name}, {median}"
                 yield Finding(text, (stage_of(run, path),), () if number is None else (number,))
 
 

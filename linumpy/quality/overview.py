@@ -1,7 +1,7 @@
 """The slices of a run side by side: a row for each slice, a column for each stage, one grey scale in each column.
 
-In: summaries of images. Out: a :class:`Column` for each stage, and for each of its slices a cell: the plan, which is the
-mean along depth, and below it the middle section.
+In: summaries of images. Out: a :class:`Column` for each stage, and for each of its slices a cell: the plan, which is
+the mean along depth, and below it the middle section.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def columns_of(folder: Path, images: Iterable[ImageSummary], links: Iterable[Pat
     The images of a folder are a column if their names have different numbers. If numbers are repeated, because the
     folder has images of several stages, those whose names differ by digits only are a column.
     """
-    summaries, groups = {image.path: image for image in images}, {}
+    summaries = {image.path: image for image in images}
+    groups: dict[str, list[Path]] = {}
     for parent, members in itertools.groupby(sorted({*summaries, *links}), key=lambda path: path.parent):
         numbered = [path for path in members if slice_number(path.name) is not None]
         has_one_stage = len({slice_number(path.name) for path in numbered}) == len(numbered)

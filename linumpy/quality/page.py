@@ -24,7 +24,17 @@ from linumpy import __version__
 from linumpy.mosaic.io.figures import draw_positions
 from linumpy.mosaic.io.slice_table import slice_number
 from linumpy.pictures import render, scale_bar_label, scale_bar_um
-from linumpy.quality.findings import Finding, empty_slices, gap_text, is_jump, placed_by, records, rejection, stage_of
+from linumpy.quality.findings import (
+    Finding,
+    empty_slices,
+    gap_text,
+    is_jump,
+    placed_by,
+    records,
+    rejection,
+    rms_of,
+    stage_of,
+)
 from linumpy.quality.images import ImageSummary
 from linumpy.quality.overview import Cells, Column, draw_cells, layout_of
 from linumpy.quality.run_folder import RunFolder
@@ -52,7 +62,9 @@ table {{ border-collapse: collapse; font-size: 13px; margin: .6em 0; }}
 th, td {{ padding: .2em .7em; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
 tr.bad td {{ color: #c00000; }}
-table.slices th, table.slices td {{ padding: 3px; text-align: left; vertical-align: top; white-space: normal; }}
+table.slices {{ border-collapse: separate; border-spacing: 2px; }}
+table.slices th, table.slices td {{ padding: 2px; border: 0; white-space: normal; }}
+table.slices th, table.slices td {{ text-align: left; vertical-align: top; }}
 table.slices tr.head th {{ font-weight: normal; position: sticky; top: 0; background: #fff; }}
 table.slices th.row {{ width: 110px; min-width: 110px; }}
 table.slices td {{ border: 3px solid #fff; }} table.slices td.bad {{ border-color: #d00000; }}
@@ -132,7 +144,7 @@ def _slices(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
     drawn = list(pool.map(lambda column: draw_cells(column, layout) if column.images else None, columns))
     yield (
         "<p>In each cell: the mean along depth, below it the middle section, drawn deeper than it is where × says so. "
-        "All slices of a column have one grey scale, and all their sections another. Red: a warning concerns this slice in this stage.</p>"
+        "The plans of a column have one grey scale, and its sections have one. Red: a warning concerns this slice.</p>"
     )
     yield "<table class='slices'><tr class='head'><th class='row'>slice</th>"
     for column, cells in zip(columns, drawn, strict=True):
@@ -161,10 +173,10 @@ def _scale(cells: Cells | None) -> str:
     width = next(iter(cells.pictures.values())).shape[1]
     bar = scale_bar_um(width * cells.pixel_um)
     line = f"<div class='bar' style='width: {bar / cells.pixel_um:.0f}px'></div>"
-    limits = "{:.4g} to {:.4g}".format(*cells.plan_limits)
+    limits = "{:.5g} to {:.5g}".format(*cells.plan_limits)
     below = "below: profile of the middle row"
     if cells.stretch:
-        below = "section × {:.2g}, {:.4g} to {:.4g}".format(cells.stretch, *cells.section_limits)
+        below = "section × {:.2g}, {:.5g} to {:.5g}".format(cells.stretch, *cells.section_limits)
     return f"{line}<div class='small'>{scale_bar_label(bar)}, {limits}<br>{below}</div>"
 
 
@@ -224,7 +236,7 @@ def _numbers(contents: Contents) -> Iterable[str]:
             yield f"<h3>Registrations of slices, {html.escape(str(path.relative_to(run.folder)))}</h3>"
             yield _registrations(document)
     if run.positions:
-        head = ("positions", "tiles", "missing", "by the model", "pairs", "rejected", "RMS", "left out RMS", "why")
+        head = ("positions", "tiles", "missing", "by the model", "pairs", "rejected", "RMS voxels", "why")
         rows = [_tiles(run, path, tiles) for path, tiles in run.positions]
         yield "<h3>Positions of tiles</h3>" + _table(head, rows)
     groups: dict[str, dict[Path, dict[str, str]]] = {}
@@ -277,8 +289,7 @@ def _tiles(run: RunFolder, path: Path, positions: TilePositions) -> tuple[str, .
     return (
         path.stem, f"{positions.grid[0]} × {positions.grid[1]}", str(int((~positions.present).sum())),
         str(sum(by_model)) if by_model else "–", str(len(positions.pairs)), str(sum(reasons.values())),
-        _text(positions.rms_residual), _text(document.get("rms_leave_one_out")),
-        ", ".join(f"{count} {reason}" for reason, count in reasons.items()),
+        _text(rms_of(document)), ", ".join(f"{count} {reason}" for reason, count in reasons.items()),
     )  # fmt: skip
 
 

@@ -108,8 +108,9 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     found, matches = find_stack(run, [image for image in images if image.path not in slices]), {}
     if found is not None:
         stage = findings.stage_of(run, found[0])
+        last = [column.images for column in columns if all("z" in image.axes for image in column.images.values())]
+        matches = matches_of(last[-1], found[1], use_gpu=use_gpu) if last else {}
         columns.append(Column(stage, parts_of(*found, use_gpu=use_gpu)))
-        matches = matches_of(*found, use_gpu=use_gpu)
     ratios = {
         column.stage: {
             (first, second): brightness_ratio(column.images[first], column.images[second])
@@ -140,7 +141,7 @@ def _faults(columns: Sequence[Column], everything: Iterable[Finding]) -> dict[tu
     faults: dict[tuple[str, int], list[str]] = {}
     for line, column in itertools.product(everything, columns):
         if column.stage in line.stages or _MADE_FROM.get(column.stage) in line.stages:
-            all_slices = (*column.images, *column.unchanged) if line.text.startswith(findings.LEFT_OUT) else ()
+            all_slices = (*column.images, *column.unchanged) if line.left_out else ()
             for number in line.slices or all_slices:
                 faults.setdefault((column.stage, number), []).append(line.text)
     return faults

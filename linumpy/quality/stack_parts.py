@@ -1,6 +1,6 @@
 """The slices in a stack: the part of each, and how neighbours match where they meet.
 
-In: a stack as OME-Zarr, and its file of transforms, which tells the depth of each slice. Out: an
+In: a stack and its slices as OME-Zarr, and the file of their transforms. Out: an
 :class:`~linumpy.quality.images.ImageSummary` of each part, and a :class:`Match` of each pair of neighbours.
 """
 
@@ -17,13 +17,13 @@ from scipy import ndimage
 
 from linumpy.io.volume import open_volumes
 from linumpy.quality.findings import Finding, records
-from linumpy.quality.images import ImageSummary, summarize
+from linumpy.quality.images import Gray, ImageSummary, summarize
 from linumpy.quality.run_folder import RunFolder
 from linumpy.registration.masked_correlation import match_pairs
 from linumpy.registration.position_files import JSON
 
-#: Planes of the stack, on each side of the planes that two slices share, whose mean is compared.
-_PLANES = 3
+#: Minimum number of planes, on each side of where two slices meet, whose mean is compared.
+_PLANES = 2
 #: Standard deviation in pixels of the background that is subtracted, so that an outline of tissue alone is no match.
 _BACKGROUND = 6.0
 #: Pixels that two slices must share to be compared, and greatest shift as a fraction of the image.
@@ -40,8 +40,7 @@ class Match:
     Attributes
     ----------
     correlation : float
-        Pearson's correlation of the structure above and below the planes that both share; NaN if too few pixels of
-        tissue are shared.
+        Pearson's correlation of the structure where both meet; NaN if too few pixels are shared.
     best : float
         The greatest correlation at any shift.
     shift_um : (float, float)
@@ -93,17 +92,56 @@ def _bottom(entry: Mapping[str, JSON]) -> float:
     return float(entry["top_um"] + entry["depth_um"])
 
 
-def matches_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool) -> dict[tuple[int, int], Match]:
-    """Compare each slice with the next: planes just above the planes that both share, and planes just below them."""
-    stack = open_volumes(path)
-    depth = _PLANES * stack.spacing[stack.axes.index("z")]
+def matches_of(
+    images: Mapping[int, ImageSummary], slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool
+) -> dict[tuple[int, int], Match]:
+    """Compare each slice with the next where the transforms say that they meet.
+
+    Both are read between the same depths of the stack, those of the planes that both have, or of a few planes on each
+    side of where one ends and the next begins. The means along depth are brought to the stack by the lateral part of
+    the transforms.
+    """
     matches = {}
     for upper, lower in itertools.pairwise(slices):
-        above = summarize(path, depth_um=(lower["top_um"] - depth, lower["top_um"]), use_gpu=use_gpu)
-        below = summarize(path, depth_um=(_bottom(upper), _bottom(upper) + depth), use_gpu=use_gpu)
         pair = upper["number"], lower["number"]
-        matches[pair] = match(above.projection.values, below.projection.values, above.projection.pixel)
+        if not {*pair} <= images.keys():
+            continue
+        begin, end = float(lower["top_um"]), float(upper["top_um"] + upper["depth_um"])
+        margin = max(0.0, _PLANES * images[pair[0]].spacing[0] - (end - begin) / 2)
+        seen = [
+            _seen_from_stack(images[entry["number"]], entry, (begin - margin, end + margin), use_gpu)
+            for entry in (upper, lower)
+        ]
+        matches[pair] = match(*_on_one_grid(*seen))
     return matches
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """A mean along depth, and the map of its pixels to coordinates of the stack: homogeneous, (y, x, 1), in µm."""
+
+    picture: Gray
+    to_stack: np.ndarray
+
+
+def _seen_from_stack(
+    image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], use_gpu: bool
+) -> _Plane:
+    matrix, origin = np.array(entry["matrix"], float), np.array(open_volumes(image.path).origin)
+    inside = [depth - matrix[0, 3] for depth in depths]
+    picture = summarize(image.path, depth_um=(inside[0], inside[1]), use_gpu=use_gpu).projection
+    pixels = np.diag([*picture.pixel, 1.0])
+    pixels[:2, 2] = origin[1:] + (np.array(picture.pixel) - image.spacing[1:]) / 2
+    return _Plane(picture, matrix[1:, 1:] @ pixels)
+
+
+def _on_one_grid(upper: _Plane, lower: _Plane) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """Sample the lower plane at the pixels of the upper one; pixels outside of it are 0."""
+    map_ = np.linalg.inv(lower.to_stack) @ upper.to_stack
+    sampled = ndimage.affine_transform(
+        lower.picture.values, map_[:2, :2], map_[:2, 2], upper.picture.values.shape, order=1
+    )
+    return upper.picture.values, sampled, upper.picture.pixel
 
 
 def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -> Match:
