@@ -69,7 +69,7 @@ def numbered(word: str, numbers: Iterable[int]) -> str:
             runs.append([number])
     parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
     plural = "s" if sum(map(len, runs)) > 1 else ""
-    return f"{word}{plural} {', '.join(parts)}"
+    return f"{word}{plural} {' and '.join(parts) if len(parts) < 3 else ', '.join(parts)}"
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -242,7 +242,7 @@ def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iter
         }
         jumps = tuple(stage for stage, ratio in known.items() if is_jump(ratio))
         if known and is_jump(last := list(known.values())[-1]):
-            text = f"tissue is {last:.3g} times as bright in slice {pair[1]} as in slice {pair[0]}"
+            text = f"tissue is {last:.2g} times as bright in slice {pair[1]} as in slice {pair[0]}"
             yield Finding(text, jumps, pair)
 
 

@@ -108,7 +108,7 @@ def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
         return finite & (np.abs(values - median) > deviations * max(spread, 1e-3 * abs(median)))
 
 
-def step_outliers(values: np.ndarray, deviations: float = 4.0, least: float = 0.2) -> np.ndarray:
+def step_outliers(values: np.ndarray, deviations: float = 4.0, least: float = 0.3) -> np.ndarray:
     """Return which values are far from both of their neighbours, or at the ends from the only one.
 
     Far is a step of more than `deviations` robust standard deviations of all steps between neighbours, and of more than

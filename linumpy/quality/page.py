@@ -161,7 +161,8 @@ def _slices(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
             continue
         yield f"<tr><th class='row'>slice {number}{_between(contents, above, number)}</th>"
         for column, cells in zip(columns, drawn, strict=True):
-            yield _cell(column, cells, number, contents.faults.get((column.stage, number), ()))
+            why = contents.faults.get((column.stage, number), ())
+            yield _cell(column, cells, number, f"{column.stage}, slice {number}", why)
         yield "</tr>"
     yield "</table>"
 
@@ -195,7 +196,7 @@ def _between(contents: Contents, last: int | None, number: int) -> str:
     return f"<div class='small'>to slice {last}:{shown}</div>" if lines else ""
 
 
-def _cell(column: Column, cells: Cells | None, number: int, faults: Sequence[str]) -> str:
+def _cell(column: Column, cells: Cells | None, number: int, alt: str, faults: Sequence[str]) -> str:
     from PIL import Image
 
     why = html.escape("; ".join(faults), quote=True)
@@ -204,9 +205,8 @@ def _cell(column: Column, cells: Cells | None, number: int, faults: Sequence[str
         text = "unchanged" if number in column.unchanged else "no image"
         return f"<td class='text{' bad' if why else ''}'>{text}{below}</td>"
     pixels = cells.pictures[number]
-    alt = html.escape(f"{column.stage}, slice {number}", quote=True)
     size = f"width='{pixels.shape[1]}' height='{pixels.shape[0]}'"
-    picture = f"<img {size} alt='{alt}' src='{_source(Image.fromarray(pixels))}'>"
+    picture = f"<img {size} alt='{html.escape(alt)}' src='{_source(Image.fromarray(pixels))}'>"
     return f"<td{' class=bad' if why else ''}>{picture}{below}</td>"
 
 
@@ -223,7 +223,7 @@ def _others(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
     yield "<h2>Whole volumes and other images</h2><table class='slices'><tr class='head'>"
     yield from (f"<th><b>{html.escape(name)}</b>{_scale(cells)}</th>" for name, cells in zip(names, drawn, strict=True))
     yield "</tr><tr>"
-    yield from (_cell(column, cells, 0, ()) for column, cells in zip(columns, drawn, strict=True))
+    yield from (_cell(column, cells, 0, column.stage, ()) for column, cells in zip(columns, drawn, strict=True))
     yield "</tr></table>"
 
 

@@ -105,11 +105,12 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     """Compare neighbouring slices, and gather all findings."""
     columns = columns_of(run.folder, images, run.links)
     slices = {image.path for column in columns for image in column.images.values()}
+    seen = findings.merged(_seen(run, columns, images, slices))
     found, matches = find_stack(run, [image for image in images if image.path not in slices]), {}
     if found is not None:
         stage = findings.stage_of(run, found[0])
-        last = [column.images for column in columns if all("z" in image.axes for image in column.images.values())]
-        matches = matches_of(last[-1], found[1], use_gpu=use_gpu) if last else {}
+        registered = [column.images for column in columns if any(image.section for image in column.images.values())]
+        matches = matches_of(registered[-1], found[1], use_gpu=use_gpu) if registered else {}
         columns.append(Column(stage, parts_of(*found, use_gpu=use_gpu)))
     ratios = {
         column.stage: {
@@ -125,7 +126,6 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
         if first.path != second.path
     }
     said = findings.merged([*unread, *findings.of_documents(run)])
-    seen = findings.merged(_seen(run, columns, images, slices))
     jumps = findings.merged([*findings.of_brightness(ratios), *of_matches(matches), *findings.of_cameras(run)])
     everything = (*said, *seen, *jumps)
     faults = _faults(columns, everything)

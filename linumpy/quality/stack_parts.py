@@ -64,7 +64,7 @@ def find_stack(run: RunFolder, images: Sequence[ImageSummary]) -> tuple[Path, li
         slices = [entry for entry in records(document, "slices") if _has_depth(entry)]
         if not slices:
             continue
-        depth = max(entry["top_um"] + entry["depth_um"] for entry in slices) - min(entry["top_um"] for entry in slices)
+        depth = max(_bottom(entry) for entry in slices) - min(entry["top_um"] for entry in slices)
         near = sorted(images, key=lambda image: image.path.parent != path.parent)
         for image in near:
             if "z" in image.axes and len(image.axes) == 3:
@@ -75,17 +75,25 @@ def find_stack(run: RunFolder, images: Sequence[ImageSummary]) -> tuple[Path, li
 
 
 def _has_depth(entry: Mapping[str, JSON]) -> bool:
-    return isinstance(entry.get("number"), int) and all(
-        isinstance(entry.get(key), (int, float)) for key in ("top_um", "depth_um")
-    )
+    try:
+        numbers = [float(entry["top_um"]), float(entry["depth_um"]), np.linalg.det(np.array(entry["matrix"], float))]
+        return isinstance(entry["number"], int) and np.shape(entry["matrix"]) == (4, 4) and 0 not in numbers[1:]
+    except (KeyError, TypeError, ValueError, np.linalg.LinAlgError):
+        return False
 
 
 def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool) -> dict[int, ImageSummary]:
-    """Return a summary of the part of each slice, by its number."""
-    return {
-        entry["number"]: summarize(path, depth_um=(entry["top_um"], _bottom(entry)), use_gpu=use_gpu)
-        for entry in slices
-    }
+    """Return a summary of the part of each slice, by its number: the planes that no other slice has, if there are such.
+
+    Where slices overlap, the stack blends them, which hides a step from one to the next.
+    """
+    tops, bottoms = [entry["top_um"] for entry in slices], [_bottom(entry) for entry in slices]
+    parts = {}
+    for n, entry in enumerate(slices):
+        begin, end = tops[n], min([bottoms[n], *tops[n + 1 : n + 2]])
+        own = max([begin, *bottoms[max(0, n - 1) : n]])
+        parts[entry["number"]] = summarize(path, depth_um=(own if own < end else begin, end), use_gpu=use_gpu)
+    return parts
 
 
 def _bottom(entry: Mapping[str, JSON]) -> float:
@@ -106,7 +114,7 @@ def matches_of(
         pair = upper["number"], lower["number"]
         if not {*pair} <= images.keys():
             continue
-        begin, end = float(lower["top_um"]), float(upper["top_um"] + upper["depth_um"])
+        begin, end = float(lower["top_um"]), _bottom(upper)
         margin = max(0.0, _PLANES * images[pair[0]].spacing[0] - (end - begin) / 2)
         seen = [
             _seen_from_stack(images[entry["number"]], entry, (begin - margin, end + margin), use_gpu)
@@ -174,7 +182,7 @@ def of_matches(matches: Mapping[tuple[int, int], Match]) -> list[Finding]:
     findings = []
     for (upper, lower), found in matches.items():
         if found.is_bad and lower == upper + 1:
-            text = f"their structure hardly matches in the stack (correlation {found.correlation:.2f}"
-            shift = f"; {found.best:.2f} if one is shifted by {found.shift_um[0]:.0f} and {found.shift_um[1]:.0f} µm)"
+            text = f"their structure hardly matches where they meet (correlation {found.correlation:.2f}"
+            shift = f", {found.best:.2f} with a shift of {found.shift_um[0]:.0f} and {found.shift_um[1]:.0f} µm)"
             findings.append(Finding(text + shift, ("stack",), (upper, lower)))
     return findings
