@@ -63,7 +63,8 @@ def columns_of(folder: Path, images: Iterable[ImageSummary], links: Iterable[Pat
         has_one_stage = len({slice_number(path.name) for path in numbered}) == len(numbered)
         for path in numbered:
             name = parent if has_one_stage else parent / re.sub(r"\d+", "#", path.name)
-            groups.setdefault(str(name.relative_to(folder)), []).append(path)
+            stage = folder.resolve().name if name == folder else str(name.relative_to(folder))
+            groups.setdefault(stage, []).append(path)
     columns = []
     for stage, paths in groups.items():
         if len(paths) == 1 and not re.search(r"(?:^|[^a-zA-Z])z\d", paths[0].name):

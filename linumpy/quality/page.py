@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: Pixels of a cell's width and of its section's height; pixels of the width of other images.
 _WIDTH, _SECTION, _LARGE = 200, 64, 480
 #: Maximum number of pictures of stages in the page, their width and height in pixels, and quality of all JPEGs.
-_PICTURES, _SIZE, _QUALITY = 400, (480, 360), 80
+_PICTURES, _SIZE, _QUALITY = 400, (640, 480), 80
 #: Maximum numbers of a list that a table shows, and columns up to which a table of a stage is not collapsed.
 _LIST, _OPEN = 4, 12
 
@@ -73,8 +73,8 @@ table.slices img {{ display: block; }}
 .why {{ font-size: 11px; line-height: 1.25; max-height: 3.75em; overflow: hidden; width: {_WIDTH}px; }}
 .small {{ font-size: 11px; color: #555; font-weight: normal; }}
 .bar {{ border-top: 3px solid #1a1a1a; margin: 3px 0 0; }}
-figure {{ display: inline-block; margin: 4px; width: 320px; vertical-align: top; }}
-figure img {{ width: 320px; height: 240px; object-fit: contain; }}
+figure {{ display: inline-block; margin: 4px; width: 400px; vertical-align: top; }}
+figure img {{ width: 400px; }}
 figcaption {{ font-size: 12px; color: #555; height: 2.8em; overflow: hidden; overflow-wrap: anywhere; }}
 """
 
@@ -174,11 +174,16 @@ def _scale(cells: Cells | None) -> str:
     width = next(iter(cells.pictures.values())).shape[1]
     bar = scale_bar_um(width * cells.pixel_um)
     line = f"<div class='bar' style='width: {bar / cells.pixel_um:.0f}px'></div>"
-    limits = "{:.5g} to {:.5g}".format(*cells.plan_limits)
+    limits = " to ".join(map(_level, cells.plan_limits))
     below = "below: profile of the middle row"
     if cells.stretch:
-        below = "section × {:.2g}, {:.5g} to {:.5g}".format(cells.stretch, *cells.section_limits)
+        below = f"section × {cells.stretch:.2g}, {' to '.join(map(_level, cells.section_limits))}"
     return f"{line}<div class='small'>{scale_bar_label(bar)}, {limits}<br>{below}</div>"
+
+
+def _level(value: float) -> str:
+    """Return an intensity as text, without an exponent where it is large."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _between(contents: Contents, last: int | None, number: int) -> str:

@@ -112,7 +112,7 @@ def matches_of(
     matches = {}
     for upper, lower in itertools.pairwise(slices):
         pair = upper["number"], lower["number"]
-        if not {*pair} <= images.keys():
+        if not all(number in images and images[number].axes == "zyx" for number in pair):
             continue
         begin, end = float(lower["top_um"]), _bottom(upper)
         margin = max(0.0, _PLANES * images[pair[0]].spacing[0] - (end - begin) / 2)

@@ -201,9 +201,9 @@ def test_pictures_of_any_kind_are_shown(tmp_path):
     assert set(shown) == {"a16.png", "b8.png", "clear.png", "mask.png"}
     assert page.count("cannot be read") == 2
     for name in ("a16.png", "b8.png"):
-        assert shown[name].size == (480, 360)
+        assert shown[name].size == (640, 480)
         pixels = np.asarray(shown[name].convert("L")).astype(float)
-        expected = np.linspace(0, 255, 360)[:, None]
+        expected = np.linspace(0, 255, 480)[:, None]
         assert np.abs(pixels - expected).max() < 6
     red = np.asarray(shown["clear.png"].convert("RGB")).astype(int)
     assert (red[:, :10] > 245).all()
@@ -342,3 +342,26 @@ def test_a_column_has_one_gray_scale(tmp_path):
     assert inside.mean() > 0.5
     np.testing.assert_allclose((half / full)[inside], 0.5, rtol=0.06)
     assert full[90].mean() == pytest.approx(ramp[30].mean(), rel=0.05)
+
+
+def test_images_of_several_stages_in_one_folder_are_columns(tmp_path):
+    """The names of commands' outputs differ by the stage, and links to images of the folder are no images."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    volume = np.random.default_rng(5).gamma(4, 100, (4, 30, 40)).astype("f4")
+    for name in ("a_z00_flat", "a_z00_even", "a_z01_flat", "a_z01_even"):
+        write_omezarr(folder / f"{name}.ome.zarr", volume, SPACING)
+    write_report(folder, tmp_path / "r.html")
+    drawn, _ = cells((tmp_path / "r.html").read_text())
+    assert set(drawn) == {(f"a_z#_{stage}.ome.zarr", n) for stage in ("flat", "even") for n in (0, 1)}
+    (folder / "linked").mkdir()
+    for n in (0, 1):
+        (folder / f"linked/a_z0{n}.ome.zarr").symlink_to(folder / f"a_z0{n}_flat.ome.zarr")
+    (folder / "linked/a_z01.json").write_text('{"left_out": "too few tiles", "warnings": []}')
+    for follow in (False, True):
+        report = write_report(folder, tmp_path / "r.html", follow_links=follow, overwrite=True)
+        assert "linked, slice 1: left out: too few tiles" in report.warnings
+        assert len(report.images) == 4
+        text = (tmp_path / "r.html").read_text()
+        assert "<td class='text'>unchanged</td>" in text
+        assert "<td class='text bad'>unchanged<div class='why'" in text
