@@ -148,11 +148,12 @@ def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, use_gp
         mask = _mask(projection)
         tissue = float(mask.mean())
         sharp = float(sharpness(projection[None], mask[None] if bool(mask.any()) else None)[0])
+    section = None if order is None else _reduced(filled[:, filled.shape[1] // 2], (spacing[0], spacing[2]))
     return ImageSummary(
-        path, finest.first.shape, finest.spacing, chosen.axes, str(chosen.first.dtype), level,
-        _reduced(projection, spacing[-2:]),
-        None if order is None else _reduced(filled[:, filled.shape[1] // 2], (spacing[0], spacing[2])),
-        _reduced(mask, spacing[-2:]).values > 0.5, tissue, sharp, median, 1 - float(finite.mean()), constant,
+        path=path, shape=finest.first.shape, spacing=finest.spacing, axes=chosen.axes, dtype=str(chosen.first.dtype),
+        level=level, projection=_reduced(projection, spacing[-2:]), section=section,
+        mask=_reduced(mask, spacing[-2:]).values > 0.5, tissue=tissue, sharpness=sharp, median=median,
+        not_finite=1 - float(finite.mean()), constant=constant,
     )  # fmt: skip
 
 

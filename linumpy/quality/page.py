@@ -22,7 +22,6 @@ import numpy as np
 
 from linumpy import __version__
 from linumpy.mosaic.io.figures import draw_positions
-from linumpy.mosaic.io.slice_table import slice_number
 from linumpy.pictures import render, scale_bar_label, scale_bar_um
 from linumpy.quality.findings import (
     Finding,
@@ -89,6 +88,8 @@ class Contents:
         The folder.
     images : tuple of ImageSummary
         All images.
+    others : tuple of ImageSummary
+        Images that are none of a slice, such as the whole stack.
     columns : tuple of Column
         The images of slices, by stage.
     findings : tuple of Finding
@@ -105,6 +106,7 @@ class Contents:
 
     run: RunFolder
     images: tuple[ImageSummary, ...]
+    others: tuple[ImageSummary, ...]
     columns: tuple[Column, ...]
     findings: tuple[Finding, ...]
     faults: Mapping[tuple[str, int], Sequence[str]]
@@ -216,13 +218,11 @@ def _cell(column: Column, cells: Cells | None, number: int, alt: str, faults: Se
 
 
 def _others(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
-    """Yield the images that are none of a slice, such as the whole stack: a table of one row."""
-    shown = {image.path for column in contents.columns for image in column.images.values()}
-    others = [image for image in contents.images if image.path not in shown or slice_number(image.path.name) is None]
-    if not others:
+    """Yield a table of one row with the images that are none of a slice."""
+    if not contents.others:
         return
-    names = [str(image.path.relative_to(contents.run.folder)) for image in others]
-    columns = [Column(name, {0: image}) for name, image in zip(names, others, strict=True)]
+    names = [str(image.path.relative_to(contents.run.folder)) for image in contents.others]
+    columns = [Column(name, {0: image}) for name, image in zip(names, contents.others, strict=True)]
     layout = layout_of(columns, _LARGE)
     drawn = list(pool.map(lambda column: draw_cells(column, layout), columns))
     yield "<h2>Whole volumes and other images</h2><table class='slices'><tr class='head'>"

@@ -105,8 +105,9 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     """Compare neighbouring slices, and gather all findings."""
     columns = columns_of(run.folder, images, run.links)
     slices = {image.path for column in columns for image in column.images.values()}
-    seen = findings.merged(_seen(run, columns, images, slices))
-    found, matches = find_stack(run, [image for image in images if image.path not in slices]), {}
+    others = tuple(image for image in images if image.path not in slices)
+    seen = findings.merged(_seen(run, columns, others))
+    found, matches = find_stack(run, others), {}
     if found is not None:
         stage = findings.stage_of(run, found[0])
         registered = [column.images for column in columns if any(image.section for image in column.images.values())]
@@ -130,7 +131,10 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     everything = (*said, *seen, *jumps)
     faults = _faults(columns, everything)
     shown = tuple(column for column in columns if column.images or any(stage == column.stage for stage, _ in faults))
-    return Contents(run, tuple(images), shown, everything, faults, similarities, ratios, matches)
+    return Contents(
+        run=run, images=tuple(images), others=others, columns=shown, findings=everything, faults=faults,
+        similarities=similarities, ratios=ratios, matches=matches,
+    )  # fmt: skip
 
 
 def _faults(columns: Sequence[Column], everything: Iterable[Finding]) -> dict[tuple[str, int], list[str]]:
@@ -147,16 +151,13 @@ def _faults(columns: Sequence[Column], everything: Iterable[Finding]) -> dict[tu
     return faults
 
 
-def _seen(
-    run: RunFolder, columns: Sequence[Column], images: Sequence[ImageSummary], slices: set[Path]
-) -> Iterable[Finding]:
+def _seen(run: RunFolder, columns: Sequence[Column], others: Sequence[ImageSummary]) -> Iterable[Finding]:
     """Yield what images show one by one, and beside their neighbours."""
     numbers, empty = {n for column in columns for n in (*column.images, *column.unchanged)}, findings.empty_slices(run)
     yield from findings.of_gaps(run, numbers)
-    for image in images:
-        if image.path not in slices:
-            name = str(image.path.relative_to(run.folder))
-            yield from (Finding(text, (name,)) for text in findings.of_voxels(image))
+    for image in others:
+        name = str(image.path.relative_to(run.folder))
+        yield from (Finding(text, (name,)) for text in findings.of_voxels(image))
     for column in columns:
         for number, image in column.images.items():
             if number not in empty:

@@ -163,10 +163,8 @@ def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -
     found = match_pairs(a[None], b[None], (valid[None], valid[None]), max_shift=_MAX_SHIFT)
     shift, best = found.matrices[0][:2, 2], float(found.correlations[0])
     is_shifted = np.hypot(*shift) > _PIXELS and best > max(2 * correlation, correlation + _MORE)
-    return Match(
-        correlation, best, (float(shift[0] * pixel_um[0]), float(shift[1] * pixel_um[1])),
-        correlation < _LEAST or bool(is_shifted),
-    )  # fmt: skip
+    shift_um = float(shift[0] * pixel_um[0]), float(shift[1] * pixel_um[1])
+    return Match(correlation, best, shift_um, is_bad=correlation < _LEAST or bool(is_shifted))
 
 
 def _structure(plane: np.ndarray, valid: np.ndarray) -> np.ndarray:
