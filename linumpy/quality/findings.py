@@ -150,7 +150,7 @@ _PLACES = {"neighbours": "its neighbours", "motor": "the motor's shifts"}
 
 def _of_transforms(document: Mapping[str, JSON]) -> Iterable[_Found]:
     slices = [entry for entry in records(document, "slices") if isinstance(entry.get("number"), int)]
-    neighbours = set(itertools.pairwise(entry["number"] for entry in slices))
+    neighbours = list(itertools.pairwise(entry["number"] for entry in slices))
     for pair in records(document, "pairs"):
         reason, both = rejection(pair), (pair.get("fixed_id"), pair.get("moving_id"))
         if reason and both in neighbours:  # others, which share fewer planes, only support them

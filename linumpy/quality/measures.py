@@ -111,16 +111,16 @@ def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
 def step_outliers(values: np.ndarray, deviations: float = 4.0, least: float = 0.3) -> np.ndarray:
     """Return which values are far from both of their neighbours, or at the ends from the only one.
 
-    Far is a step of more than `deviations` robust standard deviations of all steps between neighbours, and of more than
-    `least` times the median of the magnitudes, so that neither a trend nor noise makes outliers. Values that are not
-    finite are left out; of fewer than five finite values none is an outlier.
+    Steps are relative to the greater magnitude of both values. Far is a step of more than `deviations` robust standard
+    deviations of all steps, and of more than `least`, so that neither a trend nor noise makes outliers. Values that are
+    not finite are left out; of fewer than five finite values none is an outlier.
     """
     result, finite = np.zeros(values.shape, bool), np.isfinite(values)
     if finite.sum() < 5:
         return result
     kept = values[finite]
-    steps = np.abs(np.diff(kept))
-    far = np.concatenate([[np.inf], steps, [np.inf]])
-    limit = max(deviations * robust_deviation(np.diff(kept)), least * float(np.median(np.abs(kept))))
-    result[finite] = np.minimum(far[:-1], far[1:]) > limit
+    greater = np.maximum(np.abs(kept[1:]), np.abs(kept[:-1]))
+    steps = np.diff(kept) / np.where(greater > 0, greater, 1)
+    far = np.concatenate([[np.inf], np.abs(steps), [np.inf]])
+    result[finite] = np.minimum(far[:-1], far[1:]) > max(deviations * robust_deviation(steps), least)
     return result

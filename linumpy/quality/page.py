@@ -145,7 +145,7 @@ def _slices(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
     columns, layout = contents.columns, layout_of(contents.columns, _WIDTH, _SECTION)
     drawn = list(pool.map(lambda column: draw_cells(column, layout) if column.images else None, columns))
     yield (
-        "<p>In each cell: the mean along depth, below it the middle section, drawn deeper than it is where × says so. "
+        "<p>In each cell: the mean along depth, below it the middle section, stretched along depth as the head says. "
         "The plans of a column have one grey scale, and its sections have one. Red: a warning concerns this slice.</p>"
     )
     yield "<table class='slices'><tr class='head'><th class='row'>slice</th>"

@@ -130,6 +130,12 @@ def test_damaged_files_are_warnings(results, tmp_path):
     """One of them must not cost the whole page; nor may a pipe be waited for."""
     folder, _ = results
     (folder / "cut.json").write_text('{"tiles": 1, "pairs": 2, "model": 3, "tile_shape": 4}')
+    odd = {
+        "slices": [{"number": 1}, {"number": 2, "placed_by": 3}, 4],
+        "pairs": [5, {"fixed_id": [1], "rejected": True}],
+    }
+    (folder / "odd.json").write_text(json.dumps(odd | {"warnings": 6, "left_out": 7, "tiles": [{}], "clipped": "no"}))
+    (folder / "deep.json").write_text(json.dumps({"a": {"b": {"c": 1}}, "d": [1, None], "e": [], "f": True, "g": 2.5}))
     (folder / "long.csv").write_text("a\n" + "x" * 200_000)
     (folder / "pipeline.json").write_text('{"stages": [1]}')
     os.mkfifo(folder / "pipe.csv")
