@@ -121,6 +121,7 @@ def step_outliers(values: np.ndarray, deviations: float = 4.0, least: float = 0.
     kept = values[finite]
     greater = np.maximum(np.abs(kept[1:]), np.abs(kept[:-1]))
     steps = np.diff(kept) / np.where(greater > 0, greater, 1)
+    spread = deviations * robust_deviation(steps - np.median(steps))
     far = np.concatenate([[np.inf], np.abs(steps), [np.inf]])
-    result[finite] = np.minimum(far[:-1], far[1:]) > max(deviations * robust_deviation(steps), least)
+    result[finite] = np.minimum(far[:-1], far[1:]) > max(spread, least)
     return result
