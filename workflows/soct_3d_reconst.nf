@@ -226,6 +226,7 @@ process report {
     path(pictures, stageAs: 'results/illumination/*')
     path(surfaces, stageAs: 'results/surface/*')
     path(volume, stageAs: 'results/stack/*')
+    path(transforms, stageAs: 'results/register/*')
 
     output:
     path("report.html"), emit: page
@@ -279,5 +280,5 @@ workflow {
     compensate_attenuation(stitch_3d.out.volume)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
-    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fields.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)
+    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fields.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume, register_slices.out.transforms)
 }
