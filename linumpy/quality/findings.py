@@ -96,12 +96,19 @@ def of_documents(run: RunFolder) -> Iterable[Finding]:
     for path, document in run.documents.items():
         number = slice_number(path.name)
         slices, stage = () if number is None else (number,), stage_of(run, path)
-        said = notes(document)
-        yield from (replace(note, stages=(stage,), slices=slices) for note in said)
+        said, more = notes(document), []
         for reader in (_of_tiles, _of_transforms, _of_clipping):
             for found, words in reader(document):
-                if not any(all(re.search(rf"\b(?:{word})\b", note.text) for word in words) for note in said):
-                    yield replace(found, stages=(stage,), slices=found.slices or slices)
+                same = [n for n, note in enumerate(said) if _has_all(note.text, words)]
+                for n in same:  # the stage says it, perhaps of several slices in one sentence
+                    said[n] = replace(said[n], slices=(*said[n].slices, *found.slices))
+                more += [] if same else [found]
+        for note in (*said, *more):
+            yield replace(note, stages=(stage,), slices=note.slices or slices)
+
+
+def _has_all(text: str, words: Iterable[str]) -> bool:
+    return all(re.search(rf"\b(?:{word})\b", text) for word in words)
 
 
 def notes(document: Mapping[str, JSON]) -> list[Finding]:

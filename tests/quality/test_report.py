@@ -320,6 +320,22 @@ def test_each_fault_is_a_warning_and_red(tmp_path):
     assert not {(stage, n) for stage, n in red if n not in (2, 3, 4)}
 
 
+def test_what_a_stage_says_is_not_said_twice(tmp_path):
+    """Its own warning is shown, and the slices that it names are red."""
+    folder = make_run(tmp_path / "run", {"motor", "model"})
+    for path, text in (
+        ("register/transforms.json", "No pair places slice 3: placed by the motor's shifts."),
+        ("positions/slice_z03.json", "3 of 3 tiles are placed by the regular grid."),
+    ):
+        document = json.loads((folder / path).read_text())
+        (folder / path).write_text(json.dumps(document | {"warnings": [text]}))
+    assert write_report(folder, tmp_path / "r.html").warnings == (
+        "positions, slice 3: 3 of 3 tiles are placed by the regular grid.",
+        "register, slice 3: No pair places slice 3: placed by the motor's shifts.",
+    )
+    assert cells((tmp_path / "r.html").read_text())[1] == {("stack", 3)}
+
+
 def test_missing_and_empty_slices_have_rows(tmp_path):
     folder = make_run(tmp_path / "run", {"gone"})
     stage = {"name": "stitch", "done": 6, "kept": 0, "seconds": 1.0, "wall_seconds": 1.0}
