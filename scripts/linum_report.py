@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Write a report of a folder of results as one HTML page.
 
-The page begins with warnings: missing tiles, rejected pairs, images without contrast, slices that differ from the
-others. It has pictures with scale bars of all OME-Zarr images; for each slice the share of tissue, the sharpness and
-the similarity to the next slice; the positions of tiles, the times of linum-pipeline, and tables and pictures of other
-commands. The page needs no other files, and no network.
+The page begins with warnings: those that stages wrote, stages that were left out, rejected registrations, clipping,
+missing slices, jumps of brightness between slices, slices that do not match where they meet, slices that differ from
+their neighbours. Then it shows the slices side by side: a row for each slice, a column for each stage, with one grey
+scale for all slices of a column; red where a warning concerns a slice. Below are numbers, times, tables, and the
+pictures of stages. The page needs no other files, and no network.
 
 FOLDER holds the results of linum-pipeline or of single commands, also in folders below it. The RUN file of
 linum-pipeline may be given in its place.

@@ -258,9 +258,13 @@ process report {
     input:
     path(slices, stageAs: 'results/compensated/*')
     path(positions, stageAs: 'results/positions/*')
-    path(pictures, stageAs: 'results/illumination/*')
+    path(pictures, stageAs: 'results/shading/*')
+    path(numbers, stageAs: 'results/shading/*')
     path(surfaces, stageAs: 'results/surface/*')
     path(volume, stageAs: 'results/stack/*')
+    path(transforms, stageAs: 'results/register/*')
+    path(beam, stageAs: 'results/beam/*')
+    path(gains, stageAs: 'results/compensated/*')
 
     output:
     path("report.html"), emit: page
@@ -302,12 +306,14 @@ workflow {
     if (params.skip_illumination) {
         even = flat
         pictures = Channel.empty()
+        numbers = Channel.empty()
     } else {
         all_flat = flat.map { slice -> slice[1] }
         estimate_illumination(all_flat.collect())
         fix_illumination(flat, estimate_illumination.out.fields)
         even = fix_illumination.out.mosaic
         pictures = estimate_illumination.out.picture
+        numbers = estimate_illumination.out.numbers
     }
     find_tissue_interface(even)
     aip(even)
@@ -317,5 +323,5 @@ workflow {
     compensate_attenuation(stitch_3d.out.volume, estimate_beam.out.beam)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
-    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), pictures.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)
+    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), pictures.collect().ifEmpty([]), numbers.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume, register_slices.out.transforms, estimate_beam.out.beam, compensate_attenuation.out.gains.collect())
 }

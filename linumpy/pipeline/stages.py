@@ -8,6 +8,7 @@ stages read one ``image`` and make the next. Further roles are ``projection``, `
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from linumpy.pipeline import options
 
 if TYPE_CHECKING:
     from distributed import Client
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,20 @@
 """Figures of merit and pictures of images on disk, computed from a resolution that fits into memory.
 
-In: paths of OME-Zarr images. Out: an :class:`ImageSummary` of each image, with host arrays for pictures.
+In: paths of OME-Zarr images. Out: an :class:`ImageSummary` of each image, with small host arrays for pictures.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.device import array_module, is_device_array, to_host
 from linumpy.io.volume import Volumes, open_volumes
-from linumpy.mosaic.io.tiles import read_box
+from linumpy.mosaic.io.tiles import Box, read_box
 from linumpy.quality.measures import sharpness, structural_similarity
 from linumpy.quality.tissue import tissue_mask
 from linumpy.voxel.backends.choose import why_no_warp
@@ -24,11 +22,50 @@ from linumpy.voxel.backends.choose import why_no_warp
 #: Maximum voxels that are read of an image: the finest resolution with at most so many voxels or, if the coarsest has
 #: more, planes in the middle of the coarsest.
 VOXELS = 2**26
+#: Maximum pixels along an axis of a picture.
+PIXELS = 320
+#: Pixels of tissue that two pictures must share for a ratio of their brightness.
+_SHARED = 30
+
+
+@dataclass(frozen=True)
+class Gray:
+    """A small gray picture.
+
+    Attributes
+    ----------
+    values : numpy.ndarray of float32, (rows, columns)
+        Means over blocks of pixels, at most :data:`PIXELS` along each axis.
+    pixel : (float, float)
+        Height and width of a pixel in µm.
+    """
+
+    values: np.ndarray
+    pixel: tuple[float, float]
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Height and width in µm."""
+        rows, columns = self.values.shape
+        return rows * self.pixel[0], columns * self.pixel[1]
+
+    def resized(self, pixel: tuple[float, float]) -> np.ndarray:
+        """Return the picture with pixels of another size: means over them, or repeated values."""
+        from PIL import Image
+
+        if np.allclose(pixel, self.pixel, rtol=1e-6):
+            return self.values
+        rows, columns = (
+            max(1, round(count * old / new))
+            for count, old, new in zip(self.values.shape, self.pixel, pixel, strict=True)
+        )
+        picture = Image.fromarray(self.values.astype(np.float32))
+        return np.asarray(picture.resize((columns, rows), Image.Resampling.BOX))
 
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """Figures of merit and pictures of an image.
+    """Figures of merit and pictures of an image, or of some of its planes.
 
     Attributes
     ----------
@@ -42,17 +79,17 @@ class ImageSummary:
         Data type of the voxels.
     level : int
         The resolution that was read.
-    projection : numpy.ndarray, (Y, X)
+    projection : Gray
         Mean along depth, with 0 for voxels that are not finite; for an image of two axes the image itself.
-    section : numpy.ndarray or None
+    section : Gray or None
         The middle section, depth first; None for an image of two axes.
-    pixel : tuple of float
-        Spacing of the resolution that was read, in µm; depth first, if the image has depth.
+    mask : numpy.ndarray of bool
+        Tissue in the projection; all False for an image of two axes or with equal voxels.
     tissue, sharpness : float
         Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes or with equal
         voxels.
-    similarity : float
-        SSIM of the projections of this and of the next image of the same folder; NaN without a next image.
+    median : float
+        Median of the finite voxels of an image of two axes; NaN for others.
     not_finite : float
         Share of the read voxels that are NaN or infinite.
     constant : bool
@@ -65,23 +102,25 @@ class ImageSummary:
     axes: str
     dtype: str
     level: int
-    projection: np.ndarray
-    section: np.ndarray | None
-    pixel: tuple[float, ...]
+    projection: Gray
+    section: Gray | None
+    mask: np.ndarray
     tissue: float
     sharpness: float
+    median: float
     not_finite: float
     constant: bool
-    similarity: float = math.nan
 
 
-def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
+def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, use_gpu: bool = False) -> ImageSummary:
     """Read an image, and compute its figures of merit.
 
     Parameters
     ----------
     path : Path
         An OME-Zarr image of two or three axes of space; of several times and channels the first is read.
+    depth_um : (float, float), optional
+        Coordinates along z between which planes are read, at least one; by default all planes.
     use_gpu : bool
         Whether to read to the GPU and compute there.
 
@@ -92,14 +131,8 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
     """
     finest = open_volumes(path)
     chosen, level = _resolution_to_read(path, finest)
-    array = chosen.first
     z = chosen.axes.index("z") if len(chosen.axes) == 3 and "z" in chosen.axes else None
-    box = [slice(0, n) for n in array.shape]
-    if z is not None and math.prod(array.shape) > VOXELS:
-        planes = max(1, VOXELS * array.shape[z] // math.prod(array.shape))
-        begin = (array.shape[z] - planes) // 2
-        box[z] = slice(begin, begin + planes)
-    voxels = read_box(array, tuple(box), use_gpu)
+    voxels = read_box(chosen.first, _box_to_read(chosen, z, depth_um), use_gpu)
     xp, order = array_module(voxels), None if z is None else (z, *(k for k in range(3) if k != z))
     voxels = voxels if order is None else voxels.transpose(*order)
     spacing = chosen.spacing if order is None else tuple(chosen.spacing[k] for k in order)
@@ -107,16 +140,20 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
     filled = xp.where(finite, voxels, 0).astype(np.float32)
     constant = bool((filled == filled.ravel()[0]).all())
     projection = filled if order is None else filled.mean(axis=0)
-    tissue = sharp = math.nan
-    if order is not None and not constant:
+    mask, tissue, sharp, median = xp.zeros(projection.shape, bool), math.nan, math.nan, math.nan
+    if order is None:
+        projection = xp.where(finite, filled, np.nan)
+        median = float(xp.median(voxels[finite])) if bool(finite.any()) else math.nan
+    elif not constant:
         mask = _mask(projection)
         tissue = float(mask.mean())
         sharp = float(sharpness(projection[None], mask[None] if bool(mask.any()) else None)[0])
-    shown = xp.where(finite, voxels, np.nan) if order is None and voxels.dtype.kind == "f" else projection
+    section = None if order is None else _reduced(filled[:, filled.shape[1] // 2], (spacing[0], spacing[2]))
     return ImageSummary(
-        path, finest.first.shape, finest.spacing, chosen.axes, str(array.dtype), level, to_host(shown),
-        None if order is None else to_host(filled[:, filled.shape[1] // 2]), spacing, tissue, sharp,
-        1 - float(finite.mean()), constant,
+        path=path, shape=finest.first.shape, spacing=finest.spacing, axes=chosen.axes, dtype=str(chosen.first.dtype),
+        level=level, projection=_reduced(projection, spacing[-2:]), section=section,
+        mask=_reduced(mask, spacing[-2:]).values > 0.5, tissue=tissue, sharpness=sharp, median=median,
+        not_finite=1 - float(finite.mean()), constant=constant,
     )  # fmt: skip
 
 
@@ -132,6 +169,23 @@ def _resolution_to_read(path: Path, finest: Volumes) -> tuple[Volumes, int]:
     return chosen, level
 
 
+def _box_to_read(chosen: Volumes, z: int | None, depth_um: tuple[float, float] | None) -> Box:
+    """Return the box of the planes between two depths; of too many voxels, planes in its middle."""
+    shape = chosen.first.shape
+    box = [slice(0, n) for n in shape]
+    if z is None:
+        return tuple(box)
+    first, stop = 0, shape[z]
+    if depth_um is not None:
+        first, stop = (round((depth - chosen.origin[z]) / chosen.spacing[z]) for depth in depth_um)
+        first = min(max(0, first), shape[z] - 1)
+        stop = min(max(first + 1, stop), shape[z])
+    planes = max(1, min(stop - first, VOXELS * shape[z] // math.prod(shape)))
+    first += (stop - first - planes) // 2
+    box[z] = slice(first, first + planes)
+    return tuple(box)
+
+
 def _mask(projection: Array) -> Array:
     """Return the mask of tissue of a projection, computed on the host if Warp, which the device needs, is missing."""
     if not is_device_array(projection) or why_no_warp() is None:
@@ -140,22 +194,47 @@ def _mask(projection: Array) -> Array:
     return mask
 
 
-def with_similarities(summaries: Sequence[ImageSummary], *, use_gpu: bool = False) -> list[ImageSummary]:
-    """Return the summaries with the similarity of each image to the next one of the same folder.
+def _reduced(values: Array, pixel: tuple[float, ...]) -> Gray:
+    """Return means over blocks, at most :data:`PIXELS` along each axis, on the host; `pixel` is the size of a value."""
+    step = [-(-count // PIXELS) for count in values.shape]
+    rows, columns = (count // size for count, size in zip(values.shape, step, strict=True))
+    complete = values[: rows * step[0], : columns * step[1]].astype(np.float32)
+    # One axis after the other: both at a time take NumPy ten times as long.
+    lines = complete.reshape(rows, step[0], complete.shape[1]).mean(axis=1)
+    means = lines.reshape(rows, columns, step[1]).mean(axis=2)
+    return Gray(to_host(means), (step[0] * pixel[0], step[1] * pixel[1]))
 
-    Projections are compared over the part that both have, on the GPU with `use_gpu`. The similarity stays NaN for
-    images of two axes, for equal pixels, and if the shared part is smaller than the window of SSIM.
+
+def _on_one_grid(image: ImageSummary, following: ImageSummary) -> tuple[np.ndarray, np.ndarray]:
+    """Return projections and masks of two images over the part that both have: float32 and bool, (2, Y, X)."""
+    first, second = image.projection.pixel, following.projection.pixel
+    pixel = max(first[0], second[0]), max(first[1], second[1])
+    pictures = [
+        (side.projection, Gray(side.mask.astype(np.float32), side.projection.pixel)) for side in (image, following)
+    ]
+    resized = [[picture.resized(pixel) for picture in both] for both in pictures]
+    rows, columns = (min(both[0].shape[axis] for both in resized) for axis in (0, 1))
+    values, masks = (np.stack([both[k][:rows, :columns] for both in resized]) for k in (0, 1))
+    return values, masks > 0.5
+
+
+def similarity(image: ImageSummary, following: ImageSummary) -> float:
+    """Return the SSIM of the projections of two images, over the part that both have.
+
+    NaN for images of two axes, for equal pixels, and if the shared part is smaller than the window of SSIM.
     """
-    result, xp = list(summaries), require_cuda() if use_gpu else np
-    for number, (image, following) in enumerate(itertools.pairwise(summaries)):
-        shape = [min(sizes) for sizes in zip(image.projection.shape, following.projection.shape, strict=True)]
-        if image.path.parent != following.path.parent or min(shape) < 7:
-            continue
-        if image.section is None or following.section is None:
-            continue
-        values = xp.stack([xp.asarray(side.projection[: shape[0], : shape[1]]) for side in (image, following)])
-        data_range = float(xp.ptp(xp.percentile(values, xp.asarray((0.5, 99.5)))))
-        if data_range > 0:
-            similarity = float(structural_similarity(values[:1], values[1:], data_range)[0])
-            result[number] = replace(image, similarity=similarity)
-    return result
+    values, _ = _on_one_grid(image, following)
+    if image.section is None or following.section is None or min(values.shape[1:]) < 7:
+        return math.nan
+    data_range = float(np.ptp(np.percentile(values, (0.5, 99.5))))
+    return float(structural_similarity(values[:1], values[1:], data_range)[0]) if data_range > 0 else math.nan
+
+
+def brightness_ratio(image: ImageSummary, following: ImageSummary) -> float:
+    """Return the mean of `following`'s projection over that of `image`, where both have tissue; NaN without such."""
+    values, masks = _on_one_grid(image, following)
+    shared = masks.all(axis=0)
+    if image.section is None or following.section is None or np.count_nonzero(shared) < _SHARED:
+        return math.nan
+    means = values[:, shared].mean(axis=1, dtype=np.float64)
+    return float(means[1] / means[0]) if means.min() > 0 else math.nan

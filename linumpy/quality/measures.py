@@ -106,3 +106,22 @@ def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
     spread = robust_deviation(values[finite] - median)
     with np.errstate(invalid="ignore"):
         return finite & (np.abs(values - median) > deviations * max(spread, 1e-3 * abs(median)))
+
+
+def step_outliers(values: np.ndarray, deviations: float = 4.0, least: float = 0.3) -> np.ndarray:
+    """Return which values are far from both of their neighbours, or at the ends from the only one.
+
+    Steps are relative to the greater magnitude of both values. Far is a step of more than `deviations` robust standard
+    deviations of all steps, and of more than `least`, so that neither a trend nor noise makes outliers. Values that are
+    not finite are left out; of fewer than five finite values none is an outlier.
+    """
+    result, finite = np.zeros(values.shape, bool), np.isfinite(values)
+    if finite.sum() < 5:
+        return result
+    kept = values[finite]
+    greater = np.maximum(np.abs(kept[1:]), np.abs(kept[:-1]))
+    steps = np.diff(kept) / np.where(greater > 0, greater, 1)
+    spread = deviations * robust_deviation(steps - np.median(steps))
+    far = np.concatenate([[np.inf], np.abs(steps), [np.inf]])
+    result[finite] = np.minimum(far[:-1], far[1:]) > max(spread, least)
+    return result

@@ -1,4 +1,4 @@
-"""The contents of a folder of results: images, positions of tiles, tables, pictures and times.
+"""The contents of a folder of results: images, JSON of the stages, positions of tiles, tables, pictures and times.
 
 In: a folder. Out: a :class:`RunFolder` of paths and records. Voxels of images are not read.
 """
@@ -34,6 +34,11 @@ class RunFolder:
         The folder.
     images : tuple of Path
         OME-Zarr images.
+    links : tuple of Path
+        Symbolic links to OME-Zarr images that are not followed, or that lead to images of the folder: by them a stage
+        passes on an image that it leaves unchanged.
+    documents : mapping of Path to mapping
+        Objects in JSON files, other than summaries of ``linum-pipeline``.
     positions : tuple of (Path, TilePositions)
         Positions of tiles, from JSON.
     tables : tuple of (Path, tuple of tuple of str)
@@ -50,6 +55,8 @@ class RunFolder:
 
     folder: Path
     images: tuple[Path, ...]
+    links: tuple[Path, ...]
+    documents: dict[Path, dict[str, JSON]]
     positions: tuple[tuple[Path, TilePositions], ...]
     tables: tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]
     pictures: tuple[Path, ...]
@@ -72,10 +79,13 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     images: list[Path] = []
+    links: list[Path] = []
     files: list[Path] = []
     for path in _walk(folder, _DEPTH, follow_links):
-        (images if path.is_dir() else files).append(path)
+        is_link = path.is_symlink() and (not follow_links or path.resolve().is_relative_to(folder.resolve()))
+        (files if not path.is_dir() else links if is_link else images).append(path)
     summary: dict[str, JSON] = {}
+    documents = {}
     positions, tables, unread = [], [], []
     for path in files:
         if path.suffix == ".json":
@@ -85,7 +95,10 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
                     summary = content
                 else:
                     unread.append(f"{path} is no summary of linum-pipeline")
-            elif {"tiles", "pairs", "model", "tile_shape"} <= content.keys():
+                continue
+            if content:
+                documents[path] = content
+            if {"tiles", "pairs", "model", "tile_shape"} <= content.keys():
                 try:
                     positions.append((path, read_positions(path, _tile_shape(content["tile_shape"]))))
                 except SourceError as error:
@@ -97,25 +110,27 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
                 unread.append(f"{path} cannot be read: {error}")
     pictures = tuple(path for path in files if path.suffix == ".png")
     contents = RunFolder(
-        folder, tuple(images), tuple(positions), tuple(tables), pictures, tuple(summary.get("stages", ())),
-        tuple(summary.get("empty", ())), tuple(unread),
+        folder, tuple(images), tuple(links), documents, tuple(positions), tuple(tables), pictures,
+        tuple(summary.get("stages", ())), tuple(summary.get("empty", ())), tuple(unread),
     )  # fmt: skip
-    if not any((images, positions, tables, pictures, contents.stages, unread)):
-        raise SourceError(f"{folder} holds no OME-Zarr images, positions, tables or pictures to report")
+    if not any((images, documents, tables, pictures, contents.stages, unread)):
+        raise SourceError(f"{folder} holds no OME-Zarr images, JSON, tables or pictures to report")
     return contents
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
-    """Yield files and Zarr folders; Zarr folders are not searched, and hidden files and folders are left out."""
+    """Yield files and Zarr folders; Zarr folders are not searched, and hidden files and folders are left out.
+
+    Of what lies behind symbolic links only Zarr folders are yielded, unless links are followed.
+    """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".") or (entry.is_symlink() and not follow_links):
-            continue
         path = Path(entry.path)
-        if not entry.is_dir() and not entry.is_file():  # reading a pipe would block
+        is_zarr = entry.is_dir() and any((path / name).is_file() for name in _ZARR_FILES)
+        if entry.name.startswith(".") or (entry.is_symlink() and not follow_links and not is_zarr):
             continue
-        if not entry.is_dir() or any((path / name).is_file() for name in _ZARR_FILES):
+        if is_zarr or entry.is_file():  # reading a pipe would block
             yield path
-        elif depth:
+        elif entry.is_dir() and depth:
             yield from _walk(path, depth - 1, follow_links)
 
 

@@ -85,7 +85,8 @@ def test_the_report_of_a_run(finished):
     """A page with the times of all stages but its own, and pictures of the volume; all images are read."""
     page = (finished[0].output / "report/report.html").read_text()
     assert [name for name in OPTIONS if f"<td>{name}</td>" not in page] == ["report"]
-    assert "stack/stack.ome.zarr, resolution 0" in page
+    assert "alt='stack/stack.ome.zarr'" in page
+    assert "alt='stack, slice 0'" in page
     assert "cannot be read" not in page
 
 

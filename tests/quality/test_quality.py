@@ -6,7 +6,8 @@ from scipy import ndimage
 from skimage import filters, metrics
 
 from linumpy.device import to_host
-from linumpy.quality.measures import sharpness, structural_similarity
+from linumpy.quality.findings import Finding, merged
+from linumpy.quality.measures import sharpness, step_outliers, structural_similarity
 from linumpy.quality.thresholds import li_threshold, otsu_threshold
 from linumpy.quality.tissue import tissue_mask
 
@@ -64,6 +65,28 @@ def test_sharpness_falls_with_blur_and_not_with_gain():
     inner[:, 1:-1, 1:-1] = True
     assert sharpness(slope, inner)[0] == pytest.approx(1 / 3.5**2)
     assert np.isnan(sharpness(np.zeros((1, 4, 4)))[0])
+
+
+def test_values_far_from_their_neighbours():
+    """Neither a trend, a step nor noise makes an outlier; a value by itself does, also beside one that is unknown."""
+    rng, wrong, found = np.random.default_rng(7), 0, 0
+    for _ in range(50):
+        values = np.linspace(1, rng.uniform(1, 2), 12) * rng.uniform(0.95, 1.05, 12)
+        wrong += step_outliers(values).any()
+        values[6:] *= 3
+        wrong += step_outliers(values)[[5, 6]].any()
+        values[3] *= rng.choice([0.4, 2.5])
+        values[2] = np.nan
+        found += step_outliers(values)[3]
+    assert wrong <= 2
+    assert found >= 47
+    assert not step_outliers(np.array([1.0, 9, 1, np.nan, 1])).any(), "four values do not tell"
+
+
+def test_findings_of_one_text_are_joined():
+    found = [Finding("dark", ("focal",), (n,)) for n in (3, 0, 1, 2, 7)]
+    found += [Finding("dark", ("stitch",), (n,)) for n in (7, 3, 2, 1, 0)] + [Finding("late", (), (4, 5))]
+    assert [str(one) for one in merged(found)] == ["focal, stitch, slices 0 to 3 and 7: dark", "slices 4 and 5: late"]
 
 
 def test_tissue_is_found():

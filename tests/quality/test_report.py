@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 from skimage import metrics
 
 from linumpy.quality.report import write_report
@@ -42,6 +43,14 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self._open and self._open[-1] in ("td", "th"):
             self.rows[-1].append(data)
+
+
+SHAPE, SPACING, DEPTH, INTERVAL = (10, 72, 80), (10.0, 10.0, 10.0), 100.0, 60.0
+
+
+def gray(source):
+    """The pixels of a picture in the page."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).convert("L")).astype(float)
 
 
 @pytest.fixture
@@ -86,7 +95,7 @@ def test_the_page(results, tmp_path):
     ):  # fmt: skip
         assert [line for line in report.warnings if wanted in line], wanted
         assert wanted in text
-    rows = {row[0]: row for row in page.rows}
+    rows = {row[0]: row for row in page.rows if row}
     first = rows["stitched/slice_z0.ome.zarr"]
     assert first[1:4] == ["zyx 6 × 40 × 50", "5 × 10 × 20", "float32"]
     assert float(first[4]) == pytest.approx(100 * np.pi * 15**2 / 2000, rel=0.15)
@@ -97,15 +106,10 @@ def test_the_page(results, tmp_path):
     assert rows["0"] == ["0", "7&"]
     assert "<b>map" not in text
     assert "&lt;b&gt;map.ome.zarr" in text
-    assert len(page.sources) == 8  # two of each volume, the map, the positions
-    spreads = []
-    for source in page.sources:
-        kind, data = source.split(",")
-        assert kind == "data:image/jpeg;base64"
-        spreads.append(np.ptp(np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))))
-    assert sum(spread > 100 for spread in spreads) == 6  # not the two of the constant volume
-    assert "width: 20.00%'></div>200 µm" in text  # of 50 × 20 µm
-    assert "aspect-ratio: 1000 / 400" in text
+    assert len(page.sources) == 5  # three slices, the map, the positions
+    spreads = [np.ptp(gray(source)[:70]) for source in page.sources]
+    assert sum(spread > 100 for spread in spreads) == 4  # not that of the constant volume
+    assert "width: 40px'></div><div class='small'>200 µm" in text  # of 50 × 20 µm in 200 pixels
     assert not re.search(r"https?://", text)
 
 
@@ -113,7 +117,7 @@ def test_a_run_and_what_is_refused(results, tmp_path, capsys):
     folder, _ = results
     done = run_script(NAME, folder, tmp_path / "r.html", "--no-use_gpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 6 warnings\n"
+    assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 7 warnings\n"
     main = load(NAME).main
     check_refused(capsys, main, [folder, tmp_path / "r.html"], PROGRAM, "--overwrite")
     (tmp_path / "nothing").mkdir()
@@ -126,6 +130,12 @@ def test_damaged_files_are_warnings(results, tmp_path):
     """One of them must not cost the whole page; nor may a pipe be waited for."""
     folder, _ = results
     (folder / "cut.json").write_text('{"tiles": 1, "pairs": 2, "model": 3, "tile_shape": 4}')
+    odd = {
+        "slices": [{"number": 1}, {"number": 2, "placed_by": 3}, 4],
+        "pairs": [5, {"fixed_id": [1], "rejected": True}],
+    }
+    (folder / "odd.json").write_text(json.dumps(odd | {"warnings": 6, "left_out": 7, "tiles": [{}], "clipped": "no"}))
+    (folder / "deep.json").write_text(json.dumps({"a": {"b": {"c": 1}}, "d": [1, None], "e": [], "f": True, "g": 2.5}))
     (folder / "long.csv").write_text("a\n" + "x" * 200_000)
     (folder / "pipeline.json").write_text('{"stages": [1]}')
     os.mkfifo(folder / "pipe.csv")
@@ -160,7 +170,7 @@ def test_a_slice_whose_camera_is_turned_differently_is_warned_of(tmp_path):
         write_positions(tmp_path / f"slice_z{number}.json", found, "m", (10, 20))
     warnings = [line for line in write_report(tmp_path, tmp_path / "r.html").warnings if "camera" in line]
     assert warnings == [
-        "slice_z3.json: the camera is turned by 0.75° against the stage along columns, "
+        "slice_z3.json, slice 3: the camera is turned by 0.75° against the stage along columns, "
         "0.30° is the median of all slices"
     ]
 
@@ -174,8 +184,8 @@ def test_the_device_reports_the_same(results, tmp_path):
     assert len(host) == len(device)
     for one, other in zip(host, device, strict=True):
         assert (one.path, one.constant) == (other.path, other.constant)
-        np.testing.assert_allclose(other.projection, one.projection, rtol=1e-5)
-        for name in ("tissue", "sharpness", "similarity", "not_finite"):
+        np.testing.assert_allclose(other.projection.values, one.projection.values, rtol=1e-5)
+        for name in ("tissue", "sharpness", "median", "not_finite"):
             assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-3, abs=1e-3, nan_ok=True)
 
 
@@ -197,10 +207,183 @@ def test_pictures_of_any_kind_are_shown(tmp_path):
     assert set(shown) == {"a16.png", "b8.png", "clear.png", "mask.png"}
     assert page.count("cannot be read") == 2
     for name in ("a16.png", "b8.png"):
-        assert shown[name].size == (800, 600)
+        assert shown[name].size == (640, 480)
         pixels = np.asarray(shown[name].convert("L")).astype(float)
-        expected = np.linspace(0, 255, 600)[:, None]
+        expected = np.linspace(0, 255, 480)[:, None]
         assert np.abs(pixels - expected).max() < 6
     red = np.asarray(shown["clear.png"].convert("RGB")).astype(int)
     assert (red[:, :10] > 245).all()
     assert (np.abs(red[:, -10:] - [255, 0, 0]) < 12).all()
+
+
+def cells(text):
+    """The source of each picture of a slice, by stage and number, and which cells are red."""
+    found = re.findall(r"<td( class=bad)?><img [^>]*alt='([^']*), slice (\d+)' src='([^']*)'", text)
+    return {(stage, int(n)): source for _, stage, n, source in found}, {(s, int(n)) for bad, s, n, _ in found if bad}
+
+
+def brain(rng, slices):
+    """A stack that changes slowly along depth."""
+    planes = round(INTERVAL / 10) * (slices - 1) + SHAPE[0]
+    field = ndimage.gaussian_filter(rng.normal(size=(planes + 48, *SHAPE[1:])), (6, 2, 2))[24:-24]
+    y, x = np.ogrid[: SHAPE[1], : SHAPE[2]]
+    tissue = ((y - 36) / 30) ** 2 + ((x - 40) / 34) ** 2 < 1
+    return np.where(tissue, 1000 * (1 + 0.25 * field / field.std()).clip(0.2), 40).astype("f4")
+
+
+def make_run(folder, faults=frozenset(), slices=6, seed=1):
+    """Results of a pipeline with stitched slices, surfaces, a stack and the JSON of all stages; faults in slice 3."""
+    rng = np.random.default_rng(seed)
+    truth = brain(rng, slices)
+    stack = truth.copy()
+    document = {"linumpy": "transforms of slices", "interval_um": INTERVAL, "slices": [], "pairs": []}
+    for name in ("stitch", "surface", "stack", "register", "positions", "attenuation", "shading"):
+        (folder / name).mkdir(parents=True)
+    for n in range(slices):
+        name, is_faulty = f"slice_z{n:02d}", n == 3
+        volume = truth[6 * n : 6 * n + 10] * rng.gamma(8, 1 / 8, SHAPE).astype("f4")
+        if is_faulty and "bright" in faults:
+            volume = volume * 1.5
+        if is_faulty and "shift" in faults:
+            volume = np.roll(volume, (7, -6), (1, 2))
+        if not (is_faulty and "gone" in faults):
+            write_omezarr(folder / f"stitch/{name}.ome.zarr", volume, SPACING)
+        stack[6 * n + 4 : 6 * n + 10] = volume[4:]
+        depth = np.full(SHAPE[1:], 60 if is_faulty and "surface" in faults else 20 + n, "f4")
+        depth += rng.uniform(0, 1, depth.shape).astype("f4")
+        write_omezarr(folder / f"surface/{name}.ome.zarr", depth, SPACING[1:])
+        matrix = np.eye(4)
+        matrix[0, 3] = INTERVAL * n
+        document["slices"].append({
+            "number": n, "name": f"{name}.ome.zarr", "matrix": matrix.tolist(), "top_um": INTERVAL * n,
+            "depth_um": DEPTH, "placed_by": "motor" if is_faulty and "motor" in faults else "pairs",
+        })  # fmt: skip
+        if n:
+            rejected = "no peak stands out" if is_faulty and "rejected" in faults else ""
+            document["pairs"].append(
+                {"fixed_id": n - 1, "moving_id": n, "correlation": 0.8, "evidence": 0.99, "rejected": rejected}
+            )
+        clipped = 0.02 if is_faulty and "clipped" in faults else 0.0
+        reason = "there is no tissue" if is_faulty and "left out" in faults else ""
+        (folder / f"attenuation/{name}.json").write_text(
+            json.dumps({"clipped": clipped, "gain": 1.5, "warnings": [], "left_out": reason})
+        )
+        by = "model" if is_faulty and "model" in faults else "pairs"
+        tiles = [{"row": 0, "column": k, "y": 0, "x": 30 * k, "present": True, "placed_by": by} for k in range(3)]
+        (folder / f"positions/{name}.json").write_text(json.dumps({
+            "tile_shape": [72, 40], "model": {"row": [0, 0], "column": [0, 30]}, "tiles": tiles, "pairs": [],
+            "warnings": [], "left_out": "",
+        }))  # fmt: skip
+    write_omezarr(folder / "stack/stack.ome.zarr", stack, SPACING)
+    (folder / "register/transforms.json").write_text(json.dumps(document))
+    said = ["The flat field reaches the limits."] if "said" in faults else []
+    (folder / "shading/brain.json").write_text(json.dumps({"tiles": 9, "warnings": said, "left_out": ""}))
+    return folder
+
+
+#: What a fault in slice 3 lets the page say.
+SAID = {
+    "bright": "slices 2 and 3: tissue is 1.5 times as bright in slice 3 as in slice 2",
+    "shift": "slices 2 and 3: their structure hardly matches where they meet",
+    "surface": "surface, slice 3: its median is far from that of its neighbours",
+    "motor": "register, slice 3: no accepted registration places this slice, but the motor's shifts",
+    "rejected": "the registration of slice 2 with slice 3 was rejected: no peak stands out",
+    "clipped": "attenuation, slice 3: 2 % of the voxels are clipped",
+    "left out": "attenuation, slice 3: left out: there is no tissue",
+    "model": "positions, slice 3: 3 of 3 tiles are placed by the model",
+    "said": "shading: The flat field reaches the limits.",
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_clean_run_has_no_warnings(tmp_path, seed):
+    report = write_report(make_run(tmp_path / "run", seed=seed), tmp_path / "r.html")
+    assert report.warnings == ()
+    text = (tmp_path / "r.html").read_text()
+    assert "<p class='none'>None.</p>" in text
+    drawn, red = cells(text)
+    assert set(drawn) == {(stage, n) for stage in ("stitch", "surface", "stack") for n in range(6)}
+    assert not red
+    sizes = {gray(source).shape for source in drawn.values()}
+    assert len(sizes) == 1  # nothing blank: all cells have one size
+    correlations = [float(value) for value in re.findall(r"correlation (-?[\d.]+)", text)]
+    assert len(correlations) == 5
+    assert min(correlations) > 0.5
+
+
+def test_each_fault_is_a_warning_and_red(tmp_path):
+    report = write_report(make_run(tmp_path / "run", frozenset(SAID)), tmp_path / "r.html")
+    for name, wanted in SAID.items():
+        assert [line for line in report.warnings if wanted in line], (name, report.warnings)
+    _, red = cells((tmp_path / "r.html").read_text())
+    assert {(stage, 3) for stage in ("stitch", "surface", "stack")} <= red
+    assert not {(stage, n) for stage, n in red if n not in (2, 3, 4)}
+
+
+def test_what_a_stage_says_is_not_said_twice(tmp_path):
+    """Its own warning is shown, and the slices that it names are red."""
+    folder = make_run(tmp_path / "run", {"motor", "model"})
+    for path, text in (
+        ("register/transforms.json", "No pair places slice 3: placed by the motor's shifts."),
+        ("positions/slice_z03.json", "3 of 3 tiles are placed by the regular grid."),
+    ):
+        document = json.loads((folder / path).read_text())
+        (folder / path).write_text(json.dumps(document | {"warnings": [text]}))
+    assert write_report(folder, tmp_path / "r.html").warnings == (
+        "positions, slice 3: 3 of 3 tiles are placed by the regular grid.",
+        "register, slice 3: No pair places slice 3: placed by the motor's shifts.",
+    )
+    assert cells((tmp_path / "r.html").read_text())[1] == {("stack", 3)}
+
+
+def test_missing_and_empty_slices_have_rows(tmp_path):
+    folder = make_run(tmp_path / "run", {"gone"})
+    stage = {"name": "stitch", "done": 6, "kept": 0, "seconds": 1.0, "wall_seconds": 1.0}
+    (folder / "pipeline.json").write_text(json.dumps({"stages": [stage], "empty": ["slice_z07"]}))
+    warnings = write_report(folder, tmp_path / "r.html").warnings
+    assert "slice_z07: nothing was recorded in this slice" in warnings
+    assert "slice 6 is missing" in warnings
+    text = (tmp_path / "r.html").read_text()
+    assert ">slice 6 is missing</th>" in text
+    assert ">slice 7: nothing was recorded in slice_z07</th>" in text
+    assert "<td class='text'>no image</td>" in text
+
+
+def test_a_column_has_one_gray_scale(tmp_path):
+    """Twice the intensity is twice the gray, whatever the slice."""
+    ramp = np.linspace(100, 1000, 60, dtype="f4")[:, None] * np.ones((1, 60), "f4")
+    (tmp_path / "run/stitch").mkdir(parents=True)
+    for n, gain in enumerate((1.0, 0.5)):
+        write_omezarr(tmp_path / f"run/stitch/slice_z{n}.ome.zarr", np.stack([gain * ramp] * 4), SPACING)
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    low, high = (float(value) for value in re.search(r"µm, ([\d.]+) to ([\d.]+)<br>", text).groups())
+    drawn, _ = cells(text)
+    full, half = (low + gray(drawn["stitch", n])[10:190] * (high - low) / 255 for n in (0, 1))
+    inside = (full < 0.95 * high) & (half > 0.9 * low + 0.1 * high)
+    assert inside.mean() > 0.5
+    np.testing.assert_allclose((half / full)[inside], 0.5, rtol=0.06)
+    assert full[90].mean() == pytest.approx(ramp[30].mean(), rel=0.05)
+
+
+def test_images_of_several_stages_in_one_folder_are_columns(tmp_path):
+    """The names of commands' outputs differ by the stage, and links to images of the folder are no images."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    volume = np.random.default_rng(5).gamma(4, 100, (4, 30, 40)).astype("f4")
+    for name in ("a_z00_flat", "a_z00_even", "a_z01_flat", "a_z01_even"):
+        write_omezarr(folder / f"{name}.ome.zarr", volume, SPACING)
+    write_report(folder, tmp_path / "r.html")
+    drawn, _ = cells((tmp_path / "r.html").read_text())
+    assert set(drawn) == {(f"a_z#_{stage}.ome.zarr", n) for stage in ("flat", "even") for n in (0, 1)}
+    (folder / "linked").mkdir()
+    for n in (0, 1):
+        (folder / f"linked/a_z0{n}.ome.zarr").symlink_to(folder / f"a_z0{n}_flat.ome.zarr")
+    (folder / "linked/a_z01.json").write_text('{"left_out": "too few tiles", "warnings": []}')
+    for follow in (False, True):
+        report = write_report(folder, tmp_path / "r.html", follow_links=follow, overwrite=True)
+        assert "linked, slice 1: left out: too few tiles" in report.warnings
+        assert len(report.images) == 4
+        text = (tmp_path / "r.html").read_text()
+        assert "<td class='text'>unchanged</td>" in text
+        assert "<td class='text bad'>unchanged<div class='why'" in text

@@ -1,0 +1,278 @@
+"""What a reader of a report should know: what stages wrote, and what only the comparison of slices shows.
+
+In: the JSON of the stages, and summaries of images. Out: a :class:`Finding` for each fault or decision.
+
+A stage may write any JSON object. Its key ``warnings`` is a list of sentences, its key ``left_out`` the reason for
+which the stage left the data as they were. Files of earlier versions have neither. What else the files tell, such as
+rejected pairs, is a finding too, unless a warning of the stage says it already.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from linumpy.mosaic.io.slice_table import slice_number
+from linumpy.quality.images import ImageSummary
+from linumpy.quality.measures import robust_outliers, step_outliers
+from linumpy.quality.run_folder import RunFolder
+from linumpy.registration.position_files import JSON
+
+#: Difference from the median angle between camera and stage, in degrees, above which positions are a finding.
+_MAX_TURN = 0.2
+#: Share of rejected pairs, RMS in voxels, and share of clipped voxels above which they are a finding.
+_MAX_REJECTED, _MAX_RMS, _MAX_CLIPPED = 0.25, 0.5, 1e-3
+#: Ratio of the brightness of tissue of neighbouring slices that is a finding.
+MAX_RATIO = 1.3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault, or a decision that a reader should know.
+
+    Attributes
+    ----------
+    text : str
+        What is to be said.
+    stages : tuple of str
+        Names of the stages, which are those of their folders.
+    slices : tuple of int
+        Numbers of the slices; none for a finding of the whole brain.
+    left_out : bool
+        Whether the stage left the data as they were.
+    """
+
+    text: str
+    stages: tuple[str, ...] = ()
+    slices: tuple[int, ...] = ()
+    left_out: bool = False
+
+    def __str__(self) -> str:
+        parts = [", ".join(self.stages), numbered("slice", self.slices) if self.slices else ""]
+        where = ", ".join(part for part in parts if part)
+        return f"{where}: {self.text}" if where else self.text
+
+
+def numbered(word: str, numbers: Iterable[int]) -> str:
+    """Return numbers as text: ``slices 0 to 3 and 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
+    plural = "s" if sum(map(len, runs)) > 1 else ""
+    return f"{word}{plural} {' and '.join(parts) if len(parts) < 3 else ', '.join(parts)}"
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Join findings of one text: first those of one stage, then those of the same slices."""
+    by_stage: dict[tuple[object, ...], Finding] = {}
+    for one in findings:
+        known = by_stage.setdefault((one.text, one.stages), one)
+        by_stage[one.text, one.stages] = replace(one, slices=tuple(sorted({*known.slices, *one.slices})))
+    by_slices: dict[tuple[object, ...], Finding] = {}
+    for one in by_stage.values():
+        known = by_slices.setdefault((one.text, one.slices), one)
+        by_slices[one.text, one.slices] = replace(one, stages=tuple(dict.fromkeys((*known.stages, *one.stages))))
+    return tuple(by_slices.values())
+
+
+def stage_of(run: RunFolder, path: Path) -> str:
+    """Return the name of the stage that made a file: that of its folder, or of the file in the folder itself."""
+    parent = str(path.parent.relative_to(run.folder))
+    return path.name if parent == "." else parent
+
+
+def of_documents(run: RunFolder) -> Iterable[Finding]:
+    """Yield what the JSON of the stages says."""
+    for path, document in run.documents.items():
+        number = slice_number(path.name)
+        slices, stage = () if number is None else (number,), stage_of(run, path)
+        said, more = notes(document), []
+        for reader in (_of_tiles, _of_transforms, _of_clipping):
+            for found, words in reader(document):
+                same = [n for n, note in enumerate(said) if _has_all(note.text, words)]
+                for n in same:  # the stage says it, perhaps of several slices in one sentence
+                    said[n] = replace(said[n], slices=(*said[n].slices, *found.slices))
+                more += [] if same else [found]
+        for note in (*said, *more):
+            yield replace(note, stages=(stage,), slices=note.slices or slices)
+
+
+def _has_all(text: str, words: Iterable[str]) -> bool:
+    return all(re.search(rf"\b(?:{word})\b", text) for word in words)
+
+
+def notes(document: Mapping[str, JSON]) -> list[Finding]:
+    """Return the notes of a stage: its warnings, and why it was left out unless a warning says it."""
+    reason, warnings = document.get("left_out"), document.get("warnings")
+    reason = reason if isinstance(reason, str) else ""
+    lines = [line for line in warnings if isinstance(line, str)] if isinstance(warnings, list) else []
+    found = [Finding(line, left_out=bool(reason) and reason in line) for line in lines]
+    if reason and not any(note.left_out for note in found):
+        found.insert(0, Finding(f"left out: {reason}", left_out=True))
+    return found
+
+
+#: A finding, and words that a warning of the stage has if it says the same.
+_Found = tuple[Finding, tuple[str, ...]]
+
+
+def _of_tiles(document: Mapping[str, JSON]) -> Iterable[_Found]:
+    tiles, pairs = records(document, "tiles"), records(document, "pairs")
+    if not tiles:
+        return
+    missing = sum(not tile.get("present", True) for tile in tiles)
+    by_model = sum(tile.get("placed_by") == "model" and bool(tile.get("present", True)) for tile in tiles)
+    rejected, rms = sum(bool(pair.get("rejected")) for pair in pairs), rms_of(document)
+    if missing:
+        yield Finding(f"{missing} of {len(tiles)} tiles are missing"), ("missing",)
+    if by_model:
+        yield (
+            Finding(f"{by_model} of {len(tiles)} tiles are placed by the model, without evidence"),
+            ("tiles?", "model|grid|nominal"),
+        )
+    elif rejected > _MAX_REJECTED * len(pairs) and "placed_by" not in tiles[0]:
+        yield Finding(f"{rejected} of {len(pairs)} pairs of tiles were rejected"), ("pairs?", "rejected")
+    if isinstance(rms, float) and rms > _MAX_RMS:
+        yield Finding(f"tiles fit to {rms:.2f} voxels RMS only"), ("RMS",)
+
+
+def rms_of(document: Mapping[str, JSON]) -> JSON:
+    """Return the RMS of the pairs of tiles in voxels: of pairs left out of the fit or, in older files, of the fit."""
+    return document.get("rms_leave_one_out", document.get("rms_residual"))
+
+
+#: What places a slice without an accepted registration, by the value of ``placed_by``.
+_PLACES = {"neighbours": "its neighbours", "motor": "the motor's shifts"}
+
+
+def _of_transforms(document: Mapping[str, JSON]) -> Iterable[_Found]:
+    slices = [entry for entry in records(document, "slices") if isinstance(entry.get("number"), int)]
+    neighbours = list(itertools.pairwise(entry["number"] for entry in slices))
+    for pair in records(document, "pairs"):
+        reason, both = rejection(pair), (pair.get("fixed_id"), pair.get("moving_id"))
+        if reason and both in neighbours:  # others, which share fewer planes, only support them
+            text = f"the registration of slice {both[0]} with slice {both[1]} was rejected: {reason}"
+            yield Finding(text), (str(both[0]), str(both[1]))
+    for entry in slices if len(slices) > 1 else ():
+        placed = placed_by(entry)
+        if placed != "pairs":
+            text = f"no accepted registration places this slice, but {_PLACES.get(placed, placed)}"
+            yield Finding(text, slices=(entry["number"],)), (str(entry["number"]), "placed|place|places")
+
+
+def placed_by(entry: Mapping[str, JSON]) -> str:
+    """Return by what a slice of a file of transforms is placed."""
+    return str(entry.get("placed_by") or ("neighbours" if entry.get("interpolated") else "pairs"))
+
+
+def rejection(pair: Mapping[str, JSON]) -> str:
+    """Return why a pair was rejected; empty for a pair that was not, ``"rejected"`` if the file has no reason."""
+    rejected = pair.get("rejected")
+    if not rejected:
+        return ""
+    return str(rejected if isinstance(rejected, str) else pair.get("reason") or "rejected")
+
+
+def _of_clipping(document: Mapping[str, JSON]) -> Iterable[_Found]:
+    for key, value in document.items():
+        if "clip" in key and isinstance(value, float) and value > _MAX_CLIPPED:
+            yield Finding(f"{100 * value:.2g} % of the voxels are clipped"), ("clipp?ed|clip|clipping",)
+
+
+def records(document: Mapping[str, JSON], key: str) -> list[dict[str, JSON]]:
+    """Return the objects in a list of a document; none if there is no such list."""
+    entries = document.get(key)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def of_cameras(run: RunFolder) -> Iterable[Finding]:
+    """Yield slices with another angle between camera and stage: the camera moved, or the positions are wrong."""
+    located = [
+        (path, positions.model.degrees)
+        for path, positions in run.positions
+        if not all(pair.rejected for pair in positions.pairs)
+    ]
+    for axis, name in enumerate(("rows", "columns")):
+        degrees = np.array([both[axis] for _, both in located])
+        for (path, _), angle, is_outlier in zip(located, degrees, robust_outliers(degrees), strict=True):
+            if is_outlier and abs(angle - np.median(degrees)) > _MAX_TURN:
+                number = slice_number(path.name)
+                median = f"{np.median(degrees):.2f}° is the median of all slices"
+                text = f"the camera is turned by {angle:.2f}° against the stage along {name}, {median}"
+                yield Finding(text, (stage_of(run, path),), () if number is None else (number,))
+
+
+def of_voxels(image: ImageSummary) -> Iterable[str]:
+    """Yield faults of an image that need no other image."""
+    if image.constant:
+        yield "all voxels are equal"
+    elif image.not_finite > 0 and image.section is not None:
+        yield f"{100 * image.not_finite:.2g} % of the voxels are NaN or infinite"
+
+
+#: Figures of merit that are compared with those of the neighbouring slices.
+_FIGURES: dict[str, Callable[[ImageSummary], float]] = {
+    "share of tissue": lambda image: image.tissue,
+    "sharpness": lambda image: image.sharpness,
+    "median": lambda image: image.median,
+}
+
+
+def of_neighbours(stage: str, images: Mapping[int, ImageSummary]) -> Iterable[Finding]:
+    """Yield slices whose figures of merit are far from those of their neighbours; slices in their order."""
+    for name, figure in _FIGURES.items():
+        values = np.array([figure(image) for image in images.values()], float)
+        for number, is_outlier in zip(images, step_outliers(values), strict=True):
+            if is_outlier:
+                yield Finding(f"its {name} is far from that of its neighbours", (stage,), (number,))
+
+
+def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iterable[Finding]:
+    """Yield pairs of neighbouring slices between which brightness jumps in the last stage that has both.
+
+    `ratios` is for each stage, in their order, the brightness of a slice over that of the slice above.
+    """
+    pairs = dict.fromkeys(pair for of_stage in ratios.values() for pair in of_stage)
+    for pair in pairs:
+        known = {
+            stage: of_stage[pair] for stage, of_stage in ratios.items() if not math.isnan(of_stage.get(pair, math.nan))
+        }
+        jumps = tuple(stage for stage, ratio in known.items() if is_jump(ratio))
+        if known and is_jump(last := list(known.values())[-1]):
+            text = f"tissue is {last:.2g} times as bright in slice {pair[1]} as in slice {pair[0]}"
+            yield Finding(text, jumps, pair)
+
+
+def is_jump(ratio: float) -> bool:
+    """Return whether a ratio of brightness is a finding."""
+    return ratio > MAX_RATIO or 0 < ratio < 1 / MAX_RATIO
+
+
+def of_gaps(run: RunFolder, numbers: Iterable[int]) -> Iterable[Finding]:
+    """Yield slices in which nothing was recorded, and slices that are missing among the numbers of the others."""
+    yield from (Finding(f"{name}: nothing was recorded in this slice") for name in run.empty)
+    for before, after in itertools.pairwise(sorted({*numbers, *empty_slices(run)})):
+        if after - before > 1:
+            yield Finding(gap_text(before, after))
+
+
+def gap_text(before: int, after: int) -> str:
+    """Return that the slices between two numbers are missing."""
+    return (
+        f"slice {before + 1} is missing" if after - before == 2 else f"slices {before + 1} to {after - 1} are missing"
+    )
+
+
+def empty_slices(run: RunFolder) -> dict[int, str]:
+    """Return the names of the slices in which nothing was recorded, by their numbers."""
+    return {number: name for name in run.empty if (number := slice_number(name)) is not None}

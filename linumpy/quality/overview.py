@@ -1,0 +1,185 @@
+"""The slices of a run side by side: a row for each slice, a column for each stage, one grey scale in each column.
+
+In: summaries of images. Out: a :class:`Column` for each stage, and for each of its slices a cell: the plan, which is
+the mean along depth, and below it the middle section.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from linumpy.mosaic.io.slice_table import slice_number
+from linumpy.pictures import colored, percentiles
+from linumpy.quality.images import ImageSummary
+
+#: Rows of pixels between plan and section.
+_GAP = 4
+#: Least and greatest height of the plan, relative to the width.
+_ASPECTS = 0.3, 1.5
+#: Percentiles of all pixels of a column that are black and white.
+_PERCENTS = 0.5, 99.5
+#: Folders of the stages in the order in which they run, as linum-pipeline and Nextflow name them.
+_ORDER = (
+    "mosaics", "galvo", "resample", "resampled", "focal", "flat", "shading", "illumination", "even", "positions", "aip",
+    "surface", "stitch", "stitched", "beam", "attenuation", "compensated", "register", "stack",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """The images that a stage made of slices.
+
+    Attributes
+    ----------
+    stage : str
+        Name of the stage, which is that of its folder.
+    images : mapping of int to ImageSummary
+        By number of the slice, in the order of the numbers.
+    unchanged : frozenset of int
+        Slices whose image is a link to that of an earlier stage.
+    """
+
+    stage: str
+    images: Mapping[int, ImageSummary]
+    unchanged: frozenset[int] = frozenset()
+
+
+def columns_of(folder: Path, images: Iterable[ImageSummary], links: Iterable[Path]) -> list[Column]:
+    """Arrange the images of slices in columns, in the order of the stages; other images are left out.
+
+    The images of a folder are a column if their names have different numbers. If numbers are repeated, because the
+    folder has images of several stages, those whose names differ by digits only are a column.
+    """
+    summaries = {image.path: image for image in images}
+    groups: dict[str, list[Path]] = {}
+    for parent, members in itertools.groupby(sorted({*summaries, *links}), key=lambda path: path.parent):
+        numbered = [path for path in members if slice_number(path.name) is not None]
+        has_one_stage = len({slice_number(path.name) for path in numbered}) == len(numbered)
+        for path in numbered:
+            name = parent if has_one_stage else parent / re.sub(r"\d+", "#", path.name)
+            stage = folder.resolve().name if name == folder else str(name.relative_to(folder))
+            groups.setdefault(stage, []).append(path)
+    columns = []
+    for stage, paths in groups.items():
+        if len(paths) == 1 and not re.search(r"(?:^|[^a-zA-Z])z\d", paths[0].name):
+            continue  # the number is no slice's, as in brain_10um.ome.zarr
+        by_number = dict(sorted((slice_number(path.name) or 0, path) for path in paths))
+        made = {number: summaries[path] for number, path in by_number.items() if path in summaries}
+        columns.append(Column(stage, made, frozenset(by_number) - frozenset(made)))
+    return sorted(columns, key=lambda column: _rank(column.stage))
+
+
+def _rank(stage: str) -> tuple[int, str]:
+    """Return by what columns are sorted."""
+    first = Path(stage).parts[0] if Path(stage).parts else ""
+    return (_ORDER.index(first) if first in _ORDER else len(_ORDER)), stage
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The size of all cells of a table, in pixels.
+
+    Attributes
+    ----------
+    width : int
+        Width of a cell.
+    plan, section : int
+        Height of plans and of sections.
+    """
+
+    width: int
+    plan: int
+    section: int
+
+
+def layout_of(columns: Sequence[Column], width: int, section: int = 0) -> Layout:
+    """Return one layout for all columns, by the median shape of their plans.
+
+    `section` is the height of the sections, to which each column is stretched; 0 for the median shape of the sections.
+    """
+    extents = np.array([_extent(column) for column in columns if column.images])
+    tall, wide, deep = extents.T
+    low, high = _ASPECTS
+    plan = round(width * float(np.clip(np.median(tall / wide), low, high)))
+    return Layout(width, plan, section or round(width * float(np.clip(np.median(deep / wide), low, high))))
+
+
+def _extent(column: Column) -> tuple[float, float, float]:
+    """Return the greatest height and width of the plans and the greatest depth of the sections, in µm."""
+    plans = [image.projection.extent for image in column.images.values()]
+    depths = [image.section.extent[0] for image in column.images.values() if image.section is not None]
+    height, width = (max(lengths) for lengths in zip(*plans, strict=True))
+    return height, width, max(depths, default=0.0)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The drawn cells of a column.
+
+    Attributes
+    ----------
+    pictures : mapping of int to numpy.ndarray of uint8, (rows, columns)
+        By number of the slice; all of one shape.
+    plan_limits, section_limits : (float, float)
+        Intensities of black and white in all plans, and in all sections.
+    pixel_um : float
+        Length of a pixel of the plans, and across the sections.
+    stretch : float
+        Factor by which sections are drawn deeper than they are; 0 without sections.
+    """
+
+    pictures: Mapping[int, np.ndarray]
+    plan_limits: tuple[float, float]
+    section_limits: tuple[float, float]
+    pixel_um: float
+    stretch: float
+
+
+def draw_cells(column: Column, layout: Layout) -> Cells:
+    """Draw the cells of a column. What no image fills is white.
+
+    An image of two axes has no section: below it is the profile along its middle row, from black to white of its scale.
+    """
+    tall, wide, deep = _extent(column)
+    pixel, step = max(wide / layout.width, tall / layout.plan), deep / layout.section or 1.0
+    plans = {
+        number: _placed(image.projection.resized((pixel, pixel)), (layout.plan, layout.width))
+        for number, image in column.images.items()
+    }
+    limits = percentiles(np.stack(list(plans.values())), _PERCENTS)
+    sections = {
+        number: _profile(plans[number], limits, layout.section)
+        if image.section is None
+        else _placed(image.section.resized((step, pixel)), (layout.section, layout.width))
+        for number, image in column.images.items()
+    }
+    depth_limits = percentiles(np.stack(list(sections.values())), _PERCENTS) if deep else limits
+    gap = np.full((_GAP, layout.width), 255, np.uint8)
+    pictures = {
+        number: np.concatenate([colored(plan, limits)[..., 0], gap, colored(sections[number], depth_limits)[..., 0]])
+        for number, plan in plans.items()
+    }
+    return Cells(pictures, limits, depth_limits, pixel, pixel / step if deep else 0.0)
+
+
+def _placed(picture: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return a picture in the upper left corner of a canvas that is NaN elsewhere."""
+    canvas = np.full(shape, np.nan, np.float32)
+    rows, columns = (min(sizes) for sizes in zip(shape, picture.shape, strict=True))
+    canvas[:rows, :columns] = picture[:rows, :columns]
+    return canvas
+
+
+def _profile(plan: np.ndarray, limits: tuple[float, float], height: int) -> np.ndarray:
+    """Return a filled curve of the values along the middle of the rows that have values."""
+    rows = np.flatnonzero(np.isfinite(plan).any(axis=1))
+    line = plan[rows[len(rows) // 2]] if rows.size else plan[0]
+    levels = np.linspace(limits[1], limits[0], height, dtype=np.float32)[:, None]
+    curve: np.ndarray = np.where(np.isfinite(line), np.where(levels <= line, limits[1], limits[0]), np.nan)
+    return curve
