@@ -5,8 +5,8 @@ tile depends only on the spec and the numbers of slice, row and column; without 
 
 There are three frames, all in voxels (Z, Y, X) of the spec's spacing. A *tile* is counted from its first voxel, a
 *slice* from the nominal first voxel of tile (0, 0), and the *brain* has the frame of slice 0. :func:`truth_positions`
-takes a tile to its slice, and :func:`truth_transform` a slice to the brain. Plane z of slice k, counted from the
-surface of the slice, is plane ``k * interval_planes + z`` of the brain.
+takes a tile to its slice, and :func:`truth_points` a slice to the brain: :func:`truth_transform`, and a deformation.
+Plane z of slice k, counted from the surface of the slice, is plane ``k * interval_planes + z`` of the brain.
 
 An intensity is ``flat(z, y, x) * axial(z) * exp(-2 ∫ µ dz) * R * speckle + dark(y, x)``, with the reflectivity R of the
 volume, µ = ``attenuation_per_mm * R / peak``, and the integral from the tile's first plane to the voxel. The
@@ -25,19 +25,15 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, require_cuda
 from linumpy.errors import RegionError
-from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults
-from linumpy.testing.texture import plane_waves, speckle
+from linumpy.testing.anatomy import reflectivity_at, tissue_share
+from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults, draw_brain
+from linumpy.testing.texture import speckle
 
 __all__ = [
-    "USUAL_FAULTS", "BrainSpec", "Faults", "mosaic", "reference", "reflectivity_at", "tile", "truth_attenuation",
-    "truth_axial", "truth_dark_field", "truth_flat_field", "truth_galvo", "truth_positions", "truth_shift",
-    "truth_surface", "truth_transform",
+    "USUAL_FAULTS", "BrainSpec", "Faults", "draw_brain", "mosaic", "reference", "reflectivity_at", "tile",
+    "truth_attenuation", "truth_axial", "truth_dark_field", "truth_deformation", "truth_flat_field", "truth_galvo",
+    "truth_points", "truth_positions", "truth_shift", "truth_surface", "truth_tissue", "truth_transform",
 ]  # fmt: skip
-
-#: Plane waves of the structure and of the border between tissues, and standard deviation of the structure's logarithm.
-_WAVES, _BORDER_WAVES, _STRUCTURE = 16, 4, 0.5
-#: Steepness of the outline of the brain and of the borders between tissues, in units of their fields.
-_OUTLINE_SLOPE, _BORDER_SLOPE = 20.0, 4.0
 
 
 def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
@@ -123,11 +119,15 @@ def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
 def truth_flat_field(spec: BrainSpec, *, use_gpu: bool = False) -> Any:
     """Return the factor of illumination at each voxel of a tile: float32, (Z, Y, X), of mean 1 in each plane."""
     xp, (depth, height, width) = require_cuda() if use_gpu else np, spec.tile_shape
-    middle = np.linspace(0.1, 0.25, depth, dtype=np.float32)[:, None, None]
+    middle = [
+        np.linspace(first, first + move, depth, dtype=np.float32)[:, None, None]
+        for first, move in zip(spec.faults.vignette_centre, spec.faults.vignette_drift, strict=True)
+    ]
     v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
     # The exponent is a sum of squares, so the field of each plane is the product of a column and a row.
     column, row = (
-        np.exp(np.float32(-spec.faults.vignette / 2) * square) for square in ((v - middle) ** 2, (u + middle) ** 2)
+        np.exp(np.float32(-spec.faults.vignette / 2) * square)
+        for square in ((v - middle[0]) ** 2, (u - middle[1]) ** 2)
     )
     column, row = (xp.asarray(part / part.mean(axis=(1, 2), keepdims=True)) for part in (column, row))
     return column * row
@@ -151,14 +151,17 @@ def truth_positions(spec: BrainSpec, number: int) -> np.ndarray:
     """Return the first voxel (Y, X) of each tile in its slice: float64, (rows, columns, 2)."""
     rows, columns = spec.tiles
     regular = np.stack(
-        np.meshgrid(np.arange(rows) * spec.step[0], np.arange(columns) * spec.step[1], indexing="ij"), -1
+        np.meshgrid(np.arange(rows) * spec.true_step[0], np.arange(columns) * spec.true_step[1], indexing="ij"), -1
     )
     turned = regular @ _rotation(spec.faults.stage_degrees).T
     return turned + _uniform(spec, 3, number, (rows, columns, 2)) * spec.faults.jitter
 
 
 def truth_transform(spec: BrainSpec, number: int) -> np.ndarray:
-    """Return the matrix from a slice to the brain: float64, (3, 3), homogeneous, for (y, x, 1) in voxels."""
+    """Return the matrix from a slice to the brain: float64, (3, 3), homogeneous, for (y, x, 1) in voxels.
+
+    The deformation of the slice, which is added, is :func:`truth_deformation`.
+    """
     matrix = np.eye(3)
     if number == 0:
         return matrix
@@ -169,6 +172,46 @@ def truth_transform(spec: BrainSpec, number: int) -> np.ndarray:
     matrix[:2, :2] = _rotation(angle)
     matrix[:2, 2] = middle - matrix[:2, :2] @ middle + move
     return matrix
+
+
+def truth_deformation(spec: BrainSpec, number: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the displacement (Y, X) in the brain that deformation adds at points of a slice: float64, (2, ...)."""
+    points = np.broadcast_arrays(y, x)
+    if number == 0 or not spec.faults.warp:
+        return np.zeros((2, *points[0].shape))
+    waves, size = _uniform(spec, 8, number, (2, 3, 3)), spec.slice_shape[1:]
+    # Each wave has at most one and a half periods over the slice, so that the deformation is smooth.
+    return np.stack(
+        [
+            spec.faults.warp
+            * np.mean(
+                [
+                    np.sin(2 * np.pi * (1.5 * (a * points[0] / size[0] + b * points[1] / size[1]) + phase))
+                    for a, b, phase in part
+                ],
+                axis=0,
+            )
+            for part in waves
+        ]
+    )
+
+
+def truth_points(spec: BrainSpec, number: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return where points of a slice are in the brain: float64, (2, ...), Y and X in voxels."""
+    matrix, points = truth_transform(spec, number), np.stack(np.broadcast_arrays(y, x))
+    move = matrix[:2, 2].reshape(2, *(1 for _ in points.shape[1:]))
+    return np.tensordot(matrix[:2, :2], points, 1) + move + truth_deformation(spec, number, y, x)
+
+
+def truth_tissue(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+    """Return which voxels of a tile are tissue, before the galvo shift: bool, (Z, Y, X).
+
+    Others are water above the surface, or the surroundings of the brain.
+    """
+    _check(spec, number, row, column)
+    planes, surface, y, x = _coordinates(spec, number, row, column, np)
+    share = tissue_share(spec, number * spec.interval_planes + planes, surface, y, x)
+    return np.asarray((share > 0.5) & (planes[:, None, None] >= surface))
 
 
 def truth_surface(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
@@ -213,23 +256,35 @@ def _check(spec: BrainSpec, number: int, row: int, column: int) -> None:
 
 def _speckle(spec: BrainSpec, tile_index: tuple[int, int, int], xp: ModuleType) -> Array:
     """Return the speckle of a tile, given by slice, row and column: of mean 1."""
-    looks = spec.faults.looks
+    looks, agarose_looks = spec.faults.looks, spec.faults.agarose_looks
     if xp is np:
-        return speckle((spec.seed, 2, *tile_index), looks, (0, 0, 0), spec.tile_shape)
-    seed = np.random.SeedSequence([spec.seed, 2, *tile_index]).generate_state(1)[0]
-    return xp.random.default_rng(int(seed)).standard_gamma(looks, spec.tile_shape, dtype=np.float32) / np.float32(looks)
+        out = speckle((spec.seed, 2, *tile_index), looks, (0, 0, 0), spec.tile_shape)
+    else:
+        seed = np.random.SeedSequence([spec.seed, 2, *tile_index]).generate_state(1)[0]
+        out = xp.random.default_rng(int(seed)).standard_gamma(looks, spec.tile_shape, dtype=np.float32)
+        out /= np.float32(looks)
+    if agarose_looks:
+        planes, surface, y, x = _coordinates(spec, *tile_index, xp)
+        share = tissue_share(spec, tile_index[0] * spec.interval_planes + planes, surface, y, x)
+        out = 1 + (out - 1) * xp.sqrt(share + (1 - share) * np.float32(looks / agarose_looks))
+    return out
 
 
 def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType = np) -> Array:
     """Return the reflectivity at each voxel of a tile before the galvo shift, with water above the surface: float32."""
-    position = np.stack([*np.broadcast_arrays(*_slice_coordinates(spec, number, row, column))])
-    matrix = truth_transform(spec, number)
-    y, x = xp.asarray(np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None])
-    surface = xp.asarray(truth_surface(spec, number, row, column))
-    planes = xp.arange(spec.tile_shape[0], dtype=np.float64)
+    planes, surface, y, x = _coordinates(spec, number, row, column, xp)
     out = reflectivity_at(spec, number * spec.interval_planes + planes, surface, y, x)
     out[planes[:, None, None] < surface] = spec.water * spec.peak
     return out
+
+
+def _coordinates(
+    spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType
+) -> tuple[Array, Array, Array, Array]:
+    """Return the planes of a tile, and for each of its A-lines the surface, Y and X in the brain."""
+    y, x = xp.asarray(truth_points(spec, number, *_slice_coordinates(spec, number, row, column)))
+    surface = xp.asarray(truth_surface(spec, number, row, column))
+    return xp.arange(spec.tile_shape[0], dtype=np.float64), surface, y, x
 
 
 def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> tuple[np.ndarray, np.ndarray]:
@@ -237,69 +292,6 @@ def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> t
     first = truth_positions(spec, number)[row, column]
     height, width = spec.tile_shape[1:]
     return (first[0] + np.arange(height))[:, None], (first[1] + np.arange(width))[None, :]
-
-
-def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Array:
-    """Sample the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
-
-    Parameters
-    ----------
-    spec : BrainSpec
-        The brain.
-    z : array of float64, (Z,)
-        Planes.
-    above, y, x : array of float64, (Y, X)
-        Depth of the surface in each A-line, which is subtracted from `z`, and the lateral coordinates of the A-line.
-
-    Returns
-    -------
-    array of float32, (Z, Y, X)
-        In the memory of `y`.
-    """
-    xp = array_module(y)
-    if spec.volume is not None:
-        from linumpy.gpu.ndimage.transform import map_coordinates
-
-        coordinates = xp.stack(xp.broadcast_arrays(z[:, None, None] - above, y, x))
-        return map_coordinates(xp.asarray(spec.volume.astype(np.float32)), coordinates, order=1, mode="constant")
-    structure = xp.exp(
-        np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * _sum_of_waves(spec, 1, _WAVES, spec.texture_um, z, above, y, x)
-        - np.float32(_STRUCTURE**2 / 2)
-    )
-    longest = spec.texture_um[1]
-    border = _sum_of_waves(spec, 7, _BORDER_WAVES, (longest, 3 * longest), z, above, y, x)
-    structure *= 1 + np.float32(spec.white - 1) * _smooth_step(border - 1, _BORDER_SLOPE)
-    half = [n / 2 for n in spec.slice_shape[1:]]
-    outline = ((y / half[0] - 1) ** 4 + (x / half[1] - 1) ** 4) ** 0.25
-    inside = _smooth_step((spec.radius - outline).astype(np.float32), _OUTLINE_SLOPE) if np.isfinite(spec.radius) else 1
-    return np.float32(spec.peak) * (structure * inside + np.float32(spec.water) * (1 - inside))
-
-
-def _sum_of_waves(
-    spec: BrainSpec,
-    stream: int,
-    number: int,
-    periods_um: tuple[float, float],
-    z: Array,
-    above: Array,
-    y: Array,
-    x: Array,
-) -> Array:
-    """Sum plane waves at the coordinates of :func:`reflectivity_at`, each a product of a line along Z and a plane."""
-    xp = array_module(y)
-    total = xp.zeros((len(z), *y.shape), np.float32)
-    product = xp.empty_like(total)
-    for wave in plane_waves((spec.seed, stream), number, *periods_um):
-        turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, wave.periods_um, strict=True)]
-        line, plane = turns[0] * z[:, None, None], turns[1] * y + turns[2] * x + wave.phase - turns[0] * above
-        total += xp.multiply(xp.cos(line).astype(np.float32), xp.cos(plane).astype(np.float32), out=product)
-        total -= xp.multiply(xp.sin(line).astype(np.float32), xp.sin(plane).astype(np.float32), out=product)
-    return total
-
-
-def _smooth_step(field: Array, slope: float) -> Array:
-    """Return 1 where a field is well above 0, and 0 where it is well below, with a smooth step between."""
-    return 1 / (1 + array_module(field).exp(-np.float32(slope) * field))
 
 
 def _transmission(spec: BrainSpec, reflectivity: Array) -> Array:

@@ -34,7 +34,7 @@ def write_brain(
     folder : str or Path
         The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on:
         mosaic grids, such as ``linum-resample-mosaic-grid`` takes, each chunk a tile. ``shifts.csv`` is a table such as
-        ``linum-stack-slices-motor`` takes.
+        ``linum-stack-slices-motor`` takes; it has rows for absent slices, too, since the motor moved to them.
     use_gpu : bool
         Whether to make tiles on the device.
     overwrite : bool
@@ -63,7 +63,7 @@ def write_brain(
     (folder / "mosaics").mkdir(parents=True, exist_ok=True)
     threads = 1 if use_gpu else min(8, usable_cores())
     with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
-        for number in range(spec.slices):
+        for number in spec.written:
             path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"
             for nbytes in _write_slice(spec, path, number, pool, use_gpu, overwrite):
                 if progress is not None:

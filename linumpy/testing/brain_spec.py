@@ -1,14 +1,18 @@
 """Parameters of a synthetic brain, of its acquisition and of the faults of the microscope.
 
-In: sizes, lengths in µm, and strengths. Out: frozen records, checked.
+In: sizes, lengths in µm, and strengths, or a seed to draw them by. Out: frozen records, checked.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
+
+#: Kinds of structure (:mod:`linumpy.testing.anatomy`).
+ANATOMIES = ("waves", "lattice", "layers")
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,10 @@ class Faults:
     Attributes
     ----------
     vignette : float
-        Approximate decrease of illumination at the corners of a tile, as a fraction of the maximum. The centre of
-        illumination differs from the tile's centre, and moves with depth.
+        Approximate decrease of illumination at the corners of a tile, as a fraction of the maximum.
+    vignette_centre, vignette_drift : (float, float)
+        Centre of illumination along Y and X at the first plane of a tile, and its move to the last plane, where -1 and
+        1 are the first and the last voxel of the tile.
     dark : float
         Mean of the dark field, as a fraction of `peak`; over a tile the dark field varies by half of its mean to each
         side.
@@ -32,6 +38,8 @@ class Faults:
     attenuation_per_mm : float
         Attenuation coefficient of tissue whose reflectivity is `peak`; other tissue attenuates in proportion to its
         reflectivity.
+    agarose_looks : int
+        Looks of the speckle of the surroundings; 0 for those of tissue.
     focus_um, rayleigh_um : float
         Depth of the focus in a tile, and Rayleigh length: intensities are multiplied by
         ``1 / (1 + ((z - focus) / rayleigh)²)``. A Rayleigh length of 0 makes no loss.
@@ -39,11 +47,16 @@ class Faults:
         Fall-off of sensitivity: intensities are multiplied by ``exp(-(falloff_per_mm * z)²)``, z in mm.
     jitter : float
         Maximum error of a tile's position along Y and X, in voxels; uniform.
+    overlap_error : float
+        The true overlap less the nominal one that users are told, as a fraction of a tile.
     stage_degrees : float
         Angle between the axes of the stage and of the camera.
     rotation_degrees, translation : float
         Maximum rotation of a slice about its middle, and translation along Y and X in voxels; uniform. Slice 0 is not
         moved.
+    warp : float
+        Maximum displacement of a smooth deformation of a slice in its plane, along Y and X in voxels. Slice 0 is not
+        deformed.
     motor_error : float
         Maximum error of the table of shifts along Y and X, in voxels; uniform.
     galvo : int
@@ -54,26 +67,34 @@ class Faults:
         Slice, row and column of tiles that were not recorded: their voxels are 0.
     empty : tuple of int
         Slices that were not recorded: their voxels are 0.
+    absent : tuple of int
+        Slices that are not written to disk: their numbers are left out.
     """
 
     vignette: float = 0.0
+    vignette_centre: tuple[float, float] = (0.1, -0.1)
+    vignette_drift: tuple[float, float] = (0.15, -0.15)
     dark: float = 0.0
     water_um: float = 0.0
     tilt: tuple[float, float] = (0.0, 0.0)
     focal_um: float = 0.0
     attenuation_per_mm: float = 0.0
+    agarose_looks: int = 0
     focus_um: float = 0.0
     rayleigh_um: float = 0.0
     falloff_per_mm: float = 0.0
     jitter: float = 0.0
+    overlap_error: float = 0.0
     stage_degrees: float = 0.0
     rotation_degrees: float = 0.0
     translation: float = 0.0
+    warp: float = 0.0
     motor_error: float = 0.0
     galvo: int = 0
     looks: int = 0
     missing: tuple[tuple[int, int, int], ...] = ()
     empty: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,7 @@ class BrainSpec:
     tile_shape : (int, int, int)
         Voxels of a tile (Z, Y, X).
     overlap : float
-        Fraction of a tile that it shares with the next; steps between tiles are whole voxels.
+        Nominal fraction of a tile that it shares with the next; steps between tiles are whole voxels.
     spacing_um : (float, float, float)
         Voxel spacing (Z, Y, X) in µm.
     interval_um : float
@@ -98,14 +119,22 @@ class BrainSpec:
         Seed of structure, faults and speckle.
     dtype : str
         ``"float32"`` or ``"uint16"``.
+    anatomy : {"waves", "lattice", "layers"}
+        Kind of structure: plane waves with smooth borders between tissues; noise on lattices of several periods, with
+        sharp borders and thin bright fibres; or folded layers with dark vessels.
     peak : float
         Mean reflectivity of grey matter.
     white : float
         Mean reflectivity of white matter, relative to grey matter.
     water : float
-        Reflectivity of water and of the surroundings of the brain, relative to grey matter.
+        Reflectivity of water, relative to grey matter.
+    agarose : float, optional
+        Mean reflectivity of the surroundings of the brain below the surface, relative to grey matter; by default water.
     radius : float
         Size of the brain, relative to the size of a slice. Above 1 only the corners are water; infinite for no outline.
+    coverage : float, optional
+        Share of a slice that is tissue, at the top of the brain: with an irregular outline, off centre, in place of
+        the outline of `radius`.
     texture_um : (float, float)
         Shortest and longest period of the structure along an axis.
     volume : numpy.ndarray, (Z, Y, X), optional
@@ -128,10 +157,13 @@ class BrainSpec:
     interval_um: float = 200.0
     seed: int = 0
     dtype: str = "float32"
+    anatomy: str = "waves"
     peak: float = 4000.0
     white: float = 1.8
     water: float = 0.01
+    agarose: float | None = None
     radius: float = 1.1
+    coverage: float | None = None
     texture_um: tuple[float, float] = (80.0, 600.0)
     volume: np.ndarray | None = field(default=None, compare=False, repr=False)
     faults: Faults = Faults()
@@ -141,6 +173,12 @@ class BrainSpec:
             raise ValueError(f"{self}: pass slices, two numbers of tiles and three of voxels, each from 1 on")
         if not 0 <= self.overlap < 1:
             raise ValueError(f"overlap={self.overlap}: pass a fraction from 0 to below 1")
+        if not 0 <= self.overlap + self.faults.overlap_error < 1:
+            raise ValueError(f"overlap_error={self.faults.overlap_error}: the true overlap is not from 0 to below 1")
+        if self.anatomy not in ANATOMIES:
+            raise ValueError(f"anatomy={self.anatomy!r}: choose one of {', '.join(ANATOMIES)}")
+        if self.coverage is not None and not 0 < self.coverage <= 1:
+            raise ValueError(f"coverage={self.coverage}: pass a share from above 0 to 1")
         if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in (*self.spacing_um, self.interval_um)):
             raise ValueError(
                 f"spacing_um={self.spacing_um}, interval_um={self.interval_um}: pass positive lengths in µm"
@@ -153,7 +191,15 @@ class BrainSpec:
     @property
     def step(self) -> tuple[int, int]:
         """Nominal step of the stage from a tile to the next, in voxels along Y and X."""
-        y, x = (max(1, round(n * (1 - self.overlap))) for n in self.tile_shape[1:])
+        return self._step(self.overlap)
+
+    @property
+    def true_step(self) -> tuple[int, int]:
+        """True step of the stage: the nominal one unless the overlap has an error."""
+        return self._step(self.overlap + self.faults.overlap_error)
+
+    def _step(self, overlap: float) -> tuple[int, int]:
+        y, x = (max(1, round(n * (1 - overlap))) for n in self.tile_shape[1:])
         return y, x
 
     @property
@@ -163,8 +209,8 @@ class BrainSpec:
 
     @property
     def slice_shape(self) -> tuple[int, int, int]:
-        """Voxels of a stitched slice (Z, Y, X), by the nominal positions."""
-        y, x = ((n - 1) * s + t for n, s, t in zip(self.tiles, self.step, self.tile_shape[1:], strict=True))
+        """Voxels of a stitched slice (Z, Y, X), by regular positions of the true step."""
+        y, x = ((n - 1) * s + t for n, s, t in zip(self.tiles, self.true_step, self.tile_shape[1:], strict=True))
         return self.tile_shape[0], y, x
 
     @property
@@ -174,9 +220,14 @@ class BrainSpec:
         return math.ceil((self.slices - 1) * self.interval_planes) + depth, height, width
 
     @property
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the slices on disk."""
+        return tuple(number for number in range(self.slices) if number not in self.faults.absent)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all tiles."""
-        return self.slices * math.prod(self.tiles) * math.prod(self.tile_shape) * np.dtype(self.dtype).itemsize
+        """Bytes of all tiles that are written."""
+        return len(self.written) * math.prod(self.tiles) * math.prod(self.tile_shape) * np.dtype(self.dtype).itemsize
 
 
 #: Faults of about the strengths that microscopes have, for tiles of 48 and more voxels.
@@ -185,3 +236,65 @@ USUAL_FAULTS = Faults(
     rayleigh_um=250.0, falloff_per_mm=0.5, jitter=1.5, stage_degrees=0.3, rotation_degrees=2.0, translation=3.0,
     motor_error=0.5, looks=8,
 )  # fmt: skip
+
+#: Bounds of the uniform distributions of a drawn brain, by kind: of the faults, of both parts of a pair, of the brain.
+_DRAWN: dict[str, dict[str, tuple[float, float]]] = {
+    "full": {
+        "vignette": (0.1, 0.4), "dark": (0.0, 0.015), "water_um": (50, 90), "focal_um": (5, 20),
+        "attenuation_per_mm": (1.0, 3.0), "focus_um": (100, 250), "rayleigh_um": (150, 400), "falloff_per_mm": (0, 0.6),
+        "jitter": (0.5, 2.0), "overlap_error": (-0.02, 0.02), "stage_degrees": (-0.5, 0.5),
+        "rotation_degrees": (0.5, 2.0), "translation": (1.0, 4.0), "motor_error": (0.3, 1.0), "warp": (0.0, 0.3),
+        "vignette_centre": (-0.3, 0.3), "vignette_drift": (-0.15, 0.15), "tilt": (-0.02, 0.02),
+        "overlap": (0.2, 0.3), "interval_um": (150, 200), "white": (1.4, 2.2),
+    },
+}  # fmt: skip
+_DRAWN["partial"] = {**_DRAWN["full"], "coverage": (0.4, 0.7), "agarose": (0.05, 0.25)}
+_DRAWN["severe"] = {
+    **_DRAWN["partial"], "vignette": (0.4, 0.6), "dark": (0.015, 0.025), "water_um": (80, 110), "focal_um": (10, 30),
+    "attenuation_per_mm": (3.5, 4.5), "jitter": (1.0, 3.0), "overlap_error": (-0.03, 0.03),
+    "stage_degrees": (-1.5, 1.5), "rotation_degrees": (1.0, 3.0), "translation": (2.0, 6.0), "motor_error": (0.5, 2.0),
+    "warp": (0.2, 1.0), "tilt": (-0.03, 0.03), "overlap": (0.2, 0.2), "interval_um": (100, 150),
+    "coverage": (0.55, 0.65),
+}  # fmt: skip
+#: Slices, tiles and bounds of the looks of a drawn brain, by kind.
+_SIZES = {"full": (4, (3, 3), (4, 16)), "partial": (4, (3, 4), (4, 16)), "severe": (5, (4, 5), (4, 4))}
+
+
+def draw_brain(seed: int, kind: str, scale: float = 1.0) -> BrainSpec:
+    """Draw a brain: its structure, its outline and all of its faults.
+
+    Parameters
+    ----------
+    seed : int
+        The same seed and kind draw the same brain.
+    kind : {"full", "partial", "severe"}
+        ``"full"``: tissue fills the slices, and faults have about the strengths of :data:`USUAL_FAULTS`. ``"partial"``:
+        40 to 70 % of a slice are tissue, the rest is agarose. ``"severe"``: 55 to 65 % are tissue, faults are strong,
+        and one slice is absent.
+    scale : float
+        Size of tiles, relative to 40 x 64 x 64 voxels of 10 µm.
+
+    Raises
+    ------
+    ValueError
+        An unknown kind.
+    """
+    if kind not in _DRAWN:
+        raise ValueError(f"kind={kind!r}: choose one of {', '.join(_DRAWN)}")
+    rng = np.random.default_rng([seed, list(_DRAWN).index(kind)])
+    pairs = ("vignette_centre", "vignette_drift", "tilt")
+    drawn: dict[str, Any] = {
+        name: tuple(map(float, rng.uniform(*bounds, 2))) if name in pairs else float(rng.uniform(*bounds))
+        for name, bounds in _DRAWN[kind].items()
+    }
+    slices, tiles, looks = _SIZES[kind]
+    drawn["looks"] = int(rng.integers(looks[0], looks[1] + 1))
+    drawn["agarose_looks"] = 4 * drawn["looks"]
+    absent = int(rng.integers(1, slices - 1))
+    drawn["absent"] = (absent,) if kind == "severe" else ()
+    anatomy, dtype = str(rng.choice(ANATOMIES)), str(rng.choice(["float32", "uint16"]))
+    faults = Faults(**{part.name: drawn.pop(part.name) for part in fields(Faults) if part.name in drawn})
+    return BrainSpec(
+        slices=slices, tiles=tiles, tile_shape=(round(40 * scale), round(64 * scale), round(64 * scale)), seed=seed,
+        anatomy=anatomy, dtype=dtype, radius=np.inf, faults=faults, **drawn,
+    )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Random fields of synthetic tissue: plane waves for its structure, and speckle.
+"""Random fields of synthetic tissue: plane waves and lattices for its structure, and speckle.
 
-In: seeds, and boxes. Out: plane waves, and the speckle of a box. Values depend only on the seed and the position: a box
-that is made by itself has the same voxels as that box of a larger volume.
+In: seeds, and boxes. Out: plane waves, periodic lattices of random numbers, and the speckle of a box. Values depend
+only on the seed and the position: a box that is made by itself has the same voxels as that box of a larger volume.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,6 +41,12 @@ def plane_waves(seed: Sequence[int], number: int, shortest_um: float, longest_um
         periods = rng.uniform(shortest_um, longest_um, 3) * rng.choice([-1, 1], 3)
         waves.append(Wave(tuple(map(float, periods)), float(rng.uniform(0, 2 * np.pi))))
     return tuple(waves)
+
+
+@lru_cache(maxsize=32)
+def lattice(seed: tuple[int, ...]) -> np.ndarray:
+    """Draw normal numbers on a lattice that repeats itself along each axis: float32, (32, 32, 32)."""
+    return np.random.default_rng(seed).standard_normal((32, 32, 32), np.float32)
 
 
 def speckle(seed: Sequence[int], looks: int, start: Sequence[int], stop: Sequence[int]) -> np.ndarray:
