@@ -162,8 +162,8 @@ def _warnings_of_positions(run: RunFolder) -> Iterable[str]:
             yield f"{_name(run, path)}: {missing} of {positions.present.size} tiles are missing"
         if positions.pairs and rejected > _MAX_REJECTED * len(positions.pairs):
             yield f"{_name(run, path)}: {rejected} of {len(positions.pairs)} pairs of tiles were rejected"
-        if positions.rms_residual > _MAX_RMS:
-            yield f"{_name(run, path)}: tiles fit to {positions.rms_residual:.2f} voxels RMS only"
+        if positions.rms_leave_one_out > _MAX_RMS:
+            yield f"{_name(run, path)}: tiles fit to {positions.rms_leave_one_out:.2f} voxels RMS only"
     yield from _warnings_of_cameras(run)
 
 
@@ -236,7 +236,11 @@ def _picture_of_tiles(name: str, tiles: TilePositions) -> str:
     pairs = [(pair.fixed, pair.moving, pair.confidence, bool(pair.rejected)) for pair in tiles.pairs]
     picture = render(draw_positions(tiles.positions, tiles.present, tiles.tile_shape, pairs, source=name))
     rejected = sum(bool(pair.rejected) for pair in tiles.pairs)
-    fit = f", the others fit to {tiles.rms_residual:.3f} voxels RMS" if math.isfinite(tiles.rms_residual) else ""
+    fit = (
+        f", the others fit to {tiles.rms_leave_one_out:.3f} voxels RMS"
+        if math.isfinite(tiles.rms_leave_one_out)
+        else ""
+    )
     text = f"{tiles.grid[0]} × {tiles.grid[1]} tiles, {len(tiles.pairs)} pairs, {rejected} rejected{fit}"
     return _embedded(_jpeg(picture), html.escape(text), html.escape(text))
 

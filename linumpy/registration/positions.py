@@ -26,15 +26,18 @@ from linumpy.registration.robust import robust_deviation
 from linumpy.registration.shift_evidence import MeasuredPairs, measure_pairs
 
 #: Minimum probability that the shift of an accepted pair is right.
-MIN_EVIDENCE = 0.9
+MIN_EVIDENCE = 0.6
 #: Least standard deviation of a measured shift, in pixels.
 _MIN_DEVIATION = 0.1
 #: Scatter of shifts about the model in pixels that is assumed before any pair is known.
 _SCATTER = 1.0
 #: A step is the nominal one unless the pairs deviate from it by more than this number of standard errors.
 _PROVED = 2.0
-#: Residuals, in standard deviations and in pixels, from which on a pair contradicts the others.
-_CONTRADICTION, _NEAR_OTHERS = 4.0, 0.75
+#: Number of pairs with structure, none of which matches, from which on the overlap is taken to be wrong.
+_MIN_STRUCTURED = 3
+#: Standard deviations beyond which a shift is rejected, and distances in pixels from the median shift and from the
+#: positions of the others within which it is not.
+_CONTRADICTION, _NEAR_MODEL, _NEAR_OTHERS = 4.0, 2.0, 0.75
 #: Number of reweighted solutions, and pairs whose variance is solved for together.
 _ROUNDS, _BATCH = 10, 256
 
@@ -131,12 +134,21 @@ class TilePositions:
 
     @property
     def by_pairs(self) -> np.ndarray:
-        """Which tiles have an accepted pair, bool (rows, columns); the others are placed by the model."""
-        placed = np.zeros(self.grid, bool)
-        for pair in self.pairs:
-            placed[pair.fixed] |= not pair.rejected
-            placed[pair.moving] |= not pair.rejected
-        return placed
+        """Which tiles belong to the largest group that accepted pairs connect, bool (rows, columns).
+
+        The others have their positions relative to that group from the model.
+        """
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
+        ends = np.array([[*pair.fixed, *pair.moving] for pair in self.pairs if not pair.rejected]).reshape(-1, 4).T
+        if not ends.size:
+            return np.zeros(self.grid, bool)
+        first, second = (np.ravel_multi_index(tuple(part), self.grid) for part in (ends[:2], ends[2:]))
+        count = self.present.size
+        _, group = connected_components(coo_matrix((np.ones(len(first)), (first, second)), (count, count)), False)
+        largest: np.ndarray = (group == np.bincount(group).argmax()).reshape(self.grid)
+        return largest
 
     @property
     def rms_leave_one_out(self) -> float:
@@ -145,7 +157,13 @@ class TilePositions:
         return float(np.sqrt(np.mean(used))) if used else float("nan")
 
 
-def locate_tiles(tiles: Array, overlap: float, *, min_evidence: float = MIN_EVIDENCE) -> TilePositions:
+def locate_tiles(
+    tiles: Array,
+    overlap: float,
+    *,
+    min_evidence: float = MIN_EVIDENCE,
+    tile_shape: tuple[int, int] | None = None,
+) -> TilePositions:
     """Find the positions of tiles by their overlaps.
 
     Parameters
@@ -158,11 +176,20 @@ def locate_tiles(tiles: Array, overlap: float, *, min_evidence: float = MIN_EVID
         axis.
     min_evidence : float
         Minimum probability that the shift of an accepted pair is right.
+    tile_shape : (int, int), optional
+        Pixels of a tile, if `tiles` are reduced: each of their pixels is one of ``f × f`` pixels, f the same for both
+        axes. Positions are in pixels that are not reduced.
+
+    Returns
+    -------
+    TilePositions
+        Its warnings say which positions are not known from the tiles.
 
     Raises
     ------
     ValueError
-        An array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside of 0 to 1.
+        An array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside of 0 to 1; no
+        tile with contrast; tiles whose structure, though there is some, does not match anywhere.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
@@ -175,9 +202,36 @@ def locate_tiles(tiles: Array, overlap: float, *, min_evidence: float = MIN_EVID
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
         raise ValueError(f"overlap={overlap}: tiles of {height} × {width} pixels share too few pixels (4 at least)")
     present = _have_contrast(tiles)
-    nominal = AcquisitionModel((float(height - widths[0]), 0.0), (0.0, float(width - widths[1])))
+    if not present.any():
+        raise ValueError(f"all {present.size} tiles are empty: the pixels of each are equal, or not finite")
+    whole = (height, width) if tile_shape is None else tile_shape
+    factor = whole[0] // height
+    step = [size - round(overlap * size) for size in whole]
+    nominal = AcquisitionModel((float(step[0]), 0.0), (0.0, float(step[1])))
     measured = measure_pairs(tiles, present, (widths[0], widths[1]))
-    return solve_positions(present, (height, width), nominal, measured, min_evidence=min_evidence)
+    measured = replace(measured, shifts=measured.shifts * factor, deviations=measured.deviations * factor)
+    found = solve_positions(present, whole, nominal, measured, min_evidence=min_evidence)
+    return replace(found, warnings=_warnings(found, measured, overlap))
+
+
+def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> tuple[str, ...]:
+    """Return what a user should know; refuse tiles that show structure and match nowhere."""
+    tiles, by_model = int(found.present.sum()), int((found.present & ~found.by_pairs).sum())
+    if tiles < 2 or not by_model:
+        return ()
+    if by_model < tiles:
+        return (f"{by_model} of {tiles} tiles are placed by the regular grid: no pair connects them to the others",)
+    structured = int(measured.structured.sum())
+    if structured >= max(_MIN_STRUCTURED, len(measured.structured) / 2):
+        raise ValueError(
+            f"overlap={overlap:g}: {structured} of {len(measured.structured)} pairs of neighbours show structure where "
+            "they would overlap, but no pair shows the same: the overlap or the shape of the tiles is wrong "
+            "(pass overlap= and tile_shape=)"
+        )
+    return (
+        f"no pair of tiles shows common structure: all {tiles} tiles have their nominal positions "
+        f"for an overlap of {overlap:g}",
+    )
 
 
 def _have_contrast(tiles: Array) -> np.ndarray:
@@ -213,15 +267,16 @@ def solve_positions(
         A pair of less evidence is rejected.
     """
     rejected = np.where(measured.evidence < min_evidence, "no evidence", "").astype(object)
-    variances = np.maximum(measured.deviations, _MIN_DEVIATION) ** 2
-    model, scatter = _regular_grid(nominal, measured, rejected == "")
+    model, scatter = _regular_grid(nominal, measured, rejected)
+    # A shift that is wrong is somewhere about the model.
+    wrong = 1 - measured.evidence[:, None]
+    variances = np.maximum(measured.deviations, _MIN_DEVIATION) ** 2 + (4 * scatter * wrong**2) ** 2
     solve = _Solver(present.shape, model, 1 / scatter**2, measured)
     robust, scale = np.where((rejected == "")[:, None], 1 / variances, 0), 1.0
-    for k in range(_ROUNDS if robust.any() else 0):
+    for _ in range(_ROUNDS if robust.any() else 0):
         positions, _ = solve(robust)
         square = (solve.residuals(positions) ** 2 / variances).sum(axis=1)
-        # The scale of the first solution is kept: a shrinking scale would leave only a few pairs with residuals near 0.
-        scale = scale if k else max(1.0, robust_deviation(np.sqrt(square[rejected == ""])))
+        scale = max(1.0, robust_deviation(np.sqrt(square[rejected == ""])))
         robust = np.where((rejected == "")[:, None], 1 / variances, 0) / (1 + square[:, None] / scale**2)
     positions, resistance = solve(robust)
     left_out, variance = _leave_one_out(solve.residuals(positions), robust, resistance)
@@ -234,15 +289,23 @@ def solve_positions(
 
 
 def _regular_grid(
-    nominal: AcquisitionModel, measured: MeasuredPairs, accepted: np.ndarray
+    nominal: AcquisitionModel, measured: MeasuredPairs, rejected: np.ndarray
 ) -> tuple[AcquisitionModel, float]:
-    """Return the regular grid that the accepted pairs show, and the scatter of shifts about it in pixels."""
+    """Return the regular grid that the pairs show, and the scatter of shifts about it in pixels; reject outliers."""
     axis = np.argmax(measured.moving - measured.fixed, axis=1) if len(measured.fixed) else np.zeros(0, np.int64)
-    groups = [measured.shifts[(axis == k) & accepted] for k in (0, 1)]
-    medians = [np.median(group, axis=0) if len(group) else np.zeros(2) for group in groups]
+    medians, groups = [], []
+    for k in (0, 1):
+        mine = (axis == k) & (rejected == "")
+        medians.append(np.median(measured.shifts[mine], axis=0) if mine.any() else np.zeros(2))
+        distance = np.linalg.norm(measured.shifts - medians[k], axis=1)
+        if mine.any():
+            limit = max(_NEAR_MODEL, _CONTRADICTION * robust_deviation(distance[mine]))
+            rejected[mine & (distance > limit)] = "far from the regular grid"
+        groups.append(measured.shifts[mine & (rejected == "")])
     apart = np.concatenate([group - median for group, median in zip(groups, medians, strict=True)])
     count = len(apart)
-    scatter = float(np.hypot(robust_deviation(apart), _SCATTER / count)) if count else _SCATTER
+    # Not a robust deviation: a few tiles that the stage misplaced must not be drawn to the grid.
+    scatter = float(np.hypot(np.sqrt(np.mean(apart**2)), _SCATTER / count)) if count else _SCATTER
     scatter = max(scatter, _MIN_DEVIATION)
     steps, turned = nominal.steps, 0.0
     for k, group in enumerate(groups):
@@ -260,9 +323,7 @@ def _regular_grid(
     return AcquisitionModel(_two_floats(steps[0]), _two_floats(steps[1])), scatter
 
 
-def _leave_one_out(
-    residuals: np.ndarray, weights: np.ndarray, resistance: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _leave_one_out(residuals: np.ndarray, weights: np.ndarray, resistance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distance of each shift from the positions solved without it, (n,), and the variance of those, (n, 2).
 
     The closed form of linear least squares: the leverage of a pair is its weight times the variance of the difference

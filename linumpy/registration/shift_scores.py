@@ -3,8 +3,8 @@
 In: two batches of images (n, Y, X). Out: a score map for each pair, and shifts refined to fractions of a pixel.
 
 A score is Fisher's z of the correlation of the overlap, in standard deviations of what images of the same spectrum give
-by chance: overlaps have many pixels, but neighbouring pixels are alike, and a few bright ones may decide. All shifts are
-computed together by FFT.
+by chance: overlaps have many pixels, but neighbouring pixels are alike, and a few bright ones may decide. All shifts
+are computed together by FFT.
 
 Fractions of a pixel are found by Gauss-Newton steps on the weighted squared difference of two images over their
 overlap, with the mean of both gradients (Benhimane and Malis, 2004) and cubic convolution (Keys, 1981). In strips as
@@ -14,6 +14,7 @@ select different tissue in the two images. Here the same tissue has the same wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -26,10 +27,10 @@ from linumpy.device import array_module
 #: Share of the window, at each end, over which the window decreases to 0.
 _TAPER = 0.25
 #: Number of Gauss-Newton steps, and maximum distance in pixels from the first shift along each axis.
-_STEPS, _REACH = 6, 2.0
+_STEPS, _REACH = 8, 2.0
 #: Pixels of a noise sample in images smoothed by a Gaussian of 1 pixel.
 _SMOOTHED = 4 * np.pi
-#: Variance that is added to that of each overlap, relative to the mean of the images: overlaps without contrast score 0.
+#: Variance that is added to that of each overlap, relative to the mean of the images: overlaps without contrast get 0.
 _FLOOR = 0.05
 
 
@@ -43,14 +44,17 @@ class ScoreMaps:
         Fisher's z of the correlation.
     deviation : array of float32, of the same shape
         Standard deviation of z for images that do not match.
+    area : array of float32, (n,)
+        Pixels that make one independent sample of a pair.
     """
 
     z: Array
     deviation: Array
+    area: Array
 
 
 def score_shifts(
-    fixed: tuple[Array, Array], moving: tuple[Array, Array], low: tuple[int, int], high: tuple[int, int]
+    fixed: tuple[Array, Array], moving: tuple[Array, Array], low: Sequence[int], high: Sequence[int]
 ) -> ScoreMaps:
     """Score each whole shift of pairs of images from `low` to `high`, both included, along Y and X.
 
@@ -59,7 +63,7 @@ def score_shifts(
     fixed, moving : (array of float32, array of float32), each (n, Y, X)
         Images of mean about 0, and their local variance. At a shift, pixel p of the moving image is at p + shift in the
         fixed image.
-    low, high : (int, int)
+    low, high : sequence of int, (2,)
         Bounds of the shifts.
     """
     xp, shape = array_module(fixed[0]), fixed[0].shape[1:]
@@ -91,7 +95,7 @@ def score_shifts(
     area = power[0].shape[1] * power[0].shape[2] * (power[0] * power[1]).sum(axis=(1, 2), keepdims=True)
     area = xp.maximum(area / xp.maximum(totals[0] * totals[1], 1e-12), 1)
     variance = area * xp.maximum(correlate(*variances) / product, 1 / count)
-    return ScoreMaps(z.astype(np.float32), xp.sqrt(variance).astype(np.float32))
+    return ScoreMaps(z.astype(np.float32), xp.sqrt(variance).astype(np.float32), area[:, 0, 0])
 
 
 def _fast_length(size: int) -> int:

@@ -25,6 +25,8 @@ from linumpy.device import array_module
 BAND = (1.0, 6.0)
 #: Number of tiles from which on a dark field is fitted besides the flat field.
 _MIN_TILES_OF_DARK = 5
+#: Error of the shared pattern that must be expected, as a share of the variance of a tile that shows nothing else.
+_PATTERN_LEFT = 0.05
 #: Residuals beyond this number of standard deviations have less weight.
 _HUBER = 2.0
 
@@ -36,9 +38,10 @@ class TileStructure:
     Attributes
     ----------
     smooth : array of float32, (n, Y, X)
-        Tiles without noise of single pixels and without the shared pattern; illumination that is smooth is left.
+        Tiles without noise of single pixels, for fractions of pixels, where the shared pattern hardly matters.
     band : array of float32, (n, Y, X)
-        The same after the band-pass filter, of about equal contrast everywhere.     variance : array of float32, (n, Y, X)
+        The same after the band-pass filter, of about equal contrast everywhere.
+    variance : array of float32, (n, Y, X)
         Local mean square of `band`, below 1.
     """
 
@@ -60,13 +63,15 @@ def find_structure(tiles: Array) -> TileStructure:
     fine, level = (_smoothed(xp, pixels, sigma) for sigma in BAND)
     band = fine - level
     variance = _smoothed(xp, band * band, BAND[1], order=0)
-    weight = 1 / (variance + 1e-3 * variance.mean(axis=(1, 2), keepdims=True) + 1e-12)
+    before = variance.mean(axis=(1, 2), keepdims=True)
+    weight = 1 / (variance + 1e-3 * before + 1e-12)
     pattern = _shared_pattern(xp, band, level, weight)
     band -= pattern
-    # Edges have much more contrast than the texture, and would decide alone.
+    # Edges have much more contrast than the texture, and would decide alone. What is left of tiles that show only the
+    # shared pattern is not amplified.
     variance = _smoothed(xp, band * band, BAND[1], order=0)
-    total = variance + variance.mean(axis=(1, 2), keepdims=True) + 1e-12
-    return TileStructure(fine - pattern, band / xp.sqrt(total), variance / total)
+    total = variance + variance.mean(axis=(1, 2), keepdims=True) + _PATTERN_LEFT * before + 1e-12
+    return TileStructure(fine, band / xp.sqrt(total), variance / total)
 
 
 def _normalized(xp: ModuleType, tiles: Array) -> Array:
