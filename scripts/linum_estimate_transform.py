@@ -40,7 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--min_evidence", type=float, default=0.6, metavar="P",
         help="A shift is rejected if it is right with less probability. [%(default)s]",
     )  # fmt: skip
-    cli.add_tile_shape_argument(parser, or_chunk=True)
+    cli.add_tile_shape_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_tile_arguments(parser)
     return parser

@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
-from linumpy.mosaic.io.image import open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.image import needed_tile, open_mosaic
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, locate_tiles
@@ -87,7 +87,7 @@ def estimate_positions(
     if output is not None:
         check_positions_file(output, overwrite=overwrite)
         check_apart([output], [source])
-    tile = tile_or_chunk(image, tile_shape)
+    tile = needed_tile(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         reduced = _ReducedTiles(work.xp, image.lateral_shape, tile)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
