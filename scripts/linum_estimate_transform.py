@@ -2,10 +2,12 @@
 """Find the positions of the tiles of an OCT mosaic grid by their overlaps.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
-each of them whole along z. Neighbouring tiles show the same tissue in their overlap. The shift between them is found by
-phase correlation, to fractions of a voxel. The positions are the best fit to all shifts that are not rejected. A shift
-is rejected if its correlation is low, if it is far from the regular grid of the acquisition, or if it contradicts the
-others. Tiles without contrast are placed on the regular grid.
+each of them whole along z. Neighbouring tiles show the same tissue in their overlap. What all tiles share, such as
+illumination, is taken out first. The shift between neighbours is found to fractions of a voxel, and with it the
+probability that it is right, judged by how well the tiles match at all other shifts and how well tiles match that are
+no neighbours. The positions are the best fit to all shifts that are probable enough and do not contradict the others.
+Tiles that show no structure, such as tiles of agarose, are placed on the regular grid that the others show, or without
+any on the nominal grid; a warning says how many. Illumination should be corrected first (linum-fix-illumination).
 
 Writes the positions as JSON, with all pairs, or as a CSV table; linum-stitch-3d reads both. Prints the regular grid and
 the residuals.
@@ -35,8 +37,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "quarters of the nominal one. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_confidence", type=float, default=0.3, metavar="R",
-        help="A shift is rejected if the overlap correlates less. [%(default)s]",
+        "--min_evidence", type=float, default=0.6, metavar="P",
+        help="A shift is rejected if it is right with less probability. [%(default)s]",
     )  # fmt: skip
     cli.add_tile_shape_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
@@ -52,7 +54,7 @@ def _estimate(parsed: argparse.Namespace) -> None:
     nbytes = command.input_nbytes()
     with command.progress("positions", nbytes) as shared:
         positions = estimate_positions(
-            parsed.input, parsed.output, overlap=parsed.overlap, min_confidence=parsed.min_confidence, **shared
+            parsed.input, parsed.output, overlap=parsed.overlap, min_evidence=parsed.min_evidence, **shared
         )
     print(table_of(positions))
     command.close(nbytes)

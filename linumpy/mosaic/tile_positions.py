@@ -2,7 +2,9 @@
 
 In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the nominal overlap. Out:
 :class:`~linumpy.registration.positions.TilePositions`, and a file that holds them. Tiles are compared by their means
-along depth, for which every voxel is read once.
+along depth, for which every voxel is read once. Of these, tiles of at most 192 pixels along each axis are held: larger
+ones are reduced by a whole factor. Memory is at most about 1 MiB for each tile, whatever its depth and size, besides
+the columns that are read.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,13 +23,16 @@ from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.io.image import needed_tile, open_mosaic
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
-from linumpy.registration.positions import MIN_CONFIDENCE, TilePositions, locate_tiles
+from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, locate_tiles
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.deploy import Cluster
+
+#: Maximum pixels along an axis of a tile that are compared.
+PIXELS = 192
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +42,7 @@ def estimate_positions(
     output: str | Path | None = None,
     *,
     overlap: float = 0.2,
-    min_confidence: float = MIN_CONFIDENCE,
+    min_evidence: float = MIN_EVIDENCE,
     tile_shape: tuple[int, int] | None = None,
     channel: int | None = None,
     time: int | None = None,
@@ -56,7 +62,7 @@ def estimate_positions(
         selected. Incomplete tiles at the end of an axis are ignored.
     output : str or Path, optional
         A file to write: ``*.json`` with the positions and all pairs, or ``*.csv`` with the positions only.
-    overlap, min_confidence
+    overlap, min_evidence
         As for :func:`linumpy.registration.positions.locate_tiles`.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
@@ -83,20 +89,68 @@ def estimate_positions(
         check_apart([output], [source])
     tile = needed_tile(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        projection = work.xp.empty(image.lateral_shape, np.float32)
+        reduced = _ReducedTiles(work.xp, image.lateral_shape, tile)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        project_columns(image, size, projection.__setitem__, work, progress)
-        positions = locate_tiles(cut_tiles(projection, tile), overlap, min_confidence=min_confidence)
+        project_columns(image, size, reduced.add, work, progress)
+        try:
+            positions = locate_tiles(reduced.tiles(), overlap, min_evidence=min_evidence, tile_shape=tile)
+        except ValueError as error:
+            raise ValueError(f"{image.name}: {error}") from error
     rejected = sum(bool(pair.rejected) for pair in positions.pairs)
     log.info("%s: %d pairs of tiles, %d of them rejected", image.name, len(positions.pairs), rejected)
+    for line in positions.warnings:
+        log.warning("%s: %s", image.name, line)
     if output is not None:
         write_positions(output, positions, image.name, image.lateral_spacing, overwrite=overwrite)
     return positions
 
 
-def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
-    """Return the complete tiles of an image (Y, X), which lie side by side: (rows, columns, Y, X), a view."""
-    (rows, columns), (height, width) = (whole_tiles(image.shape, tile_shape), tile_shape)
-    complete = image[: rows * height, : columns * width]
-    tiles: Array = complete.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
-    return tiles
+class _ReducedTiles:
+    """The tiles of a projection that arrives in parts, reduced to at most :data:`PIXELS` along an axis.
+
+    Parameters
+    ----------
+    xp : module
+        The array module.
+    shape, tile : (int, int)
+        Pixels of the projection and of a tile.
+    """
+
+    def __init__(self, xp: ModuleType, shape: tuple[int, int], tile: tuple[int, int]) -> None:
+        self._xp, self._tile, self._factor = xp, tile, max(1, -(-max(tile) // PIXELS))
+        self._grid = whole_tiles(shape, tile)
+        self._size = tuple(max(1, n // self._factor) for n in tile)
+        self._sums = xp.zeros([count * n for count, n in zip(self._grid, self._size, strict=True)], np.float32)
+        self._counts = xp.zeros(self._sums.shape, np.float32)
+
+    def add(self, index: tuple[int | slice, ...], means: Array) -> None:
+        """Add a part of the projection; pixels that are not finite do not count."""
+        finite = self._xp.isfinite(means)
+        for target, pixels in ((self._sums, self._xp.where(finite, means, 0)), (self._counts, finite)):
+            part: list[slice] = []
+            for axis, extent in enumerate(index[-2:]):
+                reached, pixels = self._summed(pixels.astype(np.float32), axis, extent)
+                part.append(reached)
+            target[tuple(part)] += pixels
+
+    def _summed(self, pixels: Array, axis: int, extent: slice) -> tuple[slice, Array]:
+        """Sum pixels along an axis to reduced pixels; return the extent of these, and the sums."""
+        tile, size, factor = self._tile[axis], self._size[axis], self._factor
+        number, inside = np.divmod(np.arange(extent.start, extent.stop), tile)
+        target = number * size + inside // factor
+        target[(number >= self._grid[axis]) | (inside // factor >= size)] = -1
+        first, last = (int(target[target >= 0].min()), int(target.max()) + 1) if (target >= 0).any() else (0, 0)
+        shape = list(pixels.shape)
+        shape[axis] = last - first
+        sums, before = self._xp.zeros(shape, np.float32), (slice(None),) * axis
+        for k in range(factor):  # each of these pixels belongs to another reduced pixel
+            chosen = np.flatnonzero((target >= 0) & (inside % factor == k))
+            sums[(*before, self._xp.asarray(target[chosen] - first))] += pixels[(*before, self._xp.asarray(chosen))]
+        return slice(first, last), sums
+
+    def tiles(self) -> Array:
+        """Return the tiles (rows, columns, Y, X): means of the finite pixels, NaN where there are none."""
+        (rows, columns), (height, width) = self._grid, self._size
+        means = self._xp.where(self._counts > 0, self._sums / self._xp.maximum(self._counts, 1), np.nan)
+        tiles: Array = means.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
+        return tiles

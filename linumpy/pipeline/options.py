@@ -69,7 +69,7 @@ class Positions:
     """Options of ``positions``: :func:`linumpy.mosaic.tile_positions.estimate_positions`."""
 
     overlap: float = 0.2
-    min_confidence: float = 0.3
+    min_evidence: float = 0.6
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,9 @@ OPTIONS: dict[str, type] = {
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
-    # Before illumination is corrected: errors of the fields repeat in every tile, and would align the tiles.
-    "positions": Positions,
     "shading": Shading,
     "illumination": Illumination,
+    "positions": Positions,
     "aip": Aip,
     "surface": Surface,
     "stitch": Stitch,

@@ -274,7 +274,7 @@ def _positions(task: Task, where: Where) -> None:
     settings: options.Positions = task.options
     estimate_positions(
         task.one("image"), task.outputs["positions"], overlap=settings.overlap,
-        min_confidence=settings.min_confidence, use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        min_evidence=settings.min_evidence, use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
 
 
@@ -361,11 +361,11 @@ STAGES: dict[str, Stage] = {
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
-    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
     "shading": Stage(
         _shading, ("image",), {"fields": ".npz", "brain": ".json", "shading_picture": ".png"}, of_brain=True
     ),
     "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
+    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
     "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),

@@ -11,7 +11,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,16 @@ def write_positions(
         As :func:`check_positions_file`.
     """
     check_positions_file(path, overwrite=overwrite)
+    by_pairs = found.by_pairs
     rows = [
-        {"row": i, "column": j, "y": float(y), "x": float(x), "present": bool(found.present[i, j])}
+        {
+            "row": i,
+            "column": j,
+            "y": float(y),
+            "x": float(x),
+            "present": bool(found.present[i, j]),
+            "placed_by": "pairs" if by_pairs[i, j] else "model",
+        }
         for i, line in enumerate(found.positions)
         for j, (y, x) in enumerate(line)
     ]
@@ -83,12 +91,19 @@ def write_positions(
             "spacing_um": list(spacing),
             "tile_shape": list(found.tile_shape),
             "model": asdict(found.model),
-            "rms_residual": None if math.isnan(found.rms_residual) else found.rms_residual,
+            "rms_leave_one_out": _number(found.rms_leave_one_out),
             "tiles": rows,
-            "pairs": [asdict(pair) for pair in found.pairs],
+            "pairs": [asdict(pair) | {"evidence": _number(pair.evidence)} for pair in found.pairs],
+            "warnings": list(found.warnings),
+            "left_out": "",
         }
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")
+
+
+def _number(value: float) -> float | None:
+    """Return a number as JSON has it, which has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositions:
@@ -105,6 +120,7 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     -------
     TilePositions
         A CSV table has no pairs and no model; its model is the regular grid with the mean steps between neighbours.
+        Files of earlier versions have no evidence and no warnings.
 
     Raises
     ------
@@ -131,12 +147,20 @@ def _from_json(content: Mapping[str, JSON], tile_shape: tuple[int, int]) -> Tile
         )
     pairs = [
         TilePair(
-            tuple(p["fixed"]), tuple(p["moving"]), tuple(p["shift"]), p["confidence"], p["residual"], p["rejected"]
+            tuple(p["fixed"]),
+            tuple(p["moving"]),
+            tuple(p["shift"]),
+            p["confidence"],
+            p["residual"],
+            p["rejected"],
+            math.nan if p.get("evidence") is None else p["evidence"],
         )
         for p in content["pairs"]
     ]
     model = AcquisitionModel(tuple(content["model"]["row"]), tuple(content["model"]["column"]))
-    return _arranged(content["tiles"], tile_shape, model, tuple(pairs))
+    return replace(
+        _arranged(content["tiles"], tile_shape, model, tuple(pairs)), warnings=tuple(content.get("warnings", ()))
+    )
 
 
 def _arranged(
@@ -171,20 +195,31 @@ def _mean_steps(positions: np.ndarray) -> AcquisitionModel:
 def table_of(found: TilePositions) -> str:
     """Return lines to print: the tiles, the regular grid, the residuals, and each rejected pair."""
     rejected = [pair for pair in found.pairs if pair.rejected]
+    used = len(found.pairs) - len(rejected)
     (row_y, row_x), (column_y, column_x) = found.model.row, found.model.column
+    by_model = int((found.present & ~found.by_pairs).sum())
     lines = [
-        f"{found.grid[0]} × {found.grid[1]} tiles, {int((~found.present).sum())} of them missing",
-        f"regular grid: next row {row_y:+.2f} {row_x:+.2f}, next column {column_y:+.2f} {column_x:+.2f} voxels",
-        "camera against the stage: {:+.3f}° along rows, {:+.3f}° along columns; positions account for it".format(
-            *found.model.degrees
-        ),
-        f"{len(found.pairs)} pairs, {len(rejected)} rejected; the others fit to {found.rms_residual:.3f} voxels RMS",
+        f"{found.grid[0]} × {found.grid[1]} tiles, {int((~found.present).sum())} of them missing, "
+        f"{by_model} placed by the regular grid",
+        f"regular grid{'' if used else ' (nominal)'}: next row {row_y:+.2f} {row_x:+.2f}, "
+        f"next column {column_y:+.2f} {column_x:+.2f} voxels",
     ]
+    if used:
+        lines.append(
+            "camera against the stage: {:+.3f}° along rows, {:+.3f}° along columns; positions account for it".format(
+                *found.model.degrees
+            )
+        )
+    pairs = f"{len(found.pairs)} pairs, {len(rejected)} rejected"
+    if used:
+        pairs += f"; each of the others fits to the rest within {found.rms_leave_one_out:.3f} voxels RMS"
+    lines.append(pairs)
     if rejected:
-        lines.append("rejected  tiles               shift (voxels)    confidence  why")
+        lines.append("rejected  tiles               shift (voxels)   correlation  evidence  why")
     for pair in rejected:
         tiles = f"{pair.fixed[0]},{pair.fixed[1]} and {pair.moving[0]},{pair.moving[1]}"
         lines.append(
-            f"          {tiles:<18}{pair.shift[0]:9.2f}{pair.shift[1]:9.2f}{pair.confidence:11.2f}  {pair.rejected}"
+            f"          {tiles:<18}{pair.shift[0]:9.2f}{pair.shift[1]:9.2f}{pair.confidence:12.2f}{pair.evidence:10.2f}"
+            f"  {pair.rejected}"
         )
     return "\n".join(lines)

@@ -2,41 +2,44 @@
 
 In: the tiles' projections in their grid, and the nominal overlap of the stage. Out: :class:`TilePositions`.
 
-Shifts come from :func:`~linumpy.registration.phase_correlation.find_shifts`: all pairs along an axis are one batch.
-The acquisition model is a regular affine grid; each of its two steps (Y, X) is the weighted median of the shifts of all
-pairs along an axis of the grid. A shift of low confidence, or far from the model, is rejected. The positions are a
-weighted least-squares solution over all other pairs. It is solved several times, with weights that decrease with the
-residuals by Cauchy's function, so that shifts that contradict the others have little influence; these are rejected,
-too. All neighbours are also linked by the model's shift with a very small weight, which places tiles without a trusted
-pair.
+Tiles are compared by :mod:`~linumpy.registration.tile_structure`, all pairs along an axis of the grid as one batch, by
+the score maps of :mod:`~linumpy.registration.shift_evidence`, which also gives the probability that the shift of a pair
+is right. Pairs of less evidence are rejected.
+
+The acquisition model is a regular affine grid. Its steps differ from the nominal ones as far as the accepted pairs show
+that. The positions are a weighted least-squares solution over all accepted pairs, whose weights are those of their
+errors. All neighbours are also linked by the model's shift, with the weight of the tiles' scatter about the model:
+tiles without an accepted pair take their positions from it. The solution is repeated with weights that decrease with
+the residuals by Cauchy's function. A pair that contradicts the positions that all others give is rejected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
-from linumpy.registration.phase_correlation import find_shifts
 from linumpy.registration.robust import robust_deviation
+from linumpy.registration.shift_evidence import MeasuredPairs, measure_pairs
 
-#: Minimum confidence of a trusted pair.
-MIN_CONFIDENCE = 0.3
-#: Width of the compared strips, relative to the expected overlap.
-_STRIP = 1.25
-#: Deviations from the model and from the other pairs, in pixels, up to which no shift is rejected.
-_NEAR_MODEL, _NEAR_OTHERS = 2.0, 0.75
-#: Robust standard deviations beyond which a shift is rejected.
-_SPREADS = 4.0
-#: Weight of the model's shift of each pair; the weight of a measured shift is about its confidence.
-_MODEL_WEIGHT = 1e-4
-#: Minimum scale of Cauchy's function in pixels: the error of a good shift.
-_MIN_SCALE = 0.1
-#: Number of reweighted solutions.
-_ROUNDS = 10
+#: Minimum probability that the shift of an accepted pair is right.
+MIN_EVIDENCE = 0.6
+#: Least standard deviation of a measured shift, in pixels.
+_MIN_DEVIATION = 0.1
+#: Scatter of shifts about the model in pixels that is assumed before any pair is known.
+_SCATTER = 1.0
+#: A step is the nominal one unless the pairs deviate from it by more than this number of standard errors.
+_PROVED = 2.0
+#: Number of pairs with structure, none of which matches, from which on the overlap is taken to be wrong.
+_MIN_STRUCTURED = 3
+#: Standard deviations beyond which a shift is rejected, and distances in pixels from the median shift and from the
+#: positions of the others within which it is not.
+_CONTRADICTION, _NEAR_MODEL, _NEAR_OTHERS = 4.0, 2.0, 0.75
+#: Number of reweighted solutions, and pairs whose variance is solved for together.
+_ROUNDS, _BATCH = 10, 256
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,11 @@ class TilePair:
     confidence : float
         Correlation of the overlap, from -1 to 1.
     residual : float
-        Distance of the shift from the solved positions, in pixels.
+        Distance of the shift from the positions that are solved without this pair, in pixels.
     rejected : str
         The reason why the shift was not used; empty if it was used.
+    evidence : float
+        Probability that the shift is right, judged by the scores of all other shifts; NaN if unknown.
     """
 
     fixed: tuple[int, int]
@@ -63,6 +68,7 @@ class TilePair:
     confidence: float
     residual: float
     rejected: str
+    evidence: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class TilePositions:
         The regular grid.
     pairs : tuple of TilePair
         All pairs of neighbouring tiles that are present.
+    warnings : tuple of str
+        What a user should know about the positions, in complete sentences.
     """
 
     positions: np.ndarray
@@ -117,6 +125,7 @@ class TilePositions:
     tile_shape: tuple[int, int]
     model: AcquisitionModel
     pairs: tuple[TilePair, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -124,13 +133,37 @@ class TilePositions:
         return self.present.shape[0], self.present.shape[1]
 
     @property
-    def rms_residual(self) -> float:
-        """Root mean square of the residuals of the pairs that were used, in pixels; NaN if no pair was used."""
+    def by_pairs(self) -> np.ndarray:
+        """Which tiles belong to the largest group that accepted pairs connect, bool (rows, columns).
+
+        The others have their positions relative to that group from the model.
+        """
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
+        ends = np.array([[*pair.fixed, *pair.moving] for pair in self.pairs if not pair.rejected]).reshape(-1, 4).T
+        if not ends.size:
+            return np.zeros(self.grid, bool)
+        first, second = (np.ravel_multi_index(tuple(part), self.grid) for part in (ends[:2], ends[2:]))
+        count = self.present.size
+        _, group = connected_components(coo_matrix((np.ones(len(first)), (first, second)), (count, count)), False)
+        largest: np.ndarray = (group == np.bincount(group).argmax()).reshape(self.grid)
+        return largest
+
+    @property
+    def rms_leave_one_out(self) -> float:
+        """Root mean square distance of accepted shifts from the positions solved without them; NaN without any."""
         used = [pair.residual**2 for pair in self.pairs if not pair.rejected]
         return float(np.sqrt(np.mean(used))) if used else float("nan")
 
 
-def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CONFIDENCE) -> TilePositions:
+def locate_tiles(
+    tiles: Array,
+    overlap: float,
+    *,
+    min_evidence: float = MIN_EVIDENCE,
+    tile_shape: tuple[int, int] | None = None,
+) -> TilePositions:
     """Find the positions of tiles by their overlaps.
 
     Parameters
@@ -141,30 +174,63 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
         Nominal overlap of neighbours along each axis, as a share of a tile: above 0 and at most 0.5. The true overlap
         may differ by three quarters of the nominal one, and tiles may be displaced by the same distance along the other
         axis.
-    min_confidence : float
-        A shift of less confidence is rejected.
+    min_evidence : float
+        Minimum probability that the shift of an accepted pair is right.
+    tile_shape : (int, int), optional
+        Pixels of a tile, if `tiles` are reduced: each of their pixels is one of ``f × f`` pixels, f the same for both
+        axes. Positions are in pixels that are not reduced.
+
+    Returns
+    -------
+    TilePositions
+        Its warnings say which positions are not known from the tiles.
 
     Raises
     ------
     ValueError
-        An array of other axes, an overlap out of range or of fewer than 4 pixels, a confidence outside of -1 to 1.
+        An array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside of 0 to 1; no
+        tile with contrast; tiles whose structure, though there is some, does not match anywhere.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
     if not 0 < overlap <= 0.5:
         raise ValueError(f"overlap={overlap}: pass the share of a tile that it shares with the next, up to 0.5")
-    if not -1 <= min_confidence <= 1:
-        raise ValueError(f"min_confidence={min_confidence}: correlations are from -1 to 1")
+    if not 0 <= min_evidence <= 1:
+        raise ValueError(f"min_evidence={min_evidence}: probabilities are from 0 to 1")
     rows, columns, height, width = tiles.shape
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
         raise ValueError(f"overlap={overlap}: tiles of {height} × {width} pixels share too few pixels (4 at least)")
     present = _have_contrast(tiles)
-    nominal = AcquisitionModel((float(height - widths[0]), 0.0), (0.0, float(width - widths[1])))
-    along = [_shifts_along(tiles, present, axis, widths[axis]) for axis in (0, 1)]
-    fixed, moving, shifts, confidence = (np.concatenate(parts) for parts in zip(*along, strict=True))
-    return solve_positions(
-        present, (height, width), nominal, fixed, moving, shifts, confidence, min_confidence=min_confidence
+    if not present.any():
+        raise ValueError(f"all {present.size} tiles are empty: the pixels of each are equal, or not finite")
+    whole = (height, width) if tile_shape is None else tile_shape
+    factor = whole[0] // height
+    step = [size - round(overlap * size) for size in whole]
+    nominal = AcquisitionModel((float(step[0]), 0.0), (0.0, float(step[1])))
+    measured = measure_pairs(tiles, present, (widths[0], widths[1]))
+    measured = replace(measured, shifts=measured.shifts * factor, deviations=measured.deviations * factor)
+    found = solve_positions(present, whole, nominal, measured, min_evidence=min_evidence)
+    return replace(found, warnings=_warnings(found, measured, overlap))
+
+
+def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> tuple[str, ...]:
+    """Return what a user should know; refuse tiles that show structure and match nowhere."""
+    tiles, by_model = int(found.present.sum()), int((found.present & ~found.by_pairs).sum())
+    if tiles < 2 or not by_model:
+        return ()
+    if by_model < tiles:
+        return (f"{by_model} of {tiles} tiles are placed by the regular grid: no pair connects them to the others",)
+    structured = int(measured.structured.sum())
+    if structured >= max(_MIN_STRUCTURED, len(measured.structured) / 2):
+        raise ValueError(
+            f"overlap={overlap:g}: {structured} of {len(measured.structured)} pairs of neighbours show structure where "
+            "they would overlap, but no pair shows the same: the overlap or the shape of the tiles is wrong "
+            "(pass overlap= and tile_shape=)"
+        )
+    return (
+        f"no pair of tiles shows common structure: all {tiles} tiles have their nominal positions "
+        f"for an overlap of {overlap:g}",
     )
 
 
@@ -177,38 +243,13 @@ def _have_contrast(tiles: Array) -> np.ndarray:
     return to_host(high > low)
 
 
-def _shifts_along(tiles: Array, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
-    """Find the shifts of all neighbours along an axis of the grid: tiles, shifts and confidence of each pair."""
-    fixed = np.array([tile for tile in np.argwhere(present) if tile[axis] + 1 < present.shape[axis]], np.int64)
-    fixed = fixed.reshape(-1, 2)
-    moving = fixed + np.eye(2, dtype=np.int64)[axis]
-    both = present[moving[:, 0], moving[:, 1]]
-    fixed, moving = fixed[both], moving[both]
-    if not len(fixed):
-        return fixed, moving, np.zeros((0, 2)), np.zeros(0)
-    size = tiles.shape[2 + axis]
-    strip = min(size, round(_STRIP * overlap))
-    before = (slice(None), slice(None)) if axis else (slice(None),)
-    sides = [
-        tiles[side[:, 0], side[:, 1]][(*before, cut)]
-        for side, cut in ((fixed, slice(size - strip, None)), (moving, slice(strip)))
-    ]
-    measured = find_shifts(sides[0], sides[1], max_shift=(overlap, overlap), min_overlap=1 - 1 / _STRIP)
-    shifts = to_host(measured.shifts)
-    shifts[:, axis] += size - strip
-    return fixed, moving, shifts, to_host(measured.confidence)
-
-
 def solve_positions(
     present: np.ndarray,
     tile_shape: tuple[int, int],
     nominal: AcquisitionModel,
-    fixed: np.ndarray,
-    moving: np.ndarray,
-    shifts: np.ndarray,
-    confidence: np.ndarray,
+    measured: MeasuredPairs,
     *,
-    min_confidence: float = MIN_CONFIDENCE,
+    min_evidence: float = MIN_EVIDENCE,
 ) -> TilePositions:
     """Solve for the positions of all tiles of a grid; pure.
 
@@ -219,76 +260,101 @@ def solve_positions(
     tile_shape : (int, int)
         Pixels of a tile.
     nominal : AcquisitionModel
-        Its step is used along an axis of the grid that has no trusted pair.
-    fixed, moving : numpy.ndarray of int, (n, 2)
-        Row and column of the tiles of each pair, neighbours along one axis.
-    shifts : numpy.ndarray, (n, 2)
-        Measured position of each moving tile relative to the fixed one.
-    confidence : numpy.ndarray, (n,)
-        Confidence of each shift.
-    min_confidence : float
-        A shift of less confidence is rejected.
+        The grid from which the model deviates as far as pairs show it.
+    measured : MeasuredPairs
+        Pairs of neighbours.
+    min_evidence : float
+        A pair of less evidence is rejected.
     """
-    axis = np.argmax(moving - fixed, axis=1) if len(fixed) else np.zeros(0, np.int64)
-    rejected = np.where(confidence < min_confidence, "low correlation", "").astype(object)
-    weights = np.clip(confidence, 0, 1) ** 2 / (1.05 - np.clip(confidence, 0, 1) ** 2)
-    steps = nominal.steps
+    rejected = np.where(measured.evidence < min_evidence, "no evidence", "").astype(object)
+    model, scatter = _regular_grid(nominal, measured, rejected)
+    # A shift that is wrong is somewhere about the model.
+    wrong = 1 - measured.evidence[:, None]
+    variances = np.maximum(measured.deviations, _MIN_DEVIATION) ** 2 + (4 * scatter * wrong**2) ** 2
+    solve = _Solver(present.shape, model, 1 / scatter**2, measured)
+    robust, scale = np.where((rejected == "")[:, None], 1 / variances, 0), 1.0
+    for _ in range(_ROUNDS if robust.any() else 0):
+        positions, _ = solve(robust)
+        square = (solve.residuals(positions) ** 2 / variances).sum(axis=1)
+        scale = max(1.0, robust_deviation(np.sqrt(square[rejected == ""])))
+        robust = np.where((rejected == "")[:, None], 1 / variances, 0) / (1 + square[:, None] / scale**2)
+    positions, resistance = solve(robust)
+    left_out, variance = _leave_one_out(solve.residuals(positions), robust, resistance)
+    limit = np.maximum(_NEAR_OTHERS, _CONTRADICTION * scale * np.sqrt((variances + variance).mean(axis=1)))
+    rejected[(rejected == "") & (left_out > limit)] = "contradicts the other pairs"
+    robust[rejected != ""] = 0
+    positions, resistance = solve(robust)
+    left_out, _ = _leave_one_out(solve.residuals(positions), robust, resistance)
+    return TilePositions(positions, present, tile_shape, model, _pairs(measured, left_out, rejected))
+
+
+def _regular_grid(
+    nominal: AcquisitionModel, measured: MeasuredPairs, rejected: np.ndarray
+) -> tuple[AcquisitionModel, float]:
+    """Return the regular grid that the pairs show, and the scatter of shifts about it in pixels; reject outliers."""
+    axis = np.argmax(measured.moving - measured.fixed, axis=1) if len(measured.fixed) else np.zeros(0, np.int64)
+    medians, groups = [], []
     for k in (0, 1):
-        trusted = (axis == k) & (rejected == "")
-        if trusted.any():
-            steps[k] = _weighted_median(shifts[trusted], weights[trusted])
-            distance = np.linalg.norm(shifts - steps[k], axis=1)
-            far = trusted & (distance > max(_NEAR_MODEL, _SPREADS * robust_deviation(distance[trusted])))
-            rejected[far] = "far from the regular grid"
-    model = AcquisitionModel(_two_floats(steps[0]), _two_floats(steps[1]))
-    used = rejected == ""
-    solve = _Solver(present.shape, model, fixed, moving)
-    positions = solve(shifts, np.where(used, weights, 0))
-    # The scale of the first solution is kept: a shrinking scale would leave only a few pairs with residuals near 0.
-    distance = solve.residuals(positions, shifts)
-    scale = max(_MIN_SCALE, robust_deviation(distance[used])) if used.any() else 1.0
-    for _ in range(_ROUNDS if used.any() else 0):
-        distance = solve.residuals(positions, shifts)
-        positions = solve(shifts, np.where(used, weights / (1 + (distance / scale) ** 2), 0))
-    if used.any():
-        distance = solve.residuals(positions, shifts)
-        limit = max(_NEAR_OTHERS, _SPREADS * robust_deviation(distance[used]))
-        rejected[used & (distance > limit)] = "contradicts the other pairs"
-        positions = solve(shifts, np.where(rejected == "", weights, 0))
-    distance = solve.residuals(positions, shifts)
-    pairs = tuple(
+        mine = (axis == k) & (rejected == "")
+        medians.append(np.median(measured.shifts[mine], axis=0) if mine.any() else np.zeros(2))
+        distance = np.linalg.norm(measured.shifts - medians[k], axis=1)
+        if mine.any():
+            limit = max(_NEAR_MODEL, _CONTRADICTION * robust_deviation(distance[mine]))
+            rejected[mine & (distance > limit)] = "far from the regular grid"
+        groups.append(measured.shifts[mine & (rejected == "")])
+    apart = np.concatenate([group - median for group, median in zip(groups, medians, strict=True)])
+    count = len(apart)
+    # Not a robust deviation: a few tiles that the stage misplaced must not be drawn to the grid.
+    scatter = float(np.hypot(np.sqrt(np.mean(apart**2)), _SCATTER / count)) if count else _SCATTER
+    scatter = max(scatter, _MIN_DEVIATION)
+    steps, turned = nominal.steps, 0.0
+    for k, group in enumerate(groups):
+        if len(group):
+            deviation = medians[k] - steps[k]
+            chance = (_PROVED * 1.25 * scatter) ** 2 / len(group)
+            steps[k] += deviation * np.maximum(0, 1 - chance / np.maximum(deviation**2, 1e-12))
+            turned = AcquisitionModel(_two_floats(steps[0]), _two_floats(steps[1])).degrees[k]
+    for k, group in enumerate(groups):
+        if not len(group):
+            # The axes of the stage are at right angles, so the camera is turned against both by the same angle.
+            angle, length = np.deg2rad(turned), np.linalg.norm(steps[k])
+            across, along = np.sin(angle) * length, np.cos(angle) * length
+            steps[k] = (along, across) if k == 0 else (-across, along)
+    return AcquisitionModel(_two_floats(steps[0]), _two_floats(steps[1])), scatter
+
+
+def _leave_one_out(residuals: np.ndarray, weights: np.ndarray, resistance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distance of each shift from the positions solved without it, (n,), and the variance of those, (n, 2).
+
+    The closed form of linear least squares: the leverage of a pair is its weight times the variance of the difference
+    of its two positions.
+    """
+    left = np.maximum(1 - weights * resistance, 1e-9)
+    distance: np.ndarray = np.linalg.norm(residuals / left, axis=1)
+    return distance, resistance / left
+
+
+def _pairs(measured: MeasuredPairs, left_out: np.ndarray, rejected: np.ndarray) -> tuple[TilePair, ...]:
+    return tuple(
         TilePair(
-            (int(tile[0]), int(tile[1])),
-            (int(other[0]), int(other[1])),
-            _two_floats(shift),
-            float(correlation),
-            float(residual),
-            str(reason),
+            (int(measured.fixed[k, 0]), int(measured.fixed[k, 1])),
+            (int(measured.moving[k, 0]), int(measured.moving[k, 1])),
+            _two_floats(measured.shifts[k]),
+            float(measured.correlation[k]),
+            float(left_out[k]),
+            str(rejected[k]),
+            float(measured.evidence[k]),
         )
-        for tile, other, shift, correlation, residual, reason in zip(
-            fixed, moving, shifts, confidence, distance, rejected, strict=True
-        )
+        for k in range(len(rejected))
     )
-    return TilePositions(positions, present, tile_shape, model, pairs)
 
 
 def _two_floats(values: Sequence[float]) -> tuple[float, float]:
     return float(values[0]), float(values[1])
 
 
-def _weighted_median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the weighted median along the first axis, the mean of the lower and the upper median."""
-    result = np.empty(values.shape[1])
-    for k, column in enumerate(values.T):
-        order = np.argsort(column)
-        below = np.cumsum(weights[order]) / weights.sum()
-        ends = [int(np.searchsorted(below, 0.5 - 1e-9)), int(np.searchsorted(below, 0.5 + 1e-9))]
-        result[k] = column[order[np.minimum(ends, len(column) - 1)]].mean()
-    return result
-
-
 class _Solver:
-    """Least squares over the pairs of a grid; its matrix has a row for each pair, and one for each step of the model.
+    """Least squares over the pairs of a grid, with a link of the model's step between all neighbours.
 
     Parameters
     ----------
@@ -296,45 +362,57 @@ class _Solver:
         Rows and columns.
     model : AcquisitionModel
         The regular grid.
-    fixed, moving : numpy.ndarray of int, (n, 2)
-        Tiles of each measured pair.
+    link : float
+        Weight of each link.
+    measured : MeasuredPairs
+        The pairs.
     """
 
-    def __init__(self, grid: tuple[int, ...], model: AcquisitionModel, fixed: np.ndarray, moving: np.ndarray) -> None:
-        self._grid = grid
+    def __init__(self, grid: tuple[int, ...], model: AcquisitionModel, link: float, measured: MeasuredPairs) -> None:
+        self._grid, self._link, self._pairs = grid, link, len(measured.fixed)
         numbers = np.arange(grid[0] * grid[1]).reshape(grid)
         down = numbers[:-1].ravel(), numbers[1:].ravel()
         right = numbers[:, :-1].ravel(), numbers[:, 1:].ravel()
-        self._from = np.concatenate([numbers[fixed[:, 0], fixed[:, 1]], down[0], right[0]])
-        self._to = np.concatenate([numbers[moving[:, 0], moving[:, 1]], down[1], right[1]])
-        self._steps = np.concatenate(
-            [np.repeat([model.row], len(down[0]), 0), np.repeat([model.column], len(right[0]), 0)]
+        self._from = np.concatenate([numbers[measured.fixed[:, 0], measured.fixed[:, 1]], down[0], right[0]])
+        self._to = np.concatenate([numbers[measured.moving[:, 0], measured.moving[:, 1]], down[1], right[1]])
+        self._targets = np.concatenate(
+            [measured.shifts, np.repeat([model.row], len(down[0]), 0), np.repeat([model.column], len(right[0]), 0)]
         )
-        self._pairs = len(fixed)
 
-    def __call__(self, shifts: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the positions (rows, columns, 2) relative to the first tile."""
+    def __call__(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions (rows, columns, 2) relative to the first tile, and the variance of each pair's shift.
+
+        `weights` has the weight of each pair along Y and X, (n, 2), as the variance.
+        """
+        count = self._grid[0] * self._grid[1]
+        positions, variance = np.zeros((count, 2)), np.zeros((self._pairs, 2))
+        links = len(self._from) - self._pairs
+        for axis in (0, 1) if count > 1 else ():
+            weight = np.concatenate([weights[:, axis], np.full(links, self._link)])
+            positions[1:, axis], variance[:, axis] = self._along(weight, self._targets[:, axis], count)
+        return positions.reshape((*self._grid, 2)), variance
+
+    def _along(self, weight: np.ndarray, targets: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         from scipy.sparse import csc_matrix
         from scipy.sparse.linalg import splu
 
-        count = self._grid[0] * self._grid[1]
-        if count < 2:
-            return np.zeros((*self._grid, 2))
-        targets = np.concatenate([shifts, self._steps])
-        weight = np.concatenate([weights, np.full(len(self._steps), _MODEL_WEIGHT)])
         # The normal matrix is the weighted Laplacian of the grid; the first tile is fixed at 0.
         ends = np.concatenate([self._from, self._to, self._from, self._to])
         others = np.concatenate([self._from, self._to, self._to, self._from])
         laplacian = csc_matrix((np.concatenate([weight, weight, -weight, -weight]), (ends, others)), (count, count))
-        pull = np.zeros((count, 2))
-        np.add.at(pull, self._to, weight[:, None] * targets)
-        np.add.at(pull, self._from, -weight[:, None] * targets)
-        positions = np.zeros((count, 2))
-        positions[1:] = splu(laplacian[1:, 1:]).solve(pull[1:])
-        return positions.reshape((*self._grid, 2))
+        factors = splu(laplacian[1:, 1:])
+        pull = np.bincount(self._to, weight * targets, count) - np.bincount(self._from, weight * targets, count)
+        variance = np.empty(self._pairs)
+        for first in range(0, self._pairs, _BATCH):
+            pairs = np.arange(first, min(first + _BATCH, self._pairs))
+            ends_of = np.zeros((count, len(pairs)))
+            ends_of[self._to[pairs], pairs - first] = 1
+            ends_of[self._from[pairs], pairs - first] = -1
+            variance[pairs] = (ends_of[1:] * factors.solve(ends_of[1:])).sum(axis=0)
+        return factors.solve(pull[1:]), variance
 
-    def residuals(self, positions: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-        """Return the distance of each shift from the shift between its positions, (n,)."""
+    def residuals(self, positions: np.ndarray) -> np.ndarray:
+        """Return the difference between the positions of each pair less its shift, (n, 2)."""
         flat, n = positions.reshape(-1, 2), self._pairs
-        distance: np.ndarray = np.linalg.norm(flat[self._to[:n]] - flat[self._from[:n]] - shifts, axis=1)
-        return distance
+        apart: np.ndarray = flat[self._to[:n]] - flat[self._from[:n]] - self._targets[:n]
+        return apart

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     """A mosaic, and two slices of a tissue with their shifts."""
     folder = tmp_path_factory.mktemp("sources")
     write_mosaic(folder / "mosaic", SPEC, chunks=(20, 16, 16))
-    estimate_positions(folder / "mosaic", folder / "positions.csv", min_confidence=0)
+    estimate_positions(folder / "mosaic", folder / "positions.csv", min_evidence=0)
     volume = block(TISSUE, (0, 0, 0), TISSUE.shape).astype("f4")
     (folder / "slices").mkdir()
     for number, (z, y, x) in enumerate([(0, 2, 4), (24, 5, 2)], 1):
@@ -70,7 +70,7 @@ COMMANDS = {
     "compensate_attenuation": ["mosaic", "OUT"],
     "detect_focal_curvature": ["mosaic", "OUT", "--tile_shape", "32", "32", "--s_xy", "5"],
     "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
-    "estimate_transform": ["mosaic", "OUT.csv", "--min_confidence", "0"],
+    "estimate_transform": ["mosaic", "OUT.csv", "--min_evidence", "0"],
     "stitch_3d": ["mosaic", "positions.csv", "OUT", "--no-interpolate"],
     "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
     "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],

@@ -1,0 +1,209 @@
+"""Shifts between neighbouring tiles, each with the probability that it is right.
+
+In: tiles in their grid. Out: :class:`MeasuredPairs`.
+
+1. The score maps of all pairs along an axis are calibrated: what tiles that are no neighbours score, which share what
+   is fixed in a tile but no sample, is chance.
+2. A score becomes a Bayes factor of "this is the shift" against "the images do not match", with all strengths of a
+   match likely before (a half-normal prior of Fisher's z, integrated).
+3. The step that all pairs of an axis have in common is found from the sum over pairs of the logarithm of the Bayes
+   factor, averaged over the scatter about the step. Pairs that do not match hardly change the sum. Shifts far from the
+   nominal one are less probable before.
+4. Given the step, the posterior of each pair's shift is the Bayes factor times the scatter about the step, which has
+   wide tails. The evidence is its share within two pixels of its maximum, where "no match" takes part: an edge along
+   which tiles slide, or two equal peaks, are no evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module, to_host
+from linumpy.registration.shift_scores import refine_shifts, score_shifts
+from linumpy.registration.tile_structure import TileStructure, find_structure
+
+#: Share of the nominal overlap by which a shift may differ from the nominal one.
+_REACH = 0.75
+#: Scale of Fisher's z of pairs that match.
+_MATCH = 0.7
+#: Standard deviations in pixels of the scatter about the step of an axis that are tried, and the share of shifts that
+#: are anywhere.
+_SCATTERS, _RARE = (1.0, 2.0, 4.0), 0.05
+#: Probability of a match before anything is known.
+_PRIOR = 0.5
+#: Pixels around a maximum that belong to it: of a pair, and of the step of an axis.
+_PEAK, _STEP_PEAK = 2, 3
+#: Two strips show structure if a sample of both has more than so many pixels (noise of single pixels has 6 after
+#: smoothing), and if the mean of their relative local variance, which is 0.5 in the mean of all tiles, is above this.
+_STRUCTURED, _CONTRAST = 20.0, 0.2
+#: Number of pairs that are compared at the same time.
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class MeasuredPairs:
+    """Shifts of neighbouring tiles.
+
+    Attributes
+    ----------
+    fixed, moving : numpy.ndarray of int, (n, 2)
+        Row and column of the tiles of each pair, neighbours along one axis.
+    shifts, deviations : numpy.ndarray, (n, 2)
+        Measured position of each moving tile relative to the fixed one in pixels, and its standard deviation.
+    correlation : numpy.ndarray, (n,)
+        Correlation of the overlap.
+    evidence : numpy.ndarray, (n,)
+        Probability that the shift is right.
+    structured : numpy.ndarray of bool, (n,)
+        Whether both tiles show more than noise where they would overlap.
+    """
+
+    fixed: np.ndarray
+    moving: np.ndarray
+    shifts: np.ndarray
+    deviations: np.ndarray
+    correlation: np.ndarray
+    evidence: np.ndarray
+    structured: np.ndarray
+
+
+def measure_pairs(tiles: Array, present: np.ndarray, overlap: tuple[int, int]) -> MeasuredPairs:
+    """Measure the shifts of all neighbours.
+
+    Parameters
+    ----------
+    tiles : numpy.ndarray or cupy.ndarray, (rows, columns, Y, X)
+        The tiles.
+    present : numpy.ndarray of bool, (rows, columns)
+        False for tiles without contrast.
+    overlap : (int, int)
+        Nominal overlap of neighbours along Y and X in pixels.
+    """
+    structure = find_structure(tiles[present])
+    along = [_measure_axis(structure, present, axis, overlap[axis]) for axis in (0, 1)]
+    return MeasuredPairs(*(np.concatenate(parts) for parts in zip(*along, strict=True)))
+
+
+def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
+    """Return the fields of :class:`MeasuredPairs` for the neighbours along an axis of the grid."""
+    fixed, moving = _neighbours(present, axis)
+    if not len(fixed):
+        return fixed, moving, np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    size, reach = structure.band.shape[1 + axis], int(_REACH * overlap)
+    # Wide enough for the greatest overlap of the search.
+    strip = min(size, overlap + reach)
+    nominal = np.array([0, 0])
+    nominal[axis] = strip - overlap
+    limit = np.array([min(reach, n // 2) for n in structure.band.shape[1:]])
+    limit[axis] = reach
+    before = (slice(None),) * (1 + axis)
+    number = np.cumsum(present).reshape(present.shape) - 1
+    first, second = (
+        TileStructure(*(images[number[tuple(tile.T)]][(*before, cut)] for images in vars(structure).values()))
+        for tile, cut in ((fixed, slice(size - strip, None)), (moving, slice(strip)))
+    )
+    factors, alike = _bayes_factors(first, second, nominal - limit, nominal + limit, axis)
+    whole, evidence = find_evidence(factors, limit)
+    xp = array_module(structure.band)
+    refined = refine_shifts(first.smooth, second.smooth, xp.asarray((whole + nominal - limit).astype(np.float64)))
+    shifts = to_host(refined.shifts)
+    shifts[:, axis] += size - strip
+    return fixed, moving, shifts, to_host(refined.deviations), to_host(refined.correlation), evidence, alike
+
+
+def _neighbours(present: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of all pairs of neighbours along an axis that are both present, (n, 2) each."""
+    ahead = np.roll(present, -1, axis=axis)
+    ahead[(slice(None),) * axis + (-1,)] = False
+    fixed = np.argwhere(present & ahead)
+    return fixed, fixed + np.eye(2, dtype=np.int64)[axis]
+
+
+def _bayes_factors(
+    first: TileStructure, second: TileStructure, low: np.ndarray, high: np.ndarray, axis: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithm of the Bayes factor of a match at each shift, and whether both strips have structure."""
+    from scipy.special import log_ndtr
+
+    maps, chance = [], []
+    count = len(first.band)
+    across = slice(None, None, -1)
+    # Tiles that are no neighbours; of a single pair, or of two, the mirrored tile.
+    others = np.roll(np.arange(count), count // 2)
+    mirror = (slice(None), across) if axis else (slice(None), slice(None), across)
+    for start in range(0, count, _BATCH):
+        part = slice(start, start + _BATCH)
+        stranger = [images[others[part]] if count > 2 else images[mirror] for images in (second.band, second.variance)]
+        fixed = first.band[part], first.variance[part]
+        maps.append(score_shifts(fixed, (second.band[part], second.variance[part]), low, high))
+        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), low, high))
+    z, deviation, area = (
+        np.concatenate([to_host(getattr(part, name)) for part in maps]).astype(np.float64)
+        for name in ("z", "deviation", "area")
+    )
+    square = np.mean([float(((part.z / part.deviation) ** 2).mean()) for part in chance])
+    deviation *= max(1.0, float(np.sqrt(square)))
+    both = np.sqrt(deviation**2 + _MATCH**2)
+    score = z / deviation
+    factors = np.log(2 * deviation / both) + 0.5 * (score * _MATCH / both) ** 2 + log_ndtr(score * _MATCH / both)
+    contrast = [to_host(strip.variance.mean(axis=(1, 2))) for strip in (first, second)]
+    return factors, (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
+
+
+def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the most probable shift of each pair along an axis, and the probability of each.
+
+    Parameters
+    ----------
+    factors : numpy.ndarray, (n, shifts along Y, shifts along X)
+        Logarithm of the Bayes factor of each shift.
+    nominal : numpy.ndarray, (2,)
+        Index of the nominal shift.
+
+    Returns
+    -------
+    shifts : numpy.ndarray of int, (n, 2)
+        Index of the most probable shift.
+    evidence : numpy.ndarray, (n,)
+        Its probability.
+    """
+    shape = factors.shape[1:]
+    rest = _RARE / (shape[0] * shape[1])
+    highest = factors.max(axis=(1, 2), keepdims=True)
+    scaled = np.exp(factors - highest)
+    totals = np.stack([_total(scaled, highest, sigma, rest) for sigma in _SCATTERS])
+    grid = np.stack(np.meshgrid(*(np.arange(size) for size in shape), indexing="ij"))
+    square = np.square(grid - nominal[:, None, None]).sum(axis=0)
+    # The reach is two standard deviations.
+    probable = np.exp(totals - totals.max() - 0.5 * square / (max(shape) / 4) ** 2)
+    probable /= probable.sum()
+    step = np.array(np.unravel_index(probable.sum(axis=0).argmax(), shape))
+    near = abs(grid - step[:, None, None]).max(axis=0) <= _STEP_PEAK
+    agreed = probable[:, near].sum(axis=1)
+    square = np.square(grid - step[:, None, None]).sum(axis=0)
+    prior = rest + (1 - _RARE) * sum(
+        share * np.exp(-0.5 * square / sigma**2) / (2 * np.pi * sigma**2)
+        for share, sigma in zip(agreed / agreed.sum(), _SCATTERS, strict=True)
+    )
+    posterior = _PRIOR * prior * scaled
+    best = posterior.reshape(len(factors), -1).argmax(axis=1)
+    shifts = np.stack(np.unravel_index(best, shape), axis=1)
+    mine = abs(grid - shifts[:, :, None, None]).max(axis=1) <= _PEAK
+    evidence = (posterior * mine).sum(axis=(1, 2)) / (
+        posterior.sum(axis=(1, 2)) + (1 - _PRIOR) * np.exp(-highest[:, 0, 0])
+    )
+    return shifts, agreed.sum() * evidence
+
+
+def _total(scaled: np.ndarray, highest: np.ndarray, sigma: float, rest: float) -> np.ndarray:
+    """Return for each step of an axis the logarithm of the probability of all pairs, which scatter about the step."""
+    from scipy.ndimage import gaussian_filter
+
+    spread = rest * scaled.sum(axis=(1, 2), keepdims=True)
+    spread = spread + (1 - _RARE) * gaussian_filter(scaled, (0, sigma, sigma), mode="constant")
+    matched = np.log(_PRIOR) + np.log(spread + 1e-300) + highest
+    total: np.ndarray = np.logaddexp(np.log(1 - _PRIOR), matched).sum(axis=0)
+    return total
