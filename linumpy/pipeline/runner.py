@@ -183,9 +183,10 @@ def _task(run: Run, name: str, task_name: str, files: _Files) -> Task:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
     common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
     folder = run.output / name
-    outputs = {
-        role: folder / f"{role if stage.of_brain else task_name}{suffix}" for role, suffix in stage.makes.items()
-    }
+    outputs = {}
+    for role, suffix in stage.makes.items():
+        stem = "" if not suffix.startswith(".") else role if stage.of_brain else task_name
+        outputs[role] = folder / f"{stem}{suffix}"
     return Task(name, task_name, run.options_of(name), common, inputs, outputs)
 
 

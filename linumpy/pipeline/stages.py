@@ -106,7 +106,7 @@ class Stage:
     needs : tuple of str
         Roles of the inputs.
     makes : mapping of str to str
-        Role of each output, and the suffix of its name.
+        Role of each output, and the suffix of its name, or its whole name if that begins with no dot.
     of_brain : bool
         Whether a task of the stage takes all slices together.
     optional : tuple of str
@@ -239,7 +239,7 @@ def _shading(task: Task, where: Where) -> None:
         task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
         report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
-    write_fields(fields, task.outputs["fields"], task.outputs["brain"], overwrite=True)
+    write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
 
 def _illumination(task: Task, where: Where) -> None:
@@ -342,7 +342,7 @@ STAGES: dict[str, Stage] = {
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
     "positions": Stage(_positions, ("image",), {"positions": ".json"}),
     "shading": Stage(
-        _shading, ("image",), {"fields": ".npz", "brain": ".json", "shading_picture": ".png"}, of_brain=True
+        _shading, ("image",), {"fields": ".npz", "shading": "brain.json", "shading_picture": ".png"}, of_brain=True
     ),
     "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
