@@ -26,8 +26,9 @@ WORKING_SHAPE = (20, 32, 32)
 MAX_GAIN = 5.0
 #: Fields are used if their expected error is below this share of their unevenness, or below this error.
 _USEFUL, _NEGLIGIBLE = 0.5, 0.01
-#: Minimum number of tiles with light: the structure of fewer tiles cannot be told from the fields.
-_MIN_TILES = 4
+#: Minimum number of tiles with light of different parts of the sample: the outline of the brain and the structure of
+#: fewer tiles cannot be told from the fields. So many neighbouring slices count as one part.
+_MIN_TILES, _SAME_PART = 6, 8
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def illumination_of(
     images = xp.stack([pixels for pixels, _ in tiles])
     valid = xp.stack([xp.ones(pixels.shape, bool) if v is None else v for pixels, v in tiles])
     shading = estimate_shading(images, valid, options, places)
-    evidence = _evidence(shading, options)
+    parts = len(tiles) if places is None else len({(place[0] // _SAME_PART, *place[1:]) for place in places.tolist()})
+    evidence = _evidence(shading, options, parts)
     depth = math.prod(shape[:-2])
     planes = np.arange(depth) * images.shape[1] // max(depth, 1)
     means = (images * valid).sum(axis=(2, 3)) / xp.maximum(valid.sum(axis=(2, 3)), 1)
@@ -175,19 +177,26 @@ def illumination_of(
     return Illumination(xp.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark, baseline, evidence)
 
 
-def _evidence(shading: Shading, options: ShadingOptions) -> Evidence:
-    """Judge the fields by their expected error."""
+def _evidence(shading: Shading, options: ShadingOptions, parts: int) -> Evidence:
+    """Judge the fields by their expected error, and by the number of parts of the sample that tiles show."""
     names = ("tiles", "independent_tiles", "coverage", "unevenness", "error")
     xp = array_module(shading.tiles)
     values = to_host(xp.stack([getattr(shading, name) for name in names])).tolist()
     found = Evidence(int(values[0]), *values[1:])
+    parts = min(parts, found.tiles)
     limit = max(_USEFUL * found.unevenness, _NEGLIGIBLE)
-    if options.force or (found.tiles >= _MIN_TILES and found.error <= limit):
+    if options.force or (parts >= _MIN_TILES and found.error <= limit):
         return found
-    needed = max(_MIN_TILES, 2 * found.tiles, found.tiles * (found.error / limit) ** 2)
+    if parts < _MIN_TILES:
+        reason = (
+            f"{found.tiles} tiles with light show {parts} parts of the sample, as neighbouring slices show the same: "
+            f"{_MIN_TILES} or more parts are needed"
+        )
+        return replace(found, left_out=reason)
+    needed = max(2 * found.tiles, found.tiles * (found.error / limit) ** 2)
     reason = (
         f"{found.tiles} tiles with light, as good as {found.independent_tiles:.0f} independent ones, tell the flat "
-        f"field to {100 * found.error:.1f} %, and its unevenness seems to be {100 * found.unevenness:.1f} %: "
+        f"field to {100 * found.error:.1f} %, but its unevenness seems to be {100 * found.unevenness:.1f} %: "
         f"about {math.ceil(needed)} tiles are needed"
     )
     return replace(found, left_out=reason)

@@ -42,9 +42,9 @@ _LIGHT = 0.5
 _DARKEST = 2.0
 #: And at most this share of the mean brightness; otherwise there are no planes without light.
 _DARKER = 1 / 3
-#: Minimum share of the variance of brightness that lies between tissue and background, for them to be told apart: one
-#: even distribution has 0.75.
-_SEPARATION = 0.8
+#: Bins of the histogram of brightness. Its valley lies between tissue and background if it is lower than this share of
+#: the lower one of the peaks at its sides, and this share of the pixels or more lies at each side.
+_BINS, _VALLEY, _LEAST = 32, 0.6, 0.02
 #: Change of the logarithm of brightness from plane to plane, from which on a plane has little weight; or the median.
 _STEP = 0.25
 #: Rounds of new weights and classes, and iterations of the variances in each round and in the last one.
@@ -180,19 +180,23 @@ def _dark_field(xp: ModuleType, modes: Any, coefficients: Any, dark: Any, floor:
 
 
 def _apart(xp: ModuleType, values: Any, used: Any) -> Any:
-    """Return the threshold between background and tissue by Otsu's method; below all values if they are one class."""
+    """Return the threshold between background and tissue: the valley of the histogram; -inf if there is none."""
     low, high = xp.where(used, values, np.inf).min(), xp.where(used, values, -np.inf).max()
-    bins = 128
-    step = xp.maximum(high - low, 1e-9) / bins
-    number = xp.clip((values - low) / step, 0, bins - 1).astype(np.int64)
-    share = xp.bincount(number.ravel(), weights=used.ravel().astype(np.float64), minlength=bins)
+    step = xp.where(high > low, high - low, 1) / _BINS
+    number = xp.where(used, xp.clip((values - low) / step, 0, _BINS - 1), 0).astype(np.int64)
+    share = xp.bincount(number.ravel(), weights=used.ravel().astype(np.float64), minlength=_BINS)
     share = share / xp.maximum(share.sum(), 1)
-    centre = xp.arange(bins) + 0.5
-    below, moment = xp.cumsum(share), xp.cumsum(share * centre)
-    variance = (share * (centre - moment[-1]) ** 2).sum()
-    between = (moment[-1] * below - moment) ** 2 / xp.maximum(below * (1 - below), 1e-9)
-    threshold = low + (xp.argmax(between) + 1) * step
-    return xp.where(between.max() > _SEPARATION * xp.maximum(variance, 1), threshold, -np.inf)
+    below = xp.cumsum(share)
+    for _ in range(2):
+        wide = xp.pad(share, 1)
+        share = (wide[:-2] + 2 * share + wide[2:]) / 4
+    # As triangles of bins, since CuPy has no running maximum.
+    earlier = np.tri(_BINS, dtype=bool)
+    peaks = [xp.where(xp.asarray(part), share, 0).max(axis=1) for part in (earlier, earlier.T)]
+    depth = share / xp.maximum(xp.minimum(*peaks), 1e-9)
+    depth = xp.where((below > _LEAST) & (below < 1 - _LEAST), depth, 1)
+    valley = xp.argmin(depth)
+    return xp.where(depth[valley] < _VALLEY, low + (valley + 0.5) * step, -np.inf)
 
 
 def _inside(xp: ModuleType, mask: Any) -> Any:

@@ -235,7 +235,7 @@ def _shading(task: Task, where: Where) -> None:
         task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
         report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
-    write_fields(fields, task.outputs["fields"], task.outputs["brain"], overwrite=True)
+    write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
 
 def _illumination(task: Task, where: Where) -> None:
@@ -244,7 +244,6 @@ def _illumination(task: Task, where: Where) -> None:
 
     source, output, fields = task.one("image"), task.outputs["image"], read_fields(task.one("fields"))
     if fields.evidence.left_out:
-        log.info("%s: illumination is left out: %s", task.name, fields.evidence.left_out)
         _link(source, output)
         return
     _unlink(output)
@@ -362,7 +361,7 @@ STAGES: dict[str, Stage] = {
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
     "shading": Stage(
-        _shading, ("image",), {"fields": ".npz", "brain": ".json", "shading_picture": ".png"}, of_brain=True
+        _shading, ("image",), {"fields": ".npz", "shading": "brain.json", "shading_picture": ".png"}, of_brain=True
     ),
     "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
     "positions": Stage(_positions, ("image",), {"positions": ".json"}),

@@ -115,20 +115,20 @@ def test_illumination_that_tiles_cannot_tell_is_left_alone(tmp_path, caplog):
     write_brain(spec, tmp_path / "brain")
     source = tmp_path / "brain/mosaics/slice_z00.ome.zarr"
     common, before = Common(1, None), voxels(source)
-    made = {"fields": "fields.npz", "brain": "brain.json", "shading_picture": "shading.png"}
+    made = {"fields": "fields.npz", "shading": "brain.json", "shading_picture": "shading.png"}
     fields = {role: tmp_path / "shading" / name for role, name in made.items()}
     out = tmp_path / "illumination/slice_z00.ome.zarr"
     for force in (False, True, False):
         carry_out(Task("shading", "brain", Shading(force=force), common, {"image": (source,)}, fields), Where(False))
         inputs = {"image": (source,), "fields": (fields["fields"],)}
         carry_out(Task("illumination", "slice_z00", Illumination(), common, inputs, {"image": out}), Where(False))
-        told = json.loads(fields["brain"].read_text())
+        told = json.loads(fields["shading"].read_text())
         assert out.is_symlink() == bool(told["left_out"]) == (not force)
         assert np.array_equal(voxels(out), before) == (not force)
         np.testing.assert_array_equal(voxels(source), before)
         assert told["gain_min"] >= 0.2
     (warning,) = told["warnings"]
-    assert "tiles are needed" in warning
+    assert "parts are needed" in warning
     assert caplog.text.count("The illumination is not corrected: 2 tiles") == 2
 
 

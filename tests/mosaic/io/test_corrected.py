@@ -1,5 +1,7 @@
 """If this fails, mosaics whose intensities were corrected are wrong, or depend on how they are cut into boxes."""
 
+import json
+
 import numpy as np
 import pytest
 import zarr
@@ -10,7 +12,7 @@ from linumpy.errors import MetadataError
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.beam import AttenuationMethod
-from linumpy.mosaic.illumination import fix_illumination
+from linumpy.mosaic.illumination import fix_illumination, read_fields
 from linumpy.mosaic.intensities import normalize_intensities
 from linumpy.mosaic.io.corrected import as_dtype
 from linumpy.testing import brain
@@ -117,6 +119,24 @@ def test_the_commands(tmp_path, grid):
     assert (unit[...].min(), unit[...].max()) == (0, 1)
     assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--no-use_gpu"]) == 2
     assert not (tmp_path / "x").exists()
+
+
+def test_fields_of_a_file_are_those_of_the_mosaics(tmp_path, grid):
+    """What linum-estimate-illumination writes of two mosaics, linum-fix-illumination divides by."""
+    sources = [write(tmp_path / f"m{k}.ome.zarr", grid) for k in range(2)]
+    file, even = tmp_path / "fields.npz", tmp_path / "even.zarr"
+    assert load("linum_estimate_illumination").main([*map(str, sources), str(file), "--force", "--no-use_gpu"]) == 0
+    fields = read_fields(file)
+    told = json.loads(file.with_suffix(".json").read_text())
+    assert (told["tiles"], told["left_out"], told["warnings"]) == (40, "", [])
+    assert told["gain_max"] == pytest.approx(1 / fields.flat.min())
+    words = [str(sources[0]), str(even), "--fields", str(file), "--no-use_gpu"]
+    assert load("linum_fix_illumination").main(words) == 0
+    assert np.abs(voxels(even) - np.rint(grid / np.tile(fields.flat, (1, 4, 5)))).max() <= 1
+    other = tmp_path / "other.npz"
+    np.savez(other, flat=fields.flat)
+    with pytest.raises(MetadataError, match="no fields"):
+        read_fields(other)
 
 
 def test_what_is_refused(tmp_path, grid):
