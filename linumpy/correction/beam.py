@@ -188,8 +188,8 @@ def tissue_lines(lines: Array) -> Any:
     tissue from agarose, which attenuates less.
     """
     xp, height = array_module(lines), min(len(lines), max(5, len(lines) // 8))
-    sums = xp.zeros((len(lines) + 1, lines.shape[1]), np.float32)
-    xp.cumsum(xp.where(xp.isfinite(lines), lines, 0), axis=0, out=sums[1:])
+    sums = xp.cumsum(xp.where(xp.isfinite(lines), lines, 0), axis=0, dtype=np.float32)
+    sums = xp.concatenate([xp.zeros_like(sums[:1]), sums])
     brightness = (sums[height:] - sums[:-height]).max(axis=0)
     lit = brightness > 0
     # Percentiles of nothing, and A-lines that were not recorded, would be no measure of brightness.

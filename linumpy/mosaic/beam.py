@@ -233,7 +233,7 @@ def estimate_brain_light(
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:
         log.warning("%s", warning)
-    log.info("%s", light.described())
+    log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
     if output is not None:
         write_brain_light(output, light, overwrite=overwrite)
     return light
