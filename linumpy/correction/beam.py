@@ -39,9 +39,10 @@ _MIN_LIGHT = (1.0, 0.01)
 _FOCUSES, _RAYLEIGHS = 31, 25
 #: Least variance of the logarithm of a profile's plane, so that no pair of slices counts without limit.
 _MIN_VARIANCE = 1e-4
-#: To be accepted, a beam must explain this share of what profiles have left without it, in blocks that were left out of
-#: the fit; by so many standard errors; and bend the profiles by this root mean square.
-_MIN_EXPLAINED, _MIN_ERRORS, _MIN_BEND = 0.15, 2.0, 0.02
+#: To be accepted, a beam must explain this share of what profiles have left without it, in slices that were left out of
+#: the fit, by so many standard errors. A larger share needs fewer, since an error of three or four slices is not known
+#: well. It must also bend the profiles by this root mean square.
+_MIN_EVIDENCE, _MIN_BEND = ((0.15, 2.0), (0.4, 1.5)), 0.02
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,8 @@ def tissue_lines(lines: Array) -> Any:
     tissue from agarose, which attenuates less.
     """
     xp, height = array_module(lines), min(len(lines), max(5, len(lines) // 8))
-    sums = xp.zeros((len(lines) + 1, lines.shape[1]), np.float32)
-    xp.cumsum(xp.where(xp.isfinite(lines), lines, 0), axis=0, out=sums[1:])
+    sums = xp.cumsum(xp.where(xp.isfinite(lines), lines, 0), axis=0, dtype=np.float32)
+    sums = xp.concatenate([xp.zeros_like(sums[:1]), sums])
     brightness = (sums[height:] - sums[:-height]).max(axis=0)
     lit = brightness > 0
     # Percentiles of nothing, and A-lines that were not recorded, would be no measure of brightness.
@@ -270,17 +271,17 @@ def estimate_beam(
     Returns
     -------
     BeamEstimate
-        With a focus inside of the recorded depth.
+        With a focus in the tissue.
     """
     if not profiles:
         return BeamEstimate(None, reason="no part of a slice has eight planes of tissue brighter than the background")
     planes = max(len(profile.logs) for profile in profiles)
     z = np.arange(planes) * spacing_um
+    # With a focus above the tissue only the far side of the beam is seen, which a background looks like, too.
+    surface, stop = np.median([profile.surface for profile in profiles]), max(profile.stop for profile in profiles)
     focus, rayleigh = (
-        part.ravel()
-        for part in np.meshgrid(
-            np.linspace(0, planes * spacing_um, _FOCUSES), np.geomspace(0.05, 4, _RAYLEIGHS) * planes * spacing_um
-        )
+        part.ravel() * spacing_um
+        for part in np.meshgrid(np.linspace(surface, stop, _FOCUSES), np.geomspace(0.05, 4, _RAYLEIGHS) * planes)
     )
     # The first loss is that of no beam.
     gates = np.concatenate([np.zeros((planes, 1)), -np.log1p(((z[:, None] - focus) / rayleigh) ** 2)], axis=1)
@@ -294,7 +295,7 @@ def estimate_beam(
     lit = np.arange(min(p.first for p in profiles), max(p.stop for p in profiles))
     bend = float(np.sqrt(np.mean(_without_line(gates[lit, best] - gates[lit, 0]) ** 2)))
     reason = ""
-    if explained < _MIN_EXPLAINED or errors < _MIN_ERRORS:
+    if not any(explained >= share and errors >= needed for share, needed in _MIN_EVIDENCE):
         reason = (
             f"a beam fitted to other parts of the slices explains {100 * max(explained, 0):.0f} % of what profiles "
             f"have left ({errors:.1f} standard errors), which is too little to tell it from the attenuation"

@@ -198,28 +198,28 @@ def compensate_attenuation(
 
 def _prepared(light: BrainLight, tissue: Tissue, spacing_um: float, *, is_forced: bool) -> AttenuationUsed:
     """Estimate the light from below the range, and decide whether to compensate."""
+    surface = tissue.at_surface(tissue.lines) if tissue.lines.shape[1] else 0.0
+    if not surface:
+        reason = light.left_out or "there is no tissue"
+        return AttenuationUsed(light, light.deep, None, None, 1.0, light.max_gain, light.dtype, left_out=reason)
     deep, even = light_of(light, tissue, spacing_um)
     used = AttenuationUsed(light, deep, None, None, 1.0, light.max_gain, light.dtype, left_out=light.left_out)
-    if not tissue.can_be_told:
-        reason = light.left_out or "no tissue gets darker by a tenth over eight planes above the background"
-        return used if is_forced else replace(used, left_out=reason)
-    parts = (
-        *(clear_light(tissue.lines, spacing_um, beam, 0.0, light.background)[1] for beam in (None, light.beam)),
-        even,
-    )
-    before, without_beam, after = (-trend_per_mm(part, spacing_um, tissue.first, tissue.stop) / 2 for part in parts)
-    surface = tissue.at_surface(tissue.lines)
-    left_out = light.left_out
     if surface < _MIN_SURFACE * light.surface:
-        left_out = (
-            f"at the surface it has {surface:.4g}, and tissue of the brain {light.surface:.4g}: there is no tissue"
-        )
-    elif abs(after) >= abs(before):
-        left_out = f"{after:.2g} per mm would be left, and {before:.2g} without compensation"
-    if left_out and not is_forced:
-        return replace(used, attenuation_per_mm=without_beam, remaining_per_mm=before, left_out=left_out)
+        reason = f"at the surface it has {surface:.4g}, and tissue of the brain {light.surface:.4g}: there is no tissue"
+        used = replace(used, left_out=reason)
+    before = after = None
+    if tissue.can_be_told:
+        parts = (clear_light(tissue.lines, spacing_um, light.beam, 0.0, light.background)[1], tissue.lines, even)
+        without_beam, before, after = (-trend_per_mm(part, spacing_um, tissue.first, tissue.stop) / 2 for part in parts)
+        used = replace(used, attenuation_per_mm=without_beam, remaining_per_mm=before)
+        # The flatness of a single slice is no proof: a brain's light was told from many.
+        if light.slices < 2 and abs(after) >= abs(before) and not used.left_out:
+            reason = f"{after:.2g} per mm would be left, and {before:.2g} without compensation"
+            used = replace(used, left_out=reason)
+    if used.left_out and not is_forced:
+        return used
     gain = tissue.at_surface(even) / surface
-    return replace(used, attenuation_per_mm=without_beam, remaining_per_mm=after, gain_at_surface=gain, left_out="")
+    return replace(used, remaining_per_mm=after, gain_at_surface=gain, left_out="")
 
 
 def _warnings(used: AttenuationUsed, dtype: np.dtype, out_dtype: np.dtype, clipped: float) -> tuple[str, ...]:

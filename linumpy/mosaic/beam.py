@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,10 @@ class BrainLight:
         Intensity without light.
     end_per_mm : float
         Attenuation below the recorded range.
+    deep : DeepLight
+        Mean of the slices' light from below the range.
+    slices : int
+        Number of slices from which the attenuation was told.
     surface : float
         Mean intensity of tissue at the surface.
     scale : float
@@ -114,6 +118,8 @@ class BrainLight:
     estimate: BeamEstimate
     background: float
     end_per_mm: float
+    deep: DeepLight
+    slices: int
     surface: float
     scale: float
     max_gain: float
@@ -227,7 +233,7 @@ def estimate_brain_light(
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:
         log.warning("%s", warning)
-    log.info("%s", light.described())
+    log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
     if output is not None:
         write_brain_light(output, light, overwrite=overwrite)
     return light
@@ -272,9 +278,12 @@ def brain_light(
         max_gain = method.max_gain
     else:
         max_gain = max(1.0, min(_MAX_GAIN, surface / background if background else math.inf))
+    own = [_own_deep(tissue, spacing_um, beam, end) for tissue in usable]
+    deep = _mean_deep(own) if usable else DeepLight(0.0, 0.0, 0.0, 0.0)
     light = BrainLight(
-        beam=beam, beam_from=beam_from, estimate=estimate, background=background, end_per_mm=end, surface=surface,
-        scale=1.0, max_gain=max_gain, dtype=dtype.name, warnings=_warnings(left_out), left_out=left_out,
+        beam=beam, beam_from=beam_from, estimate=estimate, background=background, end_per_mm=end, deep=deep,
+        slices=len(usable), surface=surface, scale=1.0, max_gain=max_gain, dtype=dtype.name,
+        warnings=_warnings(left_out), left_out=left_out,
     )  # fmt: skip
     return _scaled(light, usable, spacing_um, dtype) if usable else light
 
@@ -307,12 +316,25 @@ def _scaled(light: BrainLight, tissues: Sequence[Tissue], spacing_um: float, dty
 
 
 def light_of(light: BrainLight, tissue: Tissue, spacing_um: float) -> tuple[DeepLight, Any]:
-    """Return the light from below a slice, and its A-lines of tissue without attenuation."""
+    """Return the light from below a slice, and its A-lines of tissue without attenuation.
+
+    The light from below is the mean of what the slice and what the brain tells. Tissue of a slice need not be the same
+    at all depths, by which its own estimate errs; the light of a slice may differ, by which the brain's errs.
+    """
     lines, beam, dark = tissue.lines, light.beam, light.background
-    deep = estimate_deep_light(lines, spacing_um, beam, end_per_mm=light.end_per_mm, background=dark)
+    deep = _mean_deep([_own_deep(tissue, spacing_um, beam, light.end_per_mm), light.deep])
     return deep, compensate(
         lines, spacing_um, beam, deep=deep, background=dark, scale=light.scale, max_gain=light.max_gain
     )
+
+
+def _own_deep(tissue: Tissue, spacing_um: float, beam: Beam, end_per_mm: float) -> DeepLight:
+    return estimate_deep_light(tissue.lines, spacing_um, beam, end_per_mm=end_per_mm, background=tissue.background)
+
+
+def _mean_deep(parts: Sequence[DeepLight]) -> DeepLight:
+    """Return the mean of several models of the light from below."""
+    return DeepLight(*np.mean([astuple(part) for part in parts], axis=0).tolist())
 
 
 def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = False) -> None:
@@ -337,7 +359,7 @@ def read_brain_light(path: str | Path) -> BrainLight:
     """
     try:
         content: dict[str, Any] = json.loads(Path(path).read_text())
-        for name, record in (("beam", Beam), ("estimate", BeamEstimate)):
+        for name, record in (("beam", Beam), ("estimate", BeamEstimate), ("deep", DeepLight)):
             content[name] = record(**_finite(content[name]))
         return BrainLight(**content | {"warnings": tuple(content["warnings"])})
     except (ValueError, TypeError, KeyError) as error:

@@ -71,7 +71,10 @@ def test_slices_of_a_brain_are_alike(tmp_path, beam):
     assert {(part["clipped"], part["left_out"], tuple(part["warnings"])) for part in told} == {(0.0, "", ())}
     assert abs(np.mean([part["gain_at_surface"] for part in told]) - 1) < 0.02
     assert max(part["max_gain"] for part in told) <= 50
-    assert all(abs(part["remaining_per_mm"]) < 0.2 * part["attenuation_per_mm"] for part in told)
+    # The tissue of a single slice is not the same at all depths, so its own profile need not be flat.
+    remaining, found = ([part[f"{name}_per_mm"] for part in told] for name in ("remaining", "attenuation"))
+    assert np.abs(remaining).max() < 0.5 * min(found)
+    assert abs(np.mean(remaining)) < 0.1 * np.mean(found)
 
 
 def test_what_cannot_be_told_is_left_alone(tmp_path, caplog):
