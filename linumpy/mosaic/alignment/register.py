@@ -4,10 +4,9 @@ In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :cla
 compared with the next ones by faces (:mod:`linumpy.mosaic.alignment.faces`): projections of the planes of both slices
 that show the same tissue or, if they share none, the nearest ones. Shadows of the tissue above these planes are fitted
 and subtracted. All pairs are registered in one batch. The probability that a pair is right comes from the scores of the
-wrong transforms that were tried, and from its agreement with the motor and with the other pairs. A least-squares solution
-over the probable pairs places the slices laterally (:mod:`linumpy.registration.chain`), the motor those that have none.
-Along Z the slicing interval places them, counted from their cut surfaces, which
-may be tilted.
+wrong transforms that were tried, and from its agreement with the motor and with the other pairs. A least-squares
+solution over the probable pairs and the motor's shifts places the slices laterally (:mod:`linumpy.registration.chain`).
+Along Z the slicing interval places them, counted from their cut surfaces, which may be tilted.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ _FACE_UM = 50.0
 _RIM = 1
 #: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
 _DRIFT = 0.6
-#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell; without
-#: a table, that of "nothing moved" as a fraction of the range of the search. Pairs replace both by what they find.
+#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell;
+#: without a table, that of "nothing moved" as a fraction of the range of the search. Good pairs replace both.
 _MOTOR_UM, _UNMOVED = 50.0, 1 / 8
 #: A pair whose standard error is larger than that of the motor by this factor is not used.
 _LARGEST_ERROR = 3.0
