@@ -105,7 +105,7 @@ def solve_chain(
     prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
         Assumed transform from each image to the next, as in :class:`PairLink`; by default the identity.
     prior_error_um : float
-        Standard error of the prior; by default it has a millionth of the median weight of the links.
+        Standard error of the prior, above 0; by default it has a millionth of the median weight of the links.
     reference : int, optional
         The image whose transform is the identity; by default the middle one.
     max_deviation : float
@@ -217,7 +217,7 @@ def agreement(
     evidence : numpy.ndarray, (number of links,)
         The probabilities.
     prior_error_um : float
-        Standard error of the prior between neighbours, by the links.
+        Standard error of the prior between neighbours, by the links; at least the tolerance.
     """
     corners = _corners([(0.0, e) for e in extent_um])
     distances = np.array([_apart(link.matrix, _composed(prior, link), corners) for link in links])
@@ -243,7 +243,7 @@ def agreement(
             both = math.prod(float(known[m]) for m in triangle if m != n)
             odds[n] += math.log(1 - both + both * ratio + 1e-9)
     evidence = np.where(own > 0, 1 / (1 + np.exp(-odds)), 0.0)
-    return evidence, _prior_error(distances, errors, steps, evidence, assumed_error_um)
+    return evidence, max(tolerance_um, _prior_error(distances, errors, steps, evidence, assumed_error_um))
 
 
 def _triangles(links: Sequence[PairLink], own: np.ndarray) -> Iterator[tuple[int, int, int]]:

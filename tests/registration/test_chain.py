@@ -122,7 +122,8 @@ def test_links_that_agree_become_probable_and_one_that_does_not_loses():
         dropped.append(found[wrong])
     # Not all: a link at an end of the stack is in one triangle, which may be that of the wrong link.
     assert np.mean(np.array(kept) > 0.95) > 0.8
-    assert np.max(dropped) < 0.9
+    assert np.max(dropped) < 0.95
+    assert np.mean(dropped) < 0.3
 
 
 def test_the_motor_decides_where_pairs_are_ambiguous():
@@ -139,7 +140,7 @@ def test_the_motor_decides_where_pairs_are_ambiguous():
     found, error = evidences(lost, prior)
     assert found[0] == 0
     assert found[1:].min() > 0.95
-    assert 3 < error < 20  # the motor's true error is about 9 µm
+    assert 3 < error < 20  # at least the tolerance; the motor's true error is about 9 µm
 
 
 def test_links_of_planes_far_apart_do_not_outweigh_a_good_motor():
