@@ -4,8 +4,8 @@
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), or else by the last digits. Each slice is compared with the next ones by projections of the planes
 that show the same tissue, counted from the cut surfaces. Translation and rotation are searched by masked correlation,
-then refined to fractions of a voxel, all pairs at once. The evidence of a pair is the probability that it is right: from
-the scores of the wrong transforms that were searched, and from its agreement with the other pairs and the motor. A
+then refined to fractions of a voxel, all pairs at once. The evidence of a pair is the probability that it is right:
+from the scores of the wrong transforms that were searched, and its agreement with the other pairs and the motor. A
 least-squares solution over the pairs with enough evidence gives the transforms, which are written to TRANSFORMS (JSON)
 with the evidence of each pair and why it is rejected, if it is. A slice without a pair is placed by its neighbours and
 the motor's shifts, with a warning. linum-stack-slices makes the stack.

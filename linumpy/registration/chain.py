@@ -6,15 +6,15 @@ Links that agree with each other and with a prior (the motor's shifts or the ide
 (:func:`agreement`). The residuals
 ``A_moving @ T - A_fixed`` are linear in A and minimised by least squares: first the linear parts, which for rigid
 transforms are replaced by the nearest rotations, then the translations. Links with a large residual relative to the
-others lose their weight. The prior connects neighbours with the standard error that it has by the links: it hardly moves
-what good links place, outweighs links of planes that lie far apart, and places an image without links.
+others lose their weight. The prior connects neighbours with the standard error that it has by the links: it hardly
+moves what good links place, outweighs links of planes that lie far apart, and places an image without links.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +68,8 @@ class ChainSolution:
     rejected : numpy.ndarray of bool, (number of links,)
         Links that the solution leaves out, also because their error is infinite.
     placed_by : tuple of str, (N,)
-        "pairs" for an image with a link that is used; for others, which the prior places, "neighbours" if there are such
-        images on both sides, otherwise "motor".
+        "pairs" for an image with a link that is used; for others, which the prior places, "neighbours" if there are
+        such images on both sides, otherwise "motor".
     """
 
     matrices: np.ndarray
@@ -105,7 +105,7 @@ def solve_chain(
     prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
         Assumed transform from each image to the next, as in :class:`PairLink`; by default the identity.
     prior_error_um : float
-        Standard error of the prior; by default it has a millionth of the median weight of the links.
+        Standard error of the prior, above 0; by default it has a millionth of the median weight of the links.
     reference : int, optional
         The image whose transform is the identity; by default the middle one.
     max_deviation : float
@@ -194,8 +194,8 @@ def agreement(
 
     A wrong link lies anywhere in the range of the search, so that it agrees with something else by chance only. Of two
     transforms the distance d is the root mean square over the corners of an image. Both a right link and a wrong one
-    are random in three dimensions (shift and rotation): a right link is near, with a normal distribution, and
-    a wrong one anywhere in a ball. The ratio of their densities at d multiplies the odds that the link is right.
+    are random in three dimensions (shift and rotation): a right link is near, with a normal distribution, and a wrong
+    one is anywhere in a ball. The ratio of their densities at d multiplies the odds that the link is right.
 
     Parameters
     ----------
@@ -217,12 +217,13 @@ def agreement(
     evidence : numpy.ndarray, (number of links,)
         The probabilities.
     prior_error_um : float
-        Standard error of the prior between neighbours, by the links.
+        Standard error of the prior between neighbours, by the links; at least the tolerance.
     """
     corners = _corners([(0.0, e) for e in extent_um])
     distances = np.array([_apart(link.matrix, _composed(prior, link), corners) for link in links])
     own = np.array([link.evidence if math.isfinite(link.error_um) else 0.0 for link in links])
-    odds = np.log(np.clip(own, 1e-9, 1 - 1e-9)) - np.log1p(-np.clip(own, 1e-9, 1 - 1e-9))
+    bounded = np.clip(own, 1e-9, 1 - 1e-9)
+    odds = np.log(bounded) - np.log1p(-bounded)
     # The error of the prior grows with the number of images between the ends of a link.
     steps = np.array([abs(link.moving - link.fixed) for link in links])
     errors = np.array([link.error_um for link in links])
@@ -230,34 +231,38 @@ def agreement(
         others = np.where(np.arange(len(links)) == n, 0.0, own)  # A link does not testify for itself.
         spread = _prior_error(distances, errors, steps, others, assumed_error_um) * math.sqrt(steps[n])
         if own[n] > 0:
-            odds[n] += math.log(
-                1
-                - _PRIOR_TRUST
-                + _PRIOR_TRUST * _ratio(distance, math.hypot(spread, tolerance_um, errors[n]), range_um)
-            )
+            ratio = _ratio(distance, math.hypot(spread, tolerance_um, errors[n]), range_um)
+            odds[n] += math.log(1 - _PRIOR_TRUST + _PRIOR_TRUST * ratio)
     known = 1 / (1 + np.exp(-odds))
-    number = {(link.fixed, link.moving): n for n, link in enumerate(links) if own[n] > 0}
-    for (first, second), (other, third) in itertools.product(number, repeat=2):
-        if second != other or (first, third) not in number:
-            continue
-        triangle = [number[first, second], number[second, third], number[first, third]]
-        around = links[triangle[1]].matrix @ links[triangle[0]].matrix
-        distance = _apart(around, links[triangle[2]].matrix, corners)
-        error = math.hypot(tolerance_um, *(links[n].error_um for n in triangle))
+    for triangle in _triangles(links, own):
+        first, second, direct = (links[n] for n in triangle)
+        distance = _apart(second.matrix @ first.matrix, direct.matrix, corners)
+        error = math.hypot(tolerance_um, first.error_um, second.error_um, direct.error_um)
         ratio = _ratio(distance, error, range_um)
         for n in triangle:
             both = math.prod(float(known[m]) for m in triangle if m != n)
             odds[n] += math.log(1 - both + both * ratio + 1e-9)
     evidence = np.where(own > 0, 1 / (1 + np.exp(-odds)), 0.0)
-    return evidence, _prior_error(distances, errors, steps, evidence, assumed_error_um)
+    return evidence, max(tolerance_um, _prior_error(distances, errors, steps, evidence, assumed_error_um))
+
+
+def _triangles(links: Sequence[PairLink], own: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield the numbers of two links one after the other, and of the link between their ends."""
+    numbers = {(link.fixed, link.moving): n for n, link in enumerate(links) if own[n] > 0}
+    following: dict[int, list[int]] = {}
+    for fixed, moving in numbers:
+        following.setdefault(fixed, []).append(moving)
+    for (first, second), n in numbers.items():
+        for third in following.get(second, ()):
+            if (first, third) in numbers:
+                yield n, numbers[second, third], numbers[first, third]
 
 
 def _prior_error(
     distances: np.ndarray, errors: np.ndarray, steps: np.ndarray, evidence: np.ndarray, assumed: float
 ) -> float:
-    """Return the standard error of the prior between neighbours, from its distances to links that are probably right."""
-    # Only links that are almost certain, and whose own error is small, tell the error of the prior. The median, because
-    # a wrong link that is almost certain must not make the prior worthless.
+    """Return the standard error of the prior between neighbours, by its distances to links that are almost certain."""
+    # Links whose own error is large say little. The median, because one wrong link must not make the prior worthless.
     own = np.where(evidence > 0, errors, 0)
     weights = np.append(evidence**8 / (1 + (own / assumed) ** 2) ** 2, _PRIOR_LINKS)
     spreads = np.append(np.sqrt(np.maximum(distances**2 - own**2, 0) / steps) / _MEDIAN_DISTANCE, assumed)

@@ -2,10 +2,10 @@
 
 In: pairs of images with masks, and angles. Out: for each pair the angle and the whole-voxel shift that match best, from
 which :mod:`linumpy.registration.refine` starts, and how far they stand out among all that were tried. At each shift the
-correlation r is Pearson's, over the n voxels that are valid in both images; the score is ``arctanh(r) * sqrt(n)``, whose
-spread at wrong shifts does not depend on n. The correlations at all shifts are computed by FFT, as in Padfield, Masked object
-registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012. All pairs, and as many angles as
-:data:`SCRATCH_BYTES` allows, are transformed together.
+correlation r is Pearson's, over the n voxels that are valid in both images; the score is ``arctanh(r) * sqrt(n)``, of
+which the spread at wrong shifts does not depend on n. The correlations at all shifts are computed by FFT, as in
+Padfield, Masked object registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012. All
+pairs, and as many angles as :data:`SCRATCH_BYTES` allows, are transformed together.
 """
 
 from __future__ import annotations

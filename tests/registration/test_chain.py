@@ -1,9 +1,11 @@
 """If this fails, errors of pairs add up along a stack, or one wrong pair bends it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from linumpy.registration.chain import PairLink, solve_chain
+from linumpy.registration.chain import PairLink, agreement, solve_chain
 
 EXTENT = (800.0, 1000.0)
 
@@ -96,3 +98,57 @@ def test_links_that_do_not_fit_are_refused():
             solve_chain(3, links, EXTENT)
     alone = solve_chain(1, [], EXTENT)
     np.testing.assert_array_equal(alone.matrices, np.eye(3)[None])
+
+
+def evidences(links, prior, assumed_error=50.0):
+    return agreement(links, prior, EXTENT, range_um=320.0, assumed_error_um=assumed_error, tolerance_um=10.0)
+
+
+def weak(link, evidence, **changes):
+    return replace(link, evidence=evidence, **changes)
+
+
+def test_links_that_agree_become_probable_and_one_that_does_not_loses():
+    """No link is certain by itself, over many brains; the motor is of little use."""
+    kept, dropped = [], []
+    for seed in range(20):
+        truth, rng = brain(6, seed)
+        links = [weak(link, 0.7) for link in links_of(truth, rng, 1.0)]
+        wrong = int(rng.integers(len(links)))
+        turned = rigid(rng.uniform(-8, 8), rng.uniform(100, 200, 2)) @ links[wrong].matrix
+        links[wrong] = weak(links[wrong], 0.9, matrix=turned)
+        found, _ = evidences(links, np.tile(np.eye(3), (5, 1, 1)))
+        kept += [e for n, e in enumerate(found) if n != wrong]
+        dropped.append(found[wrong])
+    # Not all: a link at an end of the stack is in one triangle, which may be that of the wrong link.
+    assert np.mean(np.array(kept) > 0.95) > 0.8
+    assert np.max(dropped) < 0.95
+    assert np.mean(dropped) < 0.3
+
+
+def test_the_motor_decides_where_pairs_are_ambiguous():
+    truth, rng = brain(4)
+    good = links_of(truth, rng, 1.0, reach=(1,))
+    prior = np.array([rigid(0.2, (8, -5)) @ link.matrix for link in good])
+    near = [weak(link, 0.8) for link in good]
+    far = [weak(link, 0.8, matrix=rigid(5, (150, 90)) @ link.matrix) for link in good]
+    found = np.array([evidences(links, prior)[0] for links in (near, far)])
+    assert found[0].min() > 0.95
+    assert found[1].max() < 0.6
+    # What cannot be compared has no probability, and does not disturb the others.
+    lost = [weak(good[0], 0.99, error_um=np.inf), *good[1:]]
+    found, error = evidences(lost, prior)
+    assert found[0] == 0
+    assert found[1:].min() > 0.95
+    assert 3 < error < 20  # at least the tolerance; the motor's true error is about 9 µm
+
+
+def test_links_of_planes_far_apart_do_not_outweigh_a_good_motor():
+    truth, rng = brain(3)
+    exact = links_of(truth, rng, 0.0, reach=(1,))
+    off = [replace(link, matrix=rigid(0, (60, 0)) @ link.matrix, error_um=80.0) for link in exact]
+    prior = np.array([link.matrix for link in exact])
+    by_both = solve_chain(3, off, EXTENT, prior=prior, prior_error_um=10.0).matrices
+    by_links = solve_chain(3, off, EXTENT, prior=prior).matrices
+    assert distances(by_both, truth).max() < 5
+    assert distances(by_links, truth).max() > 50

@@ -153,6 +153,35 @@ def test_correlations_are_those_of_a_slow_sum():
     np.testing.assert_allclose(found.correlations[0], best[0], atol=1e-5)
 
 
+def test_the_evidence_is_a_probability():
+    """Of images of other tissue few seem to match; of images that share a part, the more the better."""
+    shape, count = (72, 64), 24
+    fixed = np.stack([structure(shape, n, 0) for n in range(count)])
+    moving = np.stack([structure(shape, n + 1000, 0) for n in range(count)])
+    rng = np.random.default_rng(0)
+    means, seen = [], []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8):
+        mixed = share * np.roll(fixed, (3, -4), (1, 2)) + np.sqrt(1 - share**2) * moving
+        found = match_pairs(fixed, mixed + 0.3 * rng.standard_normal(mixed.shape), angles=(-4.0, 0.0, 4.0))
+        is_right = np.abs(found.matrices[:, :2, 2] - (3, -4)).max(axis=1) < 1.5
+        means.append(found.evidence.mean())
+        seen += list(zip(found.evidence, is_right, strict=True))
+    assert (np.diff(means) > 0).all()
+    assert means[0] < 0.5
+    assert means[-1] > 0.95
+    evidence, is_right = np.array(seen).T
+    assert is_right[evidence > 0.95].mean() > 0.95
+    assert is_right[evidence < 0.3].mean() < 0.3
+    assert (np.array(seen)[:count, 0] > 0.95).sum() <= 2  # nothing in common
+
+
+def test_a_match_at_the_end_of_the_range_is_told():
+    fixed = structure((64, 64), 1)[None, 30:-30, 30:-30]
+    moving = structure((64, 64), 1)[None, 30 - 6 : -36, 30:-30]  # what is at p is at p + (6, 0)
+    assert match_pairs(fixed, moving, max_shift=6 / 64).is_at_edge.all()
+    assert not match_pairs(fixed, moving, max_shift=12 / 64).is_at_edge.any()
+
+
 def test_images_without_anything_in_common_are_told():
     shape, empty = (64, 64), np.zeros((1, 64, 64), np.float32)
     other = structure(shape, 1)[None, 30:-30, 30:-30]

@@ -4,10 +4,9 @@ In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :cla
 compared with the next ones by faces (:mod:`linumpy.mosaic.alignment.faces`): projections of the planes of both slices
 that show the same tissue or, if they share none, the nearest ones. Shadows of the tissue above these planes are fitted
 and subtracted. All pairs are registered in one batch. The probability that a pair is right comes from the scores of the
-wrong transforms that were tried, and from its agreement with the motor and with the other pairs. A least-squares solution
-over the probable pairs places the slices laterally (:mod:`linumpy.registration.chain`), the motor those that have none.
-Along Z the slicing interval places them, counted from their cut surfaces, which
-may be tilted.
+wrong transforms that were tried, and from its agreement with the motor and with the other pairs. A least-squares
+solution over the probable pairs and the motor's shifts places the slices laterally (:mod:`linumpy.registration.chain`).
+Along Z the slicing interval places them, counted from their cut surfaces, which may be tilted.
 """
 
 from __future__ import annotations
@@ -63,8 +62,10 @@ _FACE_UM = 50.0
 _RIM = 1
 #: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
 _DRIFT = 0.6
-#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell; without
-#: a table, that of "nothing moved" as a fraction of the range of the search. Pairs replace both by what they find.
+#: Assumed displacement in pixels, where the images of a pair have as much in common as they differ.
+_CONTENTS = 0.5
+#: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell;
+#: without a table, that of "nothing moved" as a fraction of the range of the search. Good pairs replace both.
 _MOTOR_UM, _UNMOVED = 50.0, 1 / 8
 #: A pair whose standard error is larger than that of the motor by this factor is not used.
 _LARGEST_ERROR = 3.0
@@ -288,7 +289,10 @@ def _links(
             matrix = np.eye(3)
             matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * pixel
             to_image.append(matrix)
-        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n])
+        # The standard error takes what differs between the images for noise, but different contents displace a match.
+        share = max(float(registered.correlations[n]), 0.03) ** 2
+        contents = _CONTENTS * max(pixel) * (1 / share - 1)
+        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n], contents)
         link = np.linalg.inv(to_image[1]) @ registered.matrices[n] @ to_image[0]
         out.append(PairLink(fixed, moving, link, error, float(registered.evidence[n])))
     return out
@@ -345,7 +349,7 @@ def _reason(
     if not math.isfinite(link.error_um):
         return "too little tissue in common"
     if evidence >= alignment.min_evidence:
-        return "its planes lie too far apart to say more than the motor" if link.error_um > largest_error else ""
+        return "too different, or too far apart, to say more than the motor" if link.error_um > largest_error else ""
     if link.evidence >= alignment.min_evidence:
         return _CONTRADICTS
     if registered.is_at_edge[n]:
