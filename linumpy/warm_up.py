@@ -156,6 +156,7 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
     for number, stages in enumerate(rehearsal.groups):
         run = replace(
             rehearsal.run, mosaics=folder / "brain" / "mosaics", output=folder / str(number), shifts=None,
+            slice_config=None, tile_shape=None,
             slicing_interval_mm=brain.interval_um / 1e3, skip=tuple(stage for stage in OPTIONS if stage not in stages),
         )  # fmt: skip
         try:

@@ -38,7 +38,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--min_confidence", type=float, default=0.3, metavar="R",
         help="A shift is rejected if the overlap correlates less. [%(default)s]",
     )  # fmt: skip
-    cli.add_tile_shape_argument(parser, or_chunk=True)
+    cli.add_tile_shape_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_tile_arguments(parser)
     return parser

@@ -30,9 +30,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Minimum contrast of a seam: the difference of its columns over the greatest difference of other "
         "neighbouring columns. [%(default)s]",
     )  # fmt: skip
-    parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("Y", "X"), help="Voxels of a tile. [from the metadata]"
-    )
+    cli.add_tile_shape_argument(parser)
     cli.add_image_arguments(parser)
     return parser
 

@@ -6,14 +6,17 @@ results, and has a table of options for each stage that does not use the default
 
   mosaics = "mosaics"          # slice_z00.ome.zarr, slice_z01.ome.zarr and so on, from the top down
   output = "results"           # one folder for each stage
-  shifts = "shifts.csv"        # as linum-stack-slices-motor reads it
+  shifts = "shifts_xy.csv"     # as linum-stack-slices-motor reads it
+  slice_config = "slices.csv"  # columns slice_id and use: which slices are used
+  tile_shape = [512, 512]      # for mosaics without a tile shape in their metadata
   slicing_interval_mm = 0.2
   skip = ["surface"]
   [resample]
   new_spacing = 10
 
 Relative paths begin at the folder of RUN. The same command continues a stopped run; after a change of an option or an
-input only the tasks that depend on it are repeated. Slices without a recorded tile are left out.
+input only the tasks that depend on it are repeated. Slices without a recorded tile are left out. Mosaics and tables are
+checked before the first stage.
 
 For example:
   linum-pipeline run.toml

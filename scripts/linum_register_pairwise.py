@@ -35,6 +35,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--shifts", type=Path, metavar="CSV",
         help="Table of the motor's shifts, as for linum-stack-slices-motor: where the search begins. [none]",
     )  # fmt: skip
+    cli.add_slice_config_argument(parser)
     parser.add_argument(
         "--model", choices=("rigid", "affine", "translation"), default="rigid",
         help="Transforms in the plane of the slices. [%(default)s]",
@@ -90,7 +91,10 @@ def _register(parsed: argparse.Namespace) -> None:
     )  # fmt: skip
     if parsed.scene:
         check_scene(parsed.input, overwrite=parsed.overwrite)
-    transforms = register_slices(parsed.input, parsed.output, alignment, shifts=parsed.shifts, **command.parameters())
+    transforms = register_slices(
+        parsed.input, parsed.output, alignment, shifts=parsed.shifts, slice_config=parsed.slice_config,
+        **command.parameters(),
+    )  # fmt: skip
     if parsed.scene:
         print(f"scene in {write_scene(parsed.input, transforms, overwrite=parsed.overwrite)}")
     print("fixed moving  correlation  error µm  residual µm")

@@ -6,8 +6,7 @@ each of them whole along z. Every tile is resampled separately, so that none ble
 along axes that get coarser. Writes a mosaic grid of the same dtype whose tiles have the nearest whole number of voxels,
 to which the spacing in its metadata is adapted; each chunk is a tile.
 
-Mosaics that linumpy wrote have the tile shape in their metadata; for others, pass --tile_shape. Without either, a chunk
-is assumed to be a tile, with a warning.
+Mosaics that linumpy wrote have the tile shape in their metadata; others need --tile_shape.
 
 For example:
   linum-resample-mosaic-grid mosaic.ome.zarr mosaic_10um.ome.zarr --resolution 10
@@ -32,7 +31,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--resolution", type=float, nargs="+", required=True, metavar="UM",
         help="New voxel spacing in µm: one number, or three, along z, y and x.",
     )  # fmt: skip
-    cli.add_tile_shape_argument(parser, or_chunk=True)
+    cli.add_tile_shape_argument(parser)
     cli.add_image_arguments(parser, all_of_them=True)
     return parser
 

@@ -2,8 +2,9 @@
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down. TRANSFORMS is the file that
-linum-register-pairwise wrote for these slices. Slices begin at their cut surface and are blended where they overlap;
-voxels that are 0, not finite or filled by focal correction are excluded.
+linum-register-pairwise wrote for these slices; slices that it lacks are left out, with a warning. Slices begin at their
+cut surface and are blended where they overlap; voxels that are 0, not finite or filled by focal correction are
+excluded.
 
 For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --levels 3

@@ -3,8 +3,9 @@
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), or else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
-y_shift, x_shift_mm, y_shift_mm, and a row for each pair of neighbouring slices: a voxel at p of the moving slice is at
-p + shift of the fixed one. The columns in mm are used, so the table fits slices of any resolution.
+y_shift, x_shift_mm, y_shift_mm: a voxel at p of the moving slice is at p + shift of the fixed one. The columns in mm
+are used, so the table fits slices of any resolution. Rows are summed across missing slices, which leave a gap, and rows
+of other slices are ignored. Shifts whose column reliable, if there is one, is 0 or false are used, with a warning.
 
 For each pair the overlap along z is searched around the expected overlap (depth of the slice less the slicing
 interval). Overlaps with too little correlation, or too far from the others, are replaced by the typical overlap. Slices
@@ -55,21 +56,25 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         metavar="CSV",
         help="Table of decisions to write. [beside STACK, ending in _decisions.csv]",
     )
+    cli.add_slice_config_argument(parser)
     cli.add_image_arguments(parser)
     return parser
 
 
 def _stack(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.io.slice_table import open_slices
+    from linumpy.mosaic.io.slice_table import find_slices, open_slices
     from linumpy.mosaic.slices import ZSearch, stack_mosaics
 
     command = cli.TileCommand.start(parsed)
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
-    slices = open_slices(parsed.input, **cli.volume_options(parsed))
+    slices = open_slices(find_slices(parsed.input, parsed.slice_config), **cli.volume_options(parsed))
     with command.progress("stack", sum(image.nbytes for image in slices.values())) as shared:
-        stack = stack_mosaics(parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, **shared)
+        stack = stack_mosaics(
+            parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, slice_config=parsed.slice_config,
+            **shared,
+        )  # fmt: skip
     mended = sum(row.mended for row in stack.decisions)
     print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
     command.close(stack.nbytes)

@@ -35,7 +35,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--interpolate", action=argparse.BooleanOptionalAction, default=True,
         help="Place tiles to fractions of voxels, interpolated linearly, or at the nearest whole voxel. [interpolate]",
     )  # fmt: skip
-    cli.add_tile_shape_argument(parser, or_chunk=True)
+    cli.add_tile_shape_argument(parser)
     parser.add_argument(
         "--chunks", type=int, nargs=3, metavar="N", help="Chunks of the volume. [at most 8 MiB, about cubes]"
     )

@@ -1,9 +1,9 @@
 #!/usr/bin/env nextflow
-// Serial OCT slices to a volume. For each mosaic grid: correct the galvo shift, resample, correct focal curvature and
-// illumination, find the positions of the tiles, stitch them, compensate attenuation. Then register and stack all slices,
-// and write a report.
+// Serial OCT slices to a volume. Check the mosaics and tables. For each mosaic grid: correct the galvo shift, resample,
+// correct focal curvature and illumination, find the positions of the tiles, stitch them, compensate attenuation. Then
+// register and stack all slices, and write a report.
 //
-//   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
+//   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts_xy.csv --slicing_interval_mm 0.2 \
 //       --resolution 10 --tile_shape '512 512' --output results
 //
 // Parameters and their defaults are in nextflow.config, and explained in README.md.
@@ -17,6 +17,23 @@ def option(flag, value) {
 
 def device() {
     params.use_gpu ? '--use_gpu' : '--no-use_gpu'
+}
+
+process check_slices {
+    publishDir "${params.output}/check", mode: 'copy'
+
+    input:
+    path(folders, stageAs: 'mosaics/*')
+    path(shifts)
+    path(slice_config)
+
+    output:
+    path("slices.txt"), emit: slices
+
+    script:
+    """
+    linum-check-slices mosaics --shifts ${shifts} ${option('slice_config', slice_config ?: null)} ${option('tile_shape', params.tile_shape)} --list slices.txt
+    """
 }
 
 process fix_galvo_shift {
@@ -227,18 +244,40 @@ workflow {
         error "--n_levels is called --levels now"
     }
     mosaics = Channel.fromPath("${params.input}/*.ome.zarr", type: 'dir', checkIfExists: true).map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }
+    folders = mosaics.map { slice -> slice[1] }
     shifts = file(params.shifts, checkIfExists: true)
+    slice_config = params.slice_config == null ? [] : file(params.slice_config, checkIfExists: true)
 
-    fix_galvo_shift(mosaics)
-    resample_mosaic_grid(fix_galvo_shift.out.mosaic)
-    fix_focal_curvature(resample_mosaic_grid.out.mosaic)
-    fix_illumination(fix_focal_curvature.out.mosaic)
-    find_tissue_interface(fix_illumination.out.mosaic)
-    aip(fix_illumination.out.mosaic)
-    estimate_transform(fix_illumination.out.mosaic)
+    // Every other process waits for the check, which lists the slices that are used.
+    check_slices(folders.collect(), shifts, slice_config)
+    used = mosaics.join(check_slices.out.slices.splitText().map { line -> tuple(line.trim()) })
+    if (params.skip_galvo) {
+        straight = used
+    } else {
+        fix_galvo_shift(used)
+        straight = fix_galvo_shift.out.mosaic
+    }
+    resample_mosaic_grid(straight)
+    if (params.skip_focal) {
+        flat = resample_mosaic_grid.out.mosaic
+    } else {
+        fix_focal_curvature(resample_mosaic_grid.out.mosaic)
+        flat = fix_focal_curvature.out.mosaic
+    }
+    if (params.skip_illumination) {
+        even = flat
+        fields = Channel.empty()
+    } else {
+        fix_illumination(flat)
+        even = fix_illumination.out.mosaic
+        fields = fix_illumination.out.picture
+    }
+    find_tissue_interface(even)
+    aip(even)
+    estimate_transform(even)
     stitch_3d(estimate_transform.out.located)
     compensate_attenuation(stitch_3d.out.volume)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
-    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fix_illumination.out.picture.collect(), find_tissue_interface.out.picture.collect(), stack.out.volume)
+    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fields.collect().ifEmpty([]), find_tissue_interface.out.picture.collect(), stack.out.volume)
 }

@@ -8,6 +8,7 @@ from linumpy.cli.options import (
     add_gpu_arguments,
     add_image_arguments,
     add_levels_argument,
+    add_slice_config_argument,
     add_spacing_argument,
     add_surface_arguments,
     add_tile_arguments,
@@ -29,7 +30,8 @@ from linumpy.cli.tiles import TileCommand, closing_line, size_text
 __all__ = [
     "EXPECTED", "Parser", "TileCommand", "add_cluster_argument", "add_codec_argument", "add_common_arguments",
     "add_device_memory_argument", "add_gpu_arguments", "add_image_arguments", "add_levels_argument",
-    "add_spacing_argument", "add_surface_arguments", "add_tile_arguments", "add_tile_shape_argument",
-    "add_volume_arguments", "choose_device", "closing_line", "device_and_name", "device_nbytes", "new_spacing",
-    "one_line", "run", "size_text", "source", "spacing_of_axes", "surface_options", "volume_options", "wished_device",
+    "add_slice_config_argument", "add_spacing_argument", "add_surface_arguments", "add_tile_arguments",
+    "add_tile_shape_argument", "add_volume_arguments", "choose_device", "closing_line", "device_and_name",
+    "device_nbytes", "new_spacing", "one_line", "run", "size_text", "source", "spacing_of_axes", "surface_options",
+    "volume_options", "wished_device",
 ]  # fmt: skip

@@ -93,13 +93,20 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = 
     add_tile_arguments(parser)
 
 
-def add_tile_shape_argument(parser: argparse.ArgumentParser, *, or_chunk: bool = False) -> None:
-    """Add ``--tile_shape``; the default is the tile shape in the metadata or, with `or_chunk`, otherwise a chunk."""
-    default = "from the metadata that linumpy writes" + ("; else a chunk" if or_chunk else "")
+def add_tile_shape_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--tile_shape``; the default is the tile shape in the metadata."""
     parser.add_argument(
         "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
         help="Voxels of a tile along the lateral axes, in their order in the array (usually y, then x). "
-        f"[{default}]",
+        "[from the metadata that linumpy writes]",
+    )  # fmt: skip
+
+
+def add_slice_config_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--slice_config``, the table of the slices that are used."""
+    parser.add_argument(
+        "--slice_config", type=Path, metavar="CSV",
+        help="Table with the columns slice_id and use (true or false): slices that are not used are left out. [all]",
     )  # fmt: skip
 
 

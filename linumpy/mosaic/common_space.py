@@ -8,6 +8,7 @@ slices overlap along Z, :func:`linumpy.mosaic.stacking.compose` blends them. Mea
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from linumpy.write.writer import OmeZarrWriter, Progress
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,13 +148,16 @@ def open_stack(
 ) -> tuple[tuple[MosaicImage, ...], CommonSpace]:
     """Open slices and plan their stack; parameters and errors are those of :func:`stack_registered`."""
     transforms = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
-    slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
-    images, numbers = tuple(slices.values()), [part.number for part in transforms.slices]
-    if numbers != list(slices):
+    paths, numbers = find_slices(folder), [part.number for part in transforms.slices]
+    if not set(numbers) <= set(paths):
         raise SourceError(
             f"the transforms are those of slices {', '.join(map(str, numbers))}, and {folder} has "
-            f"{', '.join(map(str, slices))}"
+            f"{', '.join(map(str, paths))}"
         )
+    slices = open_slices(
+        {number: paths[number] for number in numbers}, least=1, channel=channel, time=time, spacing=spacing
+    )
+    images = tuple(slices.values())
     return images, plan_common_space(transforms, images, new_spacing)
 
 
@@ -177,7 +183,8 @@ def stack_registered(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, as for :func:`linumpy.mosaic.alignment.register.register_slices`.
+        Folder of the slices, as for :func:`linumpy.mosaic.alignment.register.register_slices`. Slices without a
+        transform are left out, with a log line (warning).
     transforms : str, Path or SliceTransforms
         Their transforms, or a file of them.
     output : str or Path
@@ -203,8 +210,12 @@ def stack_registered(
     """
     check_target(Path(output), overwrite=overwrite)
     transform_files = [] if isinstance(transforms, SliceTransforms) else [transforms]
-    check_apart([output], [*find_slices(folder).values(), *transform_files])
+    paths = find_slices(folder)
+    check_apart([output], [*paths.values(), *transform_files])
     images, space = open_stack(folder, transforms, new_spacing, channel=channel, time=time, spacing=spacing)
+    left_out = [path.name for path in paths.values() if str(path) not in {image.name for image in images}]
+    if left_out:
+        log.warning("slices without a transform are left out: %s", ", ".join(left_out))
     array, target = images[0].array, OutputImage(output, levels, codec, overwrite, progress)
     with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
         "the slices", carried_from_slices(images), space.plan.shape, array.dtype.newbyteorder("="), space.spacing,

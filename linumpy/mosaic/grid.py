@@ -19,7 +19,7 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes, tile_or_chunk
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.io.measured import corrections_attribute, resampled_corrections
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
@@ -86,7 +86,7 @@ def resample_mosaic_grid(
         New voxel spacing in µm, for all axes or along z, y and x.
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
-        linumpy writes. Without such metadata a chunk is assumed to be a tile, with a log line (warning).
+        linumpy writes. It is needed for mosaics without such metadata.
     channel, time : int, optional
         The entry to select, counted from 0; by default all.
     spacing, codec, use_gpu, overwrite, distributed
@@ -152,10 +152,10 @@ def resample_mosaic_grid(
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
     """Return the voxels of a tile along all axes of a mosaic grid, in their order; along z the whole depth.
 
-    The lateral voxels, and the errors, are those of :func:`linumpy.mosaic.io.image.tile_or_chunk`.
+    The lateral voxels, and the errors, are those of :func:`linumpy.mosaic.io.image.needed_tile`.
     """
     tile = list(image.array.shape)
-    for axis, size in zip(image.lateral_axes, tile_or_chunk(image, tile_shape), strict=True):
+    for axis, size in zip(image.lateral_axes, needed_tile(image, tile_shape), strict=True):
         tile[axis] = size
     return tuple(tile)
 

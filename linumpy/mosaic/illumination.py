@@ -25,7 +25,7 @@ from linumpy.errors import MetadataError
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import MosaicImage, known_tile, needed_tile, open_mosaic
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, whole_tiles
 from linumpy.resample.tile_work import TileWork, tile_work
@@ -185,9 +185,7 @@ def _on_host(fields: Illumination) -> Illumination:
 
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
     """Return the bytes that :func:`fix_illumination` reads of a mosaic if it estimates the fields."""
-    tile = known_tile(image, tile_shape)
-    if tile is None:
-        return image.nbytes
+    tile = needed_tile(image, tile_shape)
     return image.nbytes + sum(box_nbytes(image.array, box) for box in _tiles(image, tile, max_tiles))
 
 

@@ -9,8 +9,8 @@ two neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the 
 from __future__ import annotations
 
 import csv
-import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,7 +25,7 @@ from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, ZSearch, search_overlaps, shift_in_voxels
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.output import OutputImage, carried_from_slices
-from linumpy.mosaic.io.slice_table import Shift, chain_shifts, find_slices, open_slices, read_shifts
+from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
 from linumpy.renamed import renamed_parameter
@@ -50,9 +50,10 @@ class PairDecision:
     expected_overlap : float
         In planes, from the slicing interval.
     found_overlap : int
-        In planes, at the greatest correlation.
+        In planes, at the greatest correlation. Across missing slices nothing is searched: the expected overlap, which
+        is negative where a gap is left.
     correlation : float
-        The greatest correlation.
+        The greatest correlation; NaN across missing slices.
     mended : bool
         Whether the overlap was replaced by the typical overlap or, if that exceeds a thin slice, by its planes.
     overlap : int
@@ -104,6 +105,7 @@ def stack_mosaics(
     search: ZSearch,
     *,
     decisions: str | Path | None = None,
+    slice_config: str | Path | None = None,
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
@@ -123,8 +125,8 @@ def stack_mosaics(
         Folder of the slices, as for :func:`linumpy.mosaic.io.slice_table.find_slices`: at least two, with axes z, y, x,
         one dtype and one spacing.
     shifts : str or Path
-        Table of lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.read_shifts`: a row for each pair of
-        neighbouring slices.
+        Table of lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.motor_shifts`. A shift that the table marks
+        as not reliable is used, with a log line (warning).
     output : str or Path
         The OME-Zarr image to write. Its origin leaves the first slice at the coordinates of that slice. It has the
         metadata that are equal in all slices.
@@ -132,6 +134,8 @@ def stack_mosaics(
         Parameters of the search for overlaps along Z.
     decisions : str or Path, optional
         A table (CSV) to write: one row for each :class:`PairDecision`.
+    slice_config : str or Path, optional
+        Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice; by default the codec of the first slice.
     progress : callable, optional
@@ -148,10 +152,13 @@ def stack_mosaics(
     check_target(Path(output), overwrite=overwrite)
     if decisions is not None:
         check_file(decisions, overwrite=overwrite)
-    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
+    paths = find_slices(folder, slice_config)
+    slices = open_slices(paths, channel=channel, time=time, spacing=spacing)
     outputs = [output] if decisions is None else [output, decisions]
-    check_apart(outputs, [shifts, *find_slices(folder).values()])
-    moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
+    check_apart(outputs, [shifts, *paths.values(), *([] if slice_config is None else [slice_config])])
+    moves = motor_shifts(shifts, tuple(slices))
+    for warning in unreliable_warnings(shifts, moves):
+        log.warning(warning)
     images = tuple(slices.values())
     with tile_work(distributed, use_gpu=use_gpu) as work:
         candidates = search_overlaps(images, moves, search, work)
@@ -172,17 +179,20 @@ def _decide(
     search: ZSearch,
 ) -> tuple[StackPlan, tuple[PairDecision, ...]]:
     """Replace outliers among the overlaps that :func:`search_overlaps` found, and plan the stack."""
-    overlaps = [found.overlap for found in candidates]
-    mended = enforce_z_consistency(
-        overlaps,
-        [found.correlation for found in candidates],
-        min_correlation=search.min_correlation,
-        max_deviation=search.max_deviation,
-    )
-    # The typical overlap may exceed the planes of a thin slice.
-    planes = [image.array.shape[0] for image in images]
-    used = [min(n, *pair) for n, pair in zip(mended.overlaps, itertools.pairwise(planes), strict=True)]
-    changed = [is_mended or n != m for is_mended, n, m in zip(mended.mended, used, overlaps, strict=True)]
+    used = [found.overlap for found in candidates]
+    changed = [False] * len(used)
+    searched = [n for n, found in enumerate(candidates) if not math.isnan(found.correlation)]
+    if searched:
+        mended = enforce_z_consistency(
+            [used[n] for n in searched],
+            [candidates[n].correlation for n in searched],
+            min_correlation=search.min_correlation,
+            max_deviation=search.max_deviation,
+        )
+        for n, overlap, is_mended in zip(searched, mended.overlaps, mended.mended, strict=True):
+            # The typical overlap may exceed the planes of a thin slice.
+            used[n] = min(overlap, images[n].array.shape[0], images[n + 1].array.shape[0])
+            changed[n] = is_mended or used[n] != candidates[n].overlap
     steps = [shift_in_voxels(images[0], move) for move in moves]
     plan = plan_stack([image.array.shape for image in images], used, steps)  # type: ignore[misc]
     rows = tuple(

@@ -313,7 +313,7 @@ def plan_stack(
     shapes : sequence of (int, int, int)
         Voxels of each slice (Z, Y, X).
     overlaps : sequence of int
-        Planes that each slice shares with the next.
+        Planes that each slice shares with the next; negative for planes that are missing between them.
     shifts : sequence of (float, float), optional
         Shift of each slice but the first to the slice above, in voxels along Y and X: voxel p is at p + shift above.
         Shifts are summed, then rounded to whole voxels; by default all are 0.
@@ -321,8 +321,8 @@ def plan_stack(
     Raises
     ------
     ValueError
-        No slices; another number of overlaps or shifts than of pairs; a shift that is not finite; an overlap that is
-        negative or exceeds one of its slices.
+        No slices; another number of overlaps or shifts than of pairs; a shift that is not finite; an overlap that
+        exceeds one of its slices.
     """
     pairs = len(shapes) - 1
     if pairs < 0:
@@ -335,7 +335,7 @@ def plan_stack(
     z, y, x = 0, 0.0, 0.0
     offsets = [(0, 0, 0)]
     for number, (overlap, move) in enumerate(zip(overlaps, moves, strict=True)):
-        if not 0 <= overlap <= min(shapes[number][0], shapes[number + 1][0]):
+        if overlap > min(shapes[number][0], shapes[number + 1][0]):
             raise ValueError(f"slices {number} and {number + 1} cannot overlap in {overlap} planes")
         z, y, x = z + shapes[number][0] - int(overlap), y + move[0], x + move[1]
         offsets.append((z, math.floor(y + 0.5), math.floor(x + 0.5)))

@@ -24,7 +24,7 @@ from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, tile_nbytes, whole_tiles
 from linumpy.mosaic.io.tiles import tile_shape as box_size
@@ -213,7 +213,7 @@ def stitch_mosaic(
     image.only("the tiles of one volume are stitched")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source] if isinstance(positions, TilePositions) else [source, positions])
-    tile = tile_or_chunk(image, tile_shape)
+    tile = needed_tile(image, tile_shape)
     plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
     if image.corrections:

@@ -17,7 +17,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
-from linumpy.mosaic.io.image import open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.image import needed_tile, open_mosaic
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_CONFIDENCE, TilePositions, locate_tiles
@@ -81,7 +81,7 @@ def estimate_positions(
     if output is not None:
         check_positions_file(output, overwrite=overwrite)
         check_apart([output], [source])
-    tile = tile_or_chunk(image, tile_shape)
+    tile = needed_tile(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         projection = work.xp.empty(image.lateral_shape, np.float32)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))

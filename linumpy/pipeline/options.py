@@ -13,7 +13,6 @@ class Galvo:
 
     columns: int | None = None
     min_contrast: float = 1.5
-    tile_shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,6 @@ class Resample:
     """Options of ``resample``: :func:`linumpy.mosaic.grid.resample_mosaic_grid`."""
 
     new_spacing: float | tuple[float, float, float] = 10.0
-    tile_shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
-from linumpy.mosaic.io.slice_table import find_slices
+from linumpy.mosaic.io.slice_table import check_mosaics
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.record import Records, open_records, request_of
 from linumpy.pipeline.settings import Run
@@ -99,6 +99,8 @@ def run_pipeline(
 ) -> Summary:
     """Carry out a run, without the tasks that an earlier run finished.
 
+    Mosaics and tables are checked before the first stage.
+
     Parameters
     ----------
     run : Run
@@ -121,7 +123,7 @@ def run_pipeline(
     SourceError, MetadataError, ValueError, OSError, GpuUnavailableError, WorkerError
         As the functions of the stages. Complete results are kept for the next run.
     """
-    mosaics = find_slices(run.mosaics)
+    mosaics = check_mosaics(run.mosaics, shifts=run.shifts, slice_config=run.slice_config, tile_shape=run.tile_shape)
     slices: dict[str, _Files] = {_name(path): {"image": (path,)} for path in mosaics.values()}
     shared: _Files = {"shifts": (run.shifts,)} if run.shifts is not None else {}
     empty: list[str] = []
@@ -181,7 +183,7 @@ def _task(run: Run, name: str, task_name: str, files: _Files) -> Task:
     lacking = [role for role in stage.needs if role not in inputs]
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
-    common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
+    common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None, run.tile_shape)
     folder = run.output / name
     outputs = {
         role: folder / f"{role if stage.of_brain else task_name}{suffix}" for role, suffix in stage.makes.items()

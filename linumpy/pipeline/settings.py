@@ -17,6 +17,9 @@ from typing import Any
 
 from linumpy.pipeline.options import OPTIONS
 
+#: Keys whose values are paths.
+_PATHS = ("mosaics", "output", "shifts", "slice_config")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -33,6 +36,10 @@ class Run:
     shifts : Path, optional
         The motor's table of shifts between neighbouring slices, as ``linum-stack-slices-motor`` reads it. Without it
         all shifts are 0.
+    slice_config : Path, optional
+        Table of the slices that are used, with the columns ``slice_id`` and ``use``; by default all are.
+    tile_shape : (int, int), optional
+        Voxels of a tile of the mosaics along y and x, for mosaics without a tile shape in their metadata.
     levels : int
         Resolutions of every volume.
     codec : str, optional
@@ -46,13 +53,16 @@ class Run:
     Raises
     ------
     ValueError
-        An interval that is not positive, or an unknown stage in `skip` or `options`.
+        An interval that is not positive, an unknown stage in `skip` or `options`, or a tile shape without the stage
+        ``resample``, which writes it to the metadata.
     """
 
     mosaics: Path
     output: Path
     slicing_interval_mm: float
     shifts: Path | None = None
+    slice_config: Path | None = None
+    tile_shape: tuple[int, int] | None = None
     levels: int = 1
     codec: str | None = None
     skip: tuple[str, ...] = ()
@@ -65,6 +75,9 @@ class Run:
             for name in names:
                 if name not in OPTIONS:
                     raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
+
+        if self.tile_shape is not None and "resample" in self.skip:
+            raise ValueError(f"tile_shape={self.tile_shape}: skip must not have resample, which records it")
 
     def options_of(self, stage: str) -> Any:
         """Return the options of a stage; by default those of its record."""
@@ -101,7 +114,7 @@ def read_run(path: str | Path) -> Run:
         if key in OPTIONS:
             settings["options"][key] = _record(OPTIONS[key], value, f"{path}: {key}")
         elif key in known:
-            settings[key] = path.parent / str(value) if key in ("mosaics", "output", "shifts") else _without_list(value)
+            settings[key] = path.parent / str(value) if key in _PATHS else _without_list(value)
         else:
             raise ValueError(f"{path}: {key!r} is no key: there are {', '.join([*known, *OPTIONS])}")
     missing = [key for key in ("mosaics", "output", "slicing_interval_mm") if key not in settings]

@@ -8,22 +8,19 @@ stages read one ``image`` and make the next. Further roles are ``projection``, `
 from __future__ import annotations
 
 import json
-import logging
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linumpy.errors import MetadataError
 from linumpy.pipeline import options
 
 if TYPE_CHECKING:
     from distributed import Client
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,14 @@ class Common:
         How chunks are compressed.
     slicing_interval_mm : float or None
         Thickness that is cut off between slices; None for tasks of a slice.
+    tile_shape : (int, int) or None
+        Voxels of a tile of the mosaics; None: from their metadata.
     """
 
     levels: int
     codec: str | None
     slicing_interval_mm: float | None = None
+    tile_shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,29 +141,22 @@ def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
 def _galvo(task: Task, where: Where) -> None:
     """Rotate the columns of a mosaic's tiles back.
 
-    A mosaic whose shift is 0, or cannot be detected because there is no clear seam or no tile shape, is not copied: the
-    output is a link to it.
+    A mosaic whose shift is 0, or cannot be detected because there is no clear seam, is not copied: the output is a link
+    to it.
     """
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
 
     settings: options.Galvo = task.options
+    tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
     if output.is_symlink():
         output.unlink()  # a link of an earlier run, which the writer would follow to the source
-    try:
-        shift = find_galvo_shift(source, tile_shape=settings.tile_shape, use_gpu=where.use_gpu)
-    except MetadataError as error:
-        if settings.columns is not None:
-            raise
-        log.warning("the galvo shift is not detected: %s", error)
-        shift = GalvoShift(0, 0.0)
+    shift = find_galvo_shift(source, tile_shape=tile_shape, use_gpu=where.use_gpu)
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
-        fix_galvo_shift(
-            source, output, columns=shift.columns, tile_shape=settings.tile_shape, **_map_parameters(task, where)
-        )
+        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map_parameters(task, where))
     else:
         if output.exists():
             shutil.rmtree(output)
@@ -177,7 +170,7 @@ def _resample(task: Task, where: Where) -> None:
 
     settings: options.Resample = task.options
     resample_mosaic_grid(
-        task.one("image"), task.outputs["image"], settings.new_spacing, tile_shape=settings.tile_shape,
+        task.one("image"), task.outputs["image"], settings.new_spacing, tile_shape=task.common.tile_shape,
         **_volume_parameters(task, where),
     )  # fmt: skip
 
@@ -287,27 +280,35 @@ def _attenuation(task: Task, where: Where) -> None:
     compensate_attenuation(task.one("image"), task.outputs["image"], settings, **_volume_parameters(task, where))
 
 
+def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
+    """Replace a folder by one with a link to each slice."""
+    if folder.exists():
+        shutil.rmtree(folder)  # removes the links, not their targets
+    folder.mkdir()
+    for path in slices:
+        (folder / path.name).symlink_to(os.path.relpath(path, folder))
+
+
 def _register(task: Task, where: Where) -> None:
     from linumpy.mosaic.alignment.register import Alignment, register_slices
-    from linumpy.pipeline.slices import link_slices, write_shifts
 
     folder = task.outputs["transforms"].parent / "slices"
-    shifts = write_shifts(folder.with_name("shifts.csv"), link_slices(folder, task.inputs["image"]), task.inputs)
+    _link_slices(folder, task.inputs["image"])
     interval = task.common.slicing_interval_mm
     assert interval is not None
     register_slices(
-        folder, task.outputs["transforms"], Alignment(interval, **asdict(task.options)), shifts=shifts,
+        folder, task.outputs["transforms"], Alignment(interval, **asdict(task.options)),
+        shifts=task.one("shifts") if "shifts" in task.inputs else None,
         use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
 
 
 def _stack(task: Task, where: Where) -> None:
     from linumpy.mosaic.common_space import stack_registered
-    from linumpy.pipeline.slices import link_slices
 
     settings: options.Stack = task.options
     folder = task.outputs["stack"].parent / "slices"
-    link_slices(folder, task.inputs["image"])
+    _link_slices(folder, task.inputs["image"])
     stack_registered(
         folder, task.one("transforms"), task.outputs["stack"], new_spacing=settings.new_spacing,
         **_volume_parameters(task, where),

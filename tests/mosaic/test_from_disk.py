@@ -150,7 +150,7 @@ def test_memory_does_not_grow_with_the_mosaic(tmp_path, monkeypatch, script):
         elif script == "focal":
             correct_mosaic(source, out, (64, 64), **tiles)
         elif script == "grid":
-            resample_mosaic_grid(source, out, 20.0, **tiles)
+            resample_mosaic_grid(source, out, 20.0, tile_shape=(64, 64), **tiles)
         elif script == "aip":
             project_mosaic(source, out, **tiles)
         else:

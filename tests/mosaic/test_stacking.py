@@ -171,7 +171,6 @@ def test_plans():
         ([], [], None, "no slices"),
         ([(4, 4, 4)] * 2, [], None, "need 1 overlaps"),
         ([(4, 4, 4)] * 2, [5], None, "cannot overlap in 5"),
-        ([(4, 4, 4)] * 2, [-1], None, "cannot overlap in -1"),
         ([(4, 4, 4)] * 2, [1], [], "need 1 overlaps"),
         ([(4, 4, 4)] * 2, [1], [(np.nan, 0)], "shifts"),
     ],

@@ -18,6 +18,7 @@ from tests.support.script_runs import check_refused, help_of, kill_half_way, loa
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
 TILE = (20, 16, 15)
+TILED = {"linumpy": {"tile_shape": {"y": 16, "x": 15}}}
 
 
 def tiles(seed=0, shape=(20, 48, 60), tile=TILE):
@@ -47,7 +48,8 @@ def values(path, level=0):
 
 @pytest.fixture
 def mosaic(tmp_path):
-    return write_omezarr(tmp_path / "m.ome.zarr", tiles().astype("u2"), (5, 10, 12), chunks=TILE, origin=(0, 100, 200))
+    voxels, options = tiles().astype("u2"), {"chunks": (20, 48, 20), "origin": (0, 100, 200), "attributes": TILED}
+    return write_omezarr(tmp_path / "m.ome.zarr", voxels, (5, 10, 12), **options)
 
 
 def test_the_help_is_the_docstring(capsys):
@@ -89,7 +91,8 @@ def test_the_same_however_axes_lie_and_batches_are_cut(tmp_path, axes, tile_byte
     order = [axes.index(c) for c in "zyx"]
     turned, per_axis = np.moveaxis(tiles().astype("f4"), (0, 1, 2), order), dict(zip("zyx", (5, 10, 12), strict=True))
     chunks = [dict(zip("zyx", (7, 16, 15), strict=True))[c] for c in axes]  # whole along z whatever the chunks
-    source = write_omezarr(tmp_path / "m.zarr", turned, [per_axis[c] for c in axes], axes=axes, chunks=chunks)
+    options = {"axes": axes, "chunks": chunks, "attributes": TILED}
+    source = write_omezarr(tmp_path / "m.zarr", turned, [per_axis[c] for c in axes], **options)
     told = []
     made = resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), tile_bytes=tile_bytes, progress=told.append)
     expected, _ = expected_grid(tiles().astype("f4"), (5, 10, 12), (10, 22, 25))
@@ -105,7 +108,7 @@ def test_ragged_tiles_and_any_numbers(tmp_path, dtype):
     z, y, x = np.meshgrid(*map(np.arange, shape), indexing="ij")
     ramp = (z + y + x if dtype == "u1" else 3 * z + 5 * y + 7 * x).astype(dtype)
     source = write_omezarr(tmp_path / "m.zarr", ramp, (10, 10, 10), chunks=TILE)
-    resample_mosaic_grid(source, tmp_path / "o.zarr", 5, tile_bytes=100_000)
+    resample_mosaic_grid(source, tmp_path / "o.zarr", 5, tile_shape=TILE[1:], tile_bytes=100_000)
     got, spacing = read_omezarr(tmp_path / "o.zarr")
     assert spacing == (5.0, 5.0, 5.0)
     assert got.shape == (40, 106, 128)
@@ -162,7 +165,7 @@ def test_refusals(mosaic, tmp_path, capsys):
     out.mkdir()
     (out / "kept").touch()
     new, cpu = tmp_path / "x", "--no-use_gpu"
-    sharded = write_omezarr(tmp_path / "s.zarr", np.zeros((8, 8, 8), "u2"), (5, 5, 5), chunks=(4,) * 3, shards=(8,) * 3)
+    untiled = write_omezarr(tmp_path / "s.zarr", np.zeros((8, 8, 8), "u2"), (5, 5, 5), chunks=(4,) * 3)
     flags = write_omezarr(tmp_path / "b.zarr", np.zeros((8, 8, 8), "?"), (5, 5, 5))
     for words, message in [
         ([mosaic, out, "--resolution", 10, cpu], "exists"),
@@ -177,7 +180,7 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 voxels along x"),
-        ([sharded, new, "--resolution", 10, cpu], "shards"),
+        ([untiled, new, "--resolution", 10, cpu], "its metadata has no tile shape; pass --tile_shape A B"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
     ]:
         check_refused(capsys, main, words, PROGRAM, message)
@@ -225,7 +228,12 @@ def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes, codec):
         "blosclz": BloscCodec(cname="blosclz", typesize=np.dtype(dtype).itemsize),
     }
     source = write_omezarr(
-        tmp_path / "m.zarr", tiles(1, (20, 53, 64)).astype(dtype), (5, 10, 12), chunks=TILE, compressors=codecs[codec]
+        tmp_path / "m.zarr",
+        tiles(1, (20, 53, 64)).astype(dtype),
+        (5, 10, 12),
+        chunks=TILE,
+        compressors=codecs[codec],
+        attributes=TILED,
     )
     for use_gpu in (True, False):
         resample_mosaic_grid(

@@ -170,7 +170,6 @@ def made(folder):
         "nan": f"{HEAD}\n1,2,0,0,nan,0.0\n",
         "again": f"{HEAD}\n1,2,0,0,0.0,0.0\n1,2,0,0,0.0,0.0\n",
         "other": f"{HEAD}\n2,3,0,0,0.0,0.0\n",
-        "more": f"{HEAD}\n1,2,0,0,0.0,0.0\n2,3,0,0,0.0,0.0\n",
         "far": f"{HEAD}\n1,2,0,0,5.0,0.0\n",
     }
     for name, text in tables.items():
@@ -198,12 +197,14 @@ BAD = {
     "no text": (["good", "bytes.csv", "o", *M], "is no CSV table"),
     "missing columns": (["good", "columns.csv", "o", *M], "has no column x_shift, y_shift, y_shift_mm"),
     "no rows": (["good", "no_rows.csv", "o", *M], "names no pair of slices"),
-    "a word": (["good", "word.csv", "o", *M], "word.csv, line 2: ids must be whole numbers"),
+    "a word": (["good", "word.csv", "o", *M], "word.csv, line 2: shifts must be numbers"),
     "a short row": (["good", "short.csv", "o", *M], "short.csv, line 2"),
     "not finite": (["good", "nan.csv", "o", *M], "line 2: the shifts 0.0 and nan mm are not finite"),
-    "a pair twice": (["good", "again.csv", "o", *M], "slices 1 and 2 more than once"),
+    "a pair twice": (
+        ["good", "again.csv", "o", *M],
+        "line 3: the table has a shift from slice 1 to 2 already",
+    ),
     "a pair missing": (["good", "other.csv", "o", *M], "has no row for slices 1 and 2"),
-    "a slice missing": (["good", "more.csv", "o", *M], "has a row for slices 2 and 3"),
     "far apart": (["good", "far.csv", "o", *M], "slices 1 and 2 share no area"),
     "levels": (["good", "good.csv", "o", *M, "--levels", "40"], "--levels 40"),
     "a folder that is no zarr": (["good", "good.csv", "empty", *M, "--overwrite"], "not a Zarr folder"),

@@ -24,7 +24,7 @@ SCRIPTS = {
     "linum_aip": [],
     "linum_aip_png": [],
     "linum_resample": ["--resolution", "20"],
-    "linum_resample_mosaic_grid": ["--resolution", "20"],
+    "linum_resample_mosaic_grid": ["--resolution", "20", "--tile_shape", "16", "16"],
     "linum_find_tissue_interface": [],
     "linum_detect_focal_curvature": ["--tile_shape", "16", "16"],
 }
@@ -112,7 +112,8 @@ def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
 
 
 def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
-    assert "iB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
+    fine = [mosaic, tmp_path / "y.zarr", "--resolution", "0.001", "--tile_shape", 16, 16]
+    assert "iB are free" in refused("linum_resample_mosaic_grid", *fine)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
     flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]

@@ -12,7 +12,7 @@ from linumpy.io.ome import open_image
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, help_of, load, run_script
+from tests.support.script_runs import check_refused, help_of, load
 
 SPACING, TILE = (5.0, 10.0, 10.0), (8, 9)
 SHAPE = (16, 24, 27)
@@ -244,14 +244,6 @@ def test_tiles_are_kept_and_taken(tmp_path, caplog):
     assert np.array_equal(one, other)
 
 
-def test_guessed_tiles_are_told(tmp_path):
-    write_omezarr(tmp_path / "m", voxels(), SPACING, chunks=(16, 24, 27))
-    done = run_script("linum_resample_mosaic_grid", tmp_path / "m", tmp_path / "x", "--resolution", 9, "--no-use_gpu")
-    assert done.returncode == 0
-    (told,) = done.stderr.splitlines()
-    assert "has no tile shape, so a chunk is assumed to be a tile: 24 × 27 voxels along y and x" in told
-
-
 def test_tiles_that_differ_from_the_metadata_are_told(tmp_path, caplog):
     write_mosaic(tmp_path / "m", MosaicSpec(tiles=(2, 2), tile_shape=(8, 12, 10)))
     with caplog.at_level(logging.WARNING):
@@ -260,11 +252,27 @@ def test_tiles_that_differ_from_the_metadata_are_told(tmp_path, caplog):
     assert "tiles of (6, 10) voxels are taken as given; its metadata has (12, 10)" in caplog.text
 
 
-def test_unknown_tiles_are_not_guessed_for_focal_curvature(tmp_path, capsys):
+TILED_COMMANDS = {
+    "linum_fix_galvo_shift": [],
+    "linum_resample_mosaic_grid": ["--resolution", 9],
+    "linum_detect_focal_curvature": [],
+    "linum_fix_illumination": [],
+    "linum_estimate_transform": [],
+    "linum_stitch_3d": [],
+}
+
+
+@pytest.mark.parametrize("name", TILED_COMMANDS)
+def test_no_command_takes_a_chunk_for_a_tile(tmp_path, capsys, name):
+    """Every command that needs tiles has the option, and names it."""
     write_omezarr(tmp_path / "m", voxels(), SPACING, chunks=(16, 8, 9))
-    name = "linum_detect_focal_curvature"
-    words = [tmp_path / "m", tmp_path / "x", "--no-use_gpu"]
-    check_refused(capsys, load(name).main, words, name.replace("_", "-"), "has no tile shape; pass --tile_shape A B")
+    between = [tmp_path / "p.json"] if name == "linum_stitch_3d" else []
+    (tmp_path / "p.json").write_text("{}")
+    output = tmp_path / ("x.json" if name == "linum_estimate_transform" else "x")
+    words = [tmp_path / "m", *between, output, *TILED_COMMANDS[name], "--no-use_gpu"]
+    program = name.replace("_", "-")
+    check_refused(capsys, load(name).main, words, program, "its metadata has no tile shape; pass --tile_shape A B")
+    assert not output.exists()
 
 
 @pytest.mark.gpu

@@ -88,17 +88,40 @@ def _elements(declared):
     return [(kind, name.strip('"'), staged) for kind, name, staged in found]
 
 
-def calls(text):
-    """List the workflow's calls: (process, arguments), and its other lines."""
-    body, made, rest = block(text, "workflow"), [], []
-    known = names(text, "process")
-    for line in body.strip().splitlines():
-        call = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", line)
-        if call and call[1] in known:
-            made.append((call[1], [one.strip() for one in call[2].split(",")]))
+def statements(text, params):
+    """List the workflow's statements that are carried out with some parameters: (name, expression or arguments).
+
+    A process is called with a list of arguments; a channel is assigned an expression.
+    """
+    made, known, taken = [], names(text, "process"), [True]
+    for line in block(text, "workflow").splitlines():
+        line = line.split(" //")[0].strip()
+        begun = re.fullmatch(r"if \((.*)\) \{", line)
+        call = re.fullmatch(r"(\w+)\((.*)\)", line)
+        assigned = re.fullmatch(r"(\w+) = (.*)", line)
+        if begun:
+            taken.append(any(_holds(one, params) for one in begun[1].split(" || ")))
+        elif line == "} else {":
+            taken[-1] = not taken[-1]
+        elif line == "}":
+            taken.pop()
+        elif not line or line.startswith("//") or not all(taken):
+            continue
+        elif call and call[1] in known:
+            made.append((call[1], [one.strip() for one in call[2].split(", ")]))
+        elif assigned:
+            made.append((assigned[1], assigned[2]))
         else:
-            rest.append(line.strip())
-    return made, rest
+            raise ValueError(line)
+    assert taken == [True]
+    return made
+
+
+def _holds(condition, params):
+    name, comparison = re.fullmatch(r"params\.(\w+)( [!=]= null)?", condition).groups()
+    if comparison is None:
+        return params[name]
+    return (params[name] is None) == (comparison == " == null")
 
 
 def defaults(config):
@@ -117,9 +140,9 @@ def render(text, params, variables):
     def value(expression):
         if expression == "device()":
             return "--use_gpu" if params["use_gpu"] else "--no-use_gpu"
-        option = re.fullmatch(r"option\('(\w+)', params\.(\w+)\)", expression)
+        option = re.fullmatch(r"option\('(\w+)', (?:params\.(\w+)|(\w+) \?: null)\)", expression)
         if option:
-            given = params[option[2]]
+            given = params[option[2]] if option[2] else variables[option[3]] or None
             return "" if given is None else f"--{option[1]} {_spelled(given)}"
         param = re.fullmatch(r"params\.(\w+)", expression)
         return _spelled(params[param[1]]) if param else str(variables[expression])

@@ -1,5 +1,7 @@
 """If this fails, the workflow names what does not exist, or its commands make wrong images."""
 
+import itertools
+import json
 import os
 import re
 import shlex
@@ -33,6 +35,17 @@ PROCESSES = {name: nf.process(TEXT, name) for name in nf.names(TEXT, "process")}
 PARAMS = nf.defaults(CONFIG)
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.12"}
+#: The workflow's first channels, which :func:`run_workflow` makes itself.
+FIRST = {
+    "mosaics": "Channel.fromPath(\"${params.input}/*.ome.zarr\", type: 'dir', checkIfExists: true)"
+    ".map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }",
+    "shifts": "file(params.shifts, checkIfExists: true)",
+    "slice_config": "params.slice_config == null ? [] : file(params.slice_config, checkIfExists: true)",
+    "used": "mosaics.join(check_slices.out.slices.splitText().map { line -> tuple(line.trim()) })",
+}
+#: What makes a channel of paths out of one of names and paths.
+PATHS = ".map { slice -> slice[1] }"
+SKIPS = ("skip_galvo", "skip_focal", "skip_illumination")
 
 
 PER_SLICE = [
@@ -59,24 +72,24 @@ def test_brackets_balance(text):
 
 
 def test_the_processes_are_there():
-    assert list(PROCESSES) == [*PER_SLICE, "register_slices", "stack", "report"]
+    assert list(PROCESSES) == ["check_slices", *PER_SLICE, "register_slices", "stack", "report"]
 
 
 @pytest.mark.parametrize("use_gpu", [True, False])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_commands_and_options_exist(name, use_gpu):
     """Parsed by the script's own parser, which refuses what it does not know."""
-    given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused"}
+    given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused", "slice_config": "c"}
     variables = given | {"name": "slice_z00", "positions": "p.json", "transforms": "t.json"}
     command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
     }
     parser = script_of(command)._build_arg_parser()
-    assert parser.parse_args(words).use_gpu is use_gpu
+    assert getattr(parser.parse_args(words), "use_gpu", use_gpu) is use_gpu
     for word in words:
         assert not word.startswith("--") or word in parser._option_string_actions, word  # no abbreviation
-    assert "${device()}" in PROCESSES[name].script
+    assert ("${device()}" in PROCESSES[name].script) == ("--use_gpu" in parser._option_string_actions)
 
 
 def test_parameters_are_those_of_the_configuration():
@@ -98,27 +111,44 @@ def test_a_parameter_that_is_null_is_no_option():
     variables = {"name": "s", "mosaic": "m"}
     assert "--tile_shape" not in rendered("resample_mosaic_grid", variables)
     assert "--tile_shape 24 25" in rendered("resample_mosaic_grid", variables, tile_shape="24 25")
+    variables = {"shifts": "s.csv", "slice_config": []}
+    assert "--slice_config" not in rendered("check_slices", variables)
+    assert "--slice_config c.csv" in rendered("check_slices", variables | {"slice_config": "c.csv"})
 
 
-def test_channels_meet():
+@pytest.mark.parametrize("skipped", list(itertools.product((False, True), repeat=3)))
+def test_channels_meet(skipped):
     """Each process is called once, with as many channels as it has inputs, of as many elements, made before."""
-    made, rest = nf.calls(TEXT)
-    assert [name for name, _ in made] == list(PROCESSES)
-    values = {"mosaics": 2, "shifts": 1}
-    assert [line.split(" = ")[0] for line in rest if " = " in line] == list(values)
-    for name, arguments in made:
-        assert len(arguments) == len(PROCESSES[name].inputs)
-        for argument, elements in zip(arguments, PROCESSES[name].inputs, strict=True):
-            assert values[argument.removesuffix(".collect()")] == len(elements), (name, argument)
+    values, called = {"mosaics": 2, "shifts": 1, "slice_config": 1, "used": 2}, []
+    for name, what in nf.statements(TEXT, PARAMS | GIVEN | dict(zip(SKIPS, skipped, strict=True))):
+        if isinstance(what, str):
+            assert FIRST.get(name, what) == what
+            if name not in FIRST:
+                values[name] = 1 if what == "Channel.empty()" or what.endswith(PATHS) else values[what]
+            continue
+        called.append(name)
+        assert len(what) == len(PROCESSES[name].inputs)
+        for argument, elements in zip(what, PROCESSES[name].inputs, strict=True):
+            assert values[channel_of(argument)] == len(elements), (name, argument)
+            # A channel that may be empty needs a default: otherwise the process would never start.
+            assert argument.endswith(".ifEmpty([])") == (argument.startswith("fields.")), argument
         for emit, elements in PROCESSES[name].outputs.items():
             values[f"{name}.out.{emit}"] = len(elements)
+    left_out = ("fix_galvo_shift", "fix_focal_curvature", "fix_illumination")
+    dropped = {process for process, skip in zip(left_out, skipped, strict=True) if skip}
+    assert called == [name for name in PROCESSES if name not in dropped]
+
+
+def channel_of(argument):
+    return argument.removesuffix(".ifEmpty([])").removesuffix(".collect()")
 
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_scripts_use_what_goes_in_and_make_what_comes_out(name):
     one = PROCESSES[name]
     inputs = {given for elements in one.inputs for _, given, _ in elements}
-    in_script = set(re.findall(r"\$\{(\w+)\}", one.script))
+    in_script = set(re.findall(r"\$\{(\w+)\}|(?<=, )(\w+) \?: null", one.script))
+    in_script = {name for pair in in_script for name in pair if name}
     staged = {given for elements in one.inputs for _, given, folder in elements if folder}
     assert in_script == inputs - staged
     for elements in one.outputs.values():
@@ -163,7 +193,7 @@ def run_task(name, inputs, folder, shims, params):
     The commands that bash calls tell their words, and run in this process, which spares their start.
     """
     folder.mkdir(parents=True)
-    variables = {}
+    variables = {given: [] for elements in PROCESSES[name].inputs for _, given, _ in elements}
     for elements, values in zip(PROCESSES[name].inputs, inputs, strict=True):
         for (kind, given, staged), value in zip(elements, values, strict=True):
             for path in [value] if not isinstance(value, list) else value:
@@ -195,44 +225,46 @@ def run_task(name, inputs, folder, shims, params):
     return made
 
 
-def run_workflow(mosaics, shifts, work, params):
-    """Carry out the workflow's calls one after another; returns what each channel holds."""
+def run_workflow(mosaics, work, params):
+    """Carry out the workflow's statements one after another; returns what each channel holds."""
     shims = work / "bin"
     shims.mkdir(parents=True)
     for command in COMMANDS:
         (shims / command).write_text(SHIM)
         (shims / command).chmod(0o755)
     found = sorted(mosaics.glob("*.ome.zarr"))
-    channels = {"mosaics": [[one.name.replace(".ome.zarr", ""), one] for one in found], "shifts": [shifts]}
-    single = {"shifts"}
-    for name, arguments in nf.calls(TEXT)[0]:
-        queues = []
-        for argument in arguments:
-            items = channels[argument.removesuffix(".collect()")]
-            if argument.endswith(".collect()"):
-                queues.append([[[one for item in items for one in item]]])
-            else:
-                queues.append([items] if argument in single else items)
-        for number, inputs in enumerate(zip(*queues, strict=True)):
-            made = run_task(name, inputs, work / name / str(number), shims, params)
-            for emit, values in made.items():
-                channels.setdefault(f"{name}.out.{emit}", []).append(values)
+    named = [[one.name.replace(".ome.zarr", ""), one] for one in found]
+    slice_config = [] if params["slice_config"] is None else params["slice_config"]
+    channels = {"mosaics": named, "shifts": [[params["shifts"]]], "slice_config": [[slice_config]]}
+    single = {"shifts", "slice_config"}  # channels of one value, which every task of a process takes
+    for name, what in nf.statements(TEXT, params):
+        if name == "used":
+            listed = channels["check_slices.out.slices"][0][0].read_text().split()
+            channels["used"] = [one for one in named if one[0] in listed]
+        elif isinstance(what, str) and what.endswith(PATHS):
+            channels[name] = [one[1:] for one in channels[what.removesuffix(PATHS)]]
+        elif isinstance(what, str):
+            if name not in FIRST:
+                channels[name] = [] if what == "Channel.empty()" else channels[what]
+        else:
+            queues = []
+            for argument in what:
+                items = channels[channel_of(argument)]
+                collected = ".collect()" in argument
+                queues.append([[[one for item in items for one in item]]] if collected else items)
+            shared = [argument in single or ".collect()" in argument for argument in what]
+            if all(shared):
+                single |= {f"{name}.out.{emit}" for emit in PROCESSES[name].outputs}
+            for number in range(max(map(len, queues))):
+                inputs = [queue[0 if one else number] for queue, one in zip(queues, shared, strict=True)]
+                made = run_task(name, inputs, work / name / str(number), shims, params)
+                for emit, values in made.items():
+                    channels.setdefault(f"{name}.out.{emit}", []).append(values)
     return channels
 
 
 def values(path):
     return zarr.open_group(path, mode="r")["0"][...]
-
-
-def test_the_lines_that_make_the_first_channels():
-    """What :func:`run_workflow` does in their place."""
-    _, rest = nf.calls(TEXT)
-    assert rest[-3:-1] == [
-        "mosaics = Channel.fromPath(\"${params.input}/*.ome.zarr\", type: 'dir', checkIfExists: true)"
-        ".map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }",
-        "shifts = file(params.shifts, checkIfExists: true)",
-    ]
-    assert rest[-1] == ""
 
 
 def test_the_whole_chain(tmp_path):
@@ -244,7 +276,8 @@ def test_the_whole_chain(tmp_path):
     write_brain(spec, tmp_path / "brain")
     mosaics, shifts = tmp_path / "brain" / "mosaics", tmp_path / "brain" / "shifts.csv"
     asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "5", "overlap": "0.25", "levels": "2"}
-    channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked | {"slicing_interval_mm": "0.2"})
+    asked |= {"shifts": shifts, "slicing_interval_mm": "0.2"}
+    channels = run_workflow(mosaics, tmp_path / "work", PARAMS | GIVEN | asked)
 
     here, method = tmp_path / "direct", SurfaceMethod(5, 2.0)
     outputs = {
@@ -286,3 +319,20 @@ def test_the_whole_chain(tmp_path):
     assert "Positions of tiles" in text
     assert "surface/slice_z01_surface.png" in text
     assert text.count("data:image/") >= 7
+
+
+def test_slices_and_corrections_left_out(tmp_path):
+    """A slice that the table leaves out enters no process, and shifts are summed across it."""
+    spec = BrainSpec(slices=3, faults=USUAL_FAULTS)
+    write_brain(spec, tmp_path / "brain")
+    (tmp_path / "slice_config.csv").write_text("slice_id,use\n00,true\n01,false\n02,true\n")
+    asked = dict.fromkeys(SKIPS, True) | {
+        "use_gpu": False, "s_xy": "5", "overlap": "0.25", "slicing_interval_mm": "0.2",
+        "shifts": tmp_path / "brain/shifts.csv", "slice_config": tmp_path / "slice_config.csv",
+    }  # fmt: skip
+    channels = run_workflow(tmp_path / "brain/mosaics", tmp_path / "work", PARAMS | GIVEN | asked)
+    assert [name for name, _ in channels["resample_mosaic_grid.out.mosaic"]] == ["slice_z00", "slice_z02"]
+    assert "fix_illumination.out.mosaic" not in channels
+    placed = json.loads(channels["register_slices.out.transforms"][0][0].read_text())
+    assert [one["number"] for one in placed["slices"]] == [0, 2]
+    assert values(channels["stack.out.volume"][0][0]).std() > 0

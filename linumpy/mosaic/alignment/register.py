@@ -26,7 +26,13 @@ from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, shading_of, stacked
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import chain_shifts, check_interval, find_slices, open_slices, read_shifts
+from linumpy.mosaic.io.slice_table import (
+    check_interval,
+    find_slices,
+    motor_shifts,
+    open_slices,
+    unreliable_warnings,
+)  # fmt: skip
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
@@ -112,6 +118,7 @@ def register_slices(
     alignment: Alignment,
     *,
     shifts: str | Path | None = None,
+    slice_config: str | Path | None = None,
     method: SurfaceMethod | None = None,
     channel: int | None = None,
     time: int | None = None,
@@ -131,8 +138,10 @@ def register_slices(
     alignment : Alignment
         How to align.
     shifts : str or Path, optional
-        Table of the motor's lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.read_shifts`: the start of the
+        Table of the motor's lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.motor_shifts`: the start of the
         search, and the positions of slices without a pair. By default slices lie on top of each other.
+    slice_config : str or Path, optional
+        Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
     channel, time, spacing, use_gpu, overwrite
@@ -147,14 +156,14 @@ def register_slices(
         An existing output; missing slices or table, or slices that do not fit each other or the table; an interval far
         deeper than the slices; a slice without a plane below its cut surface; no CUDA device with `use_gpu`.
     """
-    paths = find_slices(folder)
+    paths = find_slices(folder, slice_config)
     if output is not None:
         check_file(output, overwrite=overwrite)
-        check_apart([output], [*paths.values(), *([] if shifts is None else [shifts])])
-    slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
+        check_apart([output], [*paths.values(), *(table for table in (shifts, slice_config) if table is not None)])
+    slices = open_slices(paths, least=1, channel=channel, time=time, spacing=spacing)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
-    moves = _motor_shifts(numbers, images[0], shifts)
+    moves = _motor_shifts(numbers, shifts)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         method = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
@@ -204,11 +213,13 @@ def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite
     return result
 
 
-def _motor_shifts(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
+def _motor_shifts(numbers: Sequence[int], shifts: str | Path | None) -> np.ndarray:
     """Return the motor's shift of each slice to the first one in µm along Y and X."""
-    if shifts is None or len(numbers) == 1:
+    if shifts is None:
         return np.zeros((len(numbers), 2))
-    steps = chain_shifts(tuple(numbers), read_shifts(shifts), str(shifts))
+    steps = motor_shifts(shifts, numbers)
+    for warning in unreliable_warnings(shifts, steps):
+        log.warning(warning)
     return np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
 
 

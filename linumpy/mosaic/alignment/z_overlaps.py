@@ -62,9 +62,9 @@ class FoundOverlap(NamedTuple):
     Attributes
     ----------
     overlap : int
-        Number of shared planes with the greatest correlation.
+        Number of shared planes with the greatest correlation; negative where missing slices leave a gap.
     correlation : float
-        The greatest correlation.
+        The greatest correlation; NaN if nothing was searched.
     expected : float
         Number of shared planes by the slicing interval.
     """
@@ -78,6 +78,8 @@ def search_overlaps(
     images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
 ) -> list[FoundOverlap]:
     """Search the overlap of each pair of neighbours.
+
+    Slices with missing slices between them are placed by the interval, without a search: they may share no tissue.
 
     Parameters
     ----------
@@ -103,8 +105,16 @@ def search_overlaps(
         An interval or a range that is no length; no overlap in range.
     """
     use_gpu = work.use_gpu
-    pairs = [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)]
+    pairs: dict[int, _Pair] = {}
     overlaps: dict[int, FoundOverlap] = {}
+    for number, (pair, move) in enumerate(zip(itertools.pairwise(images), moves, strict=True)):
+        cuts = move.moving_id - move.fixed_id
+        if cuts == 1:
+            pairs[number] = _pair(*pair, move, search)
+        else:
+            expected = pair[0].array.shape[0] - cuts * search.slicing_interval_mm * 1e3 / pair[0].spacing[0]
+            planes = min(math.floor(expected + 0.5), *(image.array.shape[0] for image in pair))
+            overlaps[number] = FoundOverlap(planes, math.nan, expected)
 
     def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
         pair = pairs[number]
@@ -118,8 +128,8 @@ def search_overlaps(
         above = read_box(pair.fixed.array, pair.fixed_box, use_gpu)
         return above, read_box(pair.moving.array, pair.moving_box, use_gpu)
 
-    work(range(len(pairs)), read, correlate, overlaps.__setitem__)
-    return [overlaps[number] for number in range(len(pairs))]
+    work(list(pairs), read, correlate, overlaps.__setitem__)
+    return [overlaps[number] for number in range(len(moves))]
 
 
 @dataclass(frozen=True)

@@ -128,18 +128,15 @@ def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, 
     return {"linumpy": {"tile_shape": dict(zip(image.lateral_names, map(int, tile_shape), strict=True))}}
 
 
-def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int] | None:
+def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
     """Return the voxels of a tile along the lateral axes, from the caller or else from the metadata.
 
-    Returns
-    -------
-    (int, int) or None
-        None if neither the caller nor the metadata has a tile shape.
+    A chunk is never taken in their place: tiles cut at wrong borders give wrong results, and nothing shows it.
 
     Raises
     ------
     MetadataError
-        The tile shape in the metadata is not two positive integers.
+        Neither the caller nor the metadata has a tile shape, or that of the metadata is not two positive integers.
     ValueError
         Another number of sizes than two, or a size that exceeds the mosaic.
     """
@@ -151,7 +148,7 @@ def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[in
         )  # fmt: skip
     tile = recorded_tile if tile_given is None else tile_given
     if tile is None:
-        return None
+        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
     if len(tile) != 2:
         raise ValueError(f"tile_shape={tuple(tile)}: pass two sizes, along the lateral axes")
     for axis, size in zip(image.lateral_axes, tile, strict=True):
@@ -160,46 +157,6 @@ def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[in
                 f"tile_shape={tuple(tile)}: {image.name} has {image.array.shape[axis]} voxels along {image.axes[axis]}"
             )
     return tile[0], tile[1]
-
-
-def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, as :func:`known_tile`. If they are unknown, a chunk is not taken in their place.
-
-    Raises
-    ------
-    MetadataError
-        Neither the caller nor the metadata has a tile shape.
-    """
-    tile = known_tile(image, tile_given)
-    if tile is None:
-        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
-    return tile
-
-
-def tile_or_chunk(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, as :func:`known_tile`, or else those of a chunk, with a log line (warning).
-
-    Raises
-    ------
-    SourceError
-        The tile shape of a mosaic with shards is unknown: a tile may be a shard or a chunk.
-    """
-    tile = known_tile(image, tile_given)
-    if tile is not None:
-        return tile
-    array, (first, second) = image.array, image.lateral_axes
-    if array.shards is not None:
-        raise SourceError(
-            f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata has "
-            "no tile shape: pass tile_shape="
-        )
-    chunk = min(array.chunks[first], array.shape[first]), min(array.chunks[second], array.shape[second])
-    log.warning(
-        "%s: its metadata has no tile shape, so a chunk is assumed to be a tile: %d × %d voxels along %s and %s. "
-        "Pass tile_shape if that is wrong",
-        image.name, *chunk, *image.lateral_names,
-    )  # fmt: skip
-    return chunk
 
 
 def open_mosaic(
