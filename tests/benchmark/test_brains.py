@@ -49,5 +49,5 @@ def test_the_end_of_a_run_without_a_stage(tmp_path):
     for part in read_transforms(tmp_path / "without/register/register/transforms.json").slices:
         assert np.allclose(np.array(part.matrix)[1:, 1:], motor_matrix(spec, part.number, 0))
     told = json.loads((tmp_path / "without" / "register" / "pipeline.json").read_text())
-    assert [stage["name"] for stage in told["stages"]] == ["register", "stack"]
+    assert [stage["name"] for stage in told["stages"]] == ["positions", "stitch", "register", "stack"]
     assert set(WITHOUT["all of these"]) >= {"focal", "illumination", "positions", "attenuation", "register"}

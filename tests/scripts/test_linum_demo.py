@@ -90,5 +90,5 @@ def test_seeds_draw_brains_of_each_kind_whose_surface_is_in_the_tiles():
             assert (spec.tile_shape, spec.faults.galvo) == (geometry.tile_shape, geometry.faults.galvo)
             last = tuple(n - 1 for n in spec.tiles)
             depths = [truth_surface(spec, 0, *place) for place in ((0, 0), (0, last[1]), (last[0], 0), last)]
-            assert 0 < min(map(np.min, depths))
+            assert min(map(np.min, depths)) > 0
             assert max(map(np.max, depths)) < 0.4 * spec.tile_shape[0]
