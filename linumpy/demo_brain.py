@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from linumpy import device as devices
@@ -20,28 +20,36 @@ from linumpy.pipeline.options import Focal, Positions, Resample, Surface
 from linumpy.pipeline.runner import Summary, run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.progress import bytes_progress
-from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
+from linumpy.testing.brain import BrainSpec, Faults, draw_brain
 from linumpy.testing.brain_errors import StageError, errors_of
 from linumpy.testing.brain_files import write_brain
 from linumpy.warm_up import warming_up
 
-#: Faults of the microscope for brains of 5 µm lateral spacing.
-_FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
-#: Brains whose mosaic grids have 54 MiB, 0.9 GiB and 49 GiB.
+#: Tiles of brains whose mosaic grids have 54 MiB, 0.9 GiB and 49 GiB.
 BRAINS = {
     "small": BrainSpec(
         slices=4, tiles=(4, 4), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
-        faults=replace(USUAL_FAULTS, jitter=2.0, translation=4.0, galvo=12),
+        faults=Faults(galvo=12),
     ),
     "medium": BrainSpec(
         slices=8, tiles=(3, 3), tile_shape=(100, 256, 256), spacing_um=(5.0, 5.0, 5.0), interval_um=250.0,
-        dtype="uint16", faults=_FINE,
+        dtype="uint16",
     ),
     "large": BrainSpec(
         slices=20, tiles=(5, 5), tile_shape=(200, 512, 512), spacing_um=(3.0, 5.0, 5.0), interval_um=300.0,
-        dtype="uint16", faults=_FINE,
+        dtype="uint16",
     ),
 }  # fmt: skip
+#: The brain that is drawn by default: 45 % of its slices are tissue, the rest is agarose.
+SEED = 4
+
+
+def drawn_brain(size: str, seed: int = SEED) -> BrainSpec:
+    """Return the brain of a size and seed: of each three seeds one is full, one partial and one severe.
+
+    The kinds are those of :func:`linumpy.testing.brain_spec.draw_brain`.
+    """
+    return draw_brain(seed, ("full", "partial", "severe")[seed % 3], geometry=BRAINS[size])
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class BrainDemoResult:
         rows = [f"{'stage':<12}{'seconds':>9}{'s a slice':>11}  error against the truth"]
         for stage in self.summary.stages:
             errors = [error for error in self.errors if error.stage == stage.name]
-            lines = [f"{error.what}: {error.value:.3g} {error.unit}".rstrip() for error in errors]
+            lines = [_told(error) for error in errors]
             first, *rest = lines or [""]
             rows.append(
                 f"{stage.name:<12}{stage.wall_seconds:>9.2f}{stage.wall_seconds / slices:>11.3f}  {first}".rstrip()
@@ -94,8 +102,19 @@ class BrainDemoResult:
         return "\n".join(rows)
 
 
+def _told(error: StageError) -> str:
+    """Return a line on an error, and on that of doing nothing."""
+    nothing = "" if error.nothing is None else f"({error.nothing:.3g} without the stage)"
+    return " ".join(f"{error.what}: {error.value:.3g} {error.unit} {nothing}".split())
+
+
 def run_brain_demo(
-    out: str | Path = "linum-demo", size: str = "small", device: str | None = None, *, overwrite: bool = False
+    out: str | Path = "linum-demo",
+    size: str = "small",
+    device: str | None = None,
+    *,
+    overwrite: bool = False,
+    seed: int = SEED,
 ) -> BrainDemoResult:
     """Run the demonstration.
 
@@ -107,6 +126,8 @@ def run_brain_demo(
         Mosaic grids of 54 MiB, 0.9 GiB or 49 GiB.
     device, overwrite
         As for :func:`linumpy.demo.run_demo`.
+    seed : int
+        The brain and all of its faults are drawn by it (:func:`drawn_brain`).
 
     Raises
     ------
@@ -115,7 +136,7 @@ def run_brain_demo(
     """
     if size not in BRAINS:
         raise ValueError(f"size {size!r} is unknown: choose one of {', '.join(BRAINS)}")
-    used, spec, out = devices.resolve(device), BRAINS[size], Path(out)
+    used, spec, out = devices.resolve(device), drawn_brain(size, seed), Path(out)
     refuse_url(out)
     check_parent(out)
     out.mkdir(exist_ok=True)

@@ -68,7 +68,8 @@ def _positions_by_pairs(tiles: np.ndarray, nominal: np.ndarray) -> np.ndarray:
                 continue
             step = round(nominal[other][axis] - nominal[place][axis])
             fixed, moving = np.moveaxis(tiles[place], axis, 0)[step:], np.moveaxis(tiles[other], axis, 0)[:-step]
-            shift, *_ = phase_cross_correlation(fixed, moving[: len(fixed)], upsample_factor=10)
+            parts = [part - part.mean() for part in (fixed, moving[: len(fixed)])]
+            shift, *_ = phase_cross_correlation(*parts, upsample_factor=10, normalization=None)
             shift = shift if axis == 0 else shift[::-1]
             row = np.zeros(grid)
             row[other], row[place] = 1, -1
@@ -117,7 +118,9 @@ def _registered(fixed: np.ndarray, moving: np.ndarray, spacing: tuple[float, ...
     method.SetOptimizerAsRegularStepGradientDescent(4.0, 1e-3, 200)
     method.SetOptimizerScalesFromPhysicalShift()
     method.SetShrinkFactorsPerLevel([4, 2, 1])
-    method.SetSmoothingSigmasPerLevel([2, 1, 0])
+    method.SetSmoothingSigmasPerLevel([4 * spacing[1], 2 * spacing[1], spacing[1]])
+    method.SetMetricFixedMask(images[0] > 0)
+    method.SetMetricMovingMask(images[1] > 0)
     method.SetInitialTransform(begin, inPlace=False)
     found = method.Execute(*images)
     # ITK's transform takes (x, y) of the fixed image to the moving one.

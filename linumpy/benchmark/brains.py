@@ -104,11 +104,12 @@ def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, use_gpu: 
     """
     order, touched = list(OPTIONS), WITHOUT[name]
     left_out = [stage for stage in touched if stage in OPTIONS and stage not in ("positions", "register")]
-    start = min(order.index(stage) for stage in touched if stage in OPTIONS)
+    # The pipeline takes mosaic grids, so the end of a run begins with their stitching at the latest.
+    start = min(order.index(stage) for stage in (*touched, "stitch") if stage in OPTIONS)
     while _lacks_roles([stage for stage in order[start:] if stage not in (*run.skip, *left_out)]):
         start -= 1
     images = [stage for stage in order[:start] if "image" in STAGES[stage].makes and (run.output / stage).is_dir()]
-    skip = dict.fromkeys((*run.skip, "report", *order[:start], *left_out))
+    skip = dict.fromkeys((*run.skip, "aip", "surface", "report", *order[:start], *left_out))
     output.parent.mkdir(exist_ok=True)
     with _doing_nothing(spec, run.output, [stage for stage in touched if stage in ("positions", "register")]):
         tail = replace(run, mosaics=run.output / images[-1], output=output, skip=tuple(skip))

@@ -6,7 +6,9 @@ While one column is processed, the next is read and the map of the last is writt
 
 The map has the lateral axes, spacing and origin of the mosaic, so a viewer aligns both. Its values are depths in µm as
 float32, whatever the resolution of the mosaic. Divided by the spacing along depth they are whole voxels, unless
-``definition="edge"``.
+``definition="edge"``. In the logarithm, a voxel that the surface cuts through is more like tissue than its share of
+tissue, so that the edge lies up to half a voxel too high, in resampled voxels for instance. That distance is measured
+in a few columns, in which the edge is compared with the mean intensity, and is added to the map.
 """
 
 from __future__ import annotations
@@ -148,6 +150,7 @@ def find_mosaic_surface(
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     zero_logs = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
+    offsets = {entries: edge_offset(image, method, entries, zero_log) for entries, zero_log in zero_logs.items()}
     target = OutputImage(output, codec=codec, overwrite=overwrite, progress=progress)
     with (
         tile_work(distributed, use_gpu=use_gpu) as work,
@@ -161,7 +164,9 @@ def find_mosaic_surface(
             surface = surface_of(column, method, image.depth_axis, zero_logs[entries])[inside]
             if sketch is not None:
                 sketch.add((box[first], box[second]), column, inside, surface)
-            return surface.astype(np.float32) * unit
+            depth = surface.astype(np.float32)
+            # 0 means that tissue begins at or before the first voxel.
+            return (depth + np.float32(offsets[entries]) * (depth > 0)) * unit
 
         work(
             image.boxes(size),
@@ -210,15 +215,7 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
         return None
-    lines = []
-    for parts in ((2, 2), (1, 1), (1, 3), (3, 1), (3, 3)):  # in quarters of the lateral axes
-        box = [slice(0, n) for n in image.array.shape]
-        for axis, part in zip(image.lateral_axes, parts, strict=True):
-            begin = image.array.shape[axis] * part // 4 // image.array.chunks[axis] * image.array.chunks[axis]
-            box[axis] = slice(begin, min(begin + min(32, image.array.chunks[axis]), image.array.shape[axis]))
-        voxels = np.moveaxis(to_host(read_box(image.volumes[entries], tuple(box), False)), image.depth_axis, -1)
-        lines.append(voxels.reshape(-1, voxels.shape[-1]))
-    sample = np.concatenate(lines)[None]
+    sample = np.concatenate([lines.reshape(-1, lines.shape[-1]) for lines in _samples(image, entries)])[None]
     count, mean, _ = log_statistics(np, sample)
     if not count or (method.definition == "linumpy" and (mean >= 0 or not (sample <= 0).any())):
         return None
@@ -229,6 +226,57 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
             image.name,
         )
     return float(log_of_zero(np, sample))
+
+
+def _samples(image: MosaicImage, entries: tuple[int, ...]) -> list[np.ndarray]:
+    """Return five columns of a volume, of up to 32 × 32 A-lines, with depth last."""
+    columns = []
+    for parts in ((2, 2), (1, 1), (1, 3), (3, 1), (3, 3)):  # in quarters of the lateral axes
+        box = [slice(0, n) for n in image.array.shape]
+        for axis, part in zip(image.lateral_axes, parts, strict=True):
+            begin = image.array.shape[axis] * part // 4 // image.array.chunks[axis] * image.array.chunks[axis]
+            box[axis] = slice(begin, min(begin + min(32, image.array.chunks[axis]), image.array.shape[axis]))
+        columns.append(np.moveaxis(to_host(read_box(image.volumes[entries], tuple(box), False)), image.depth_axis, -1))
+    return columns
+
+
+def edge_offset(
+    image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = (), zero_log: float | None = None
+) -> float:
+    """Measure how far the edge of the logarithm lies above that of intensity, in voxels.
+
+    It is the median over five columns; 0 for other surfaces, and where no column shows it.
+    """
+    if method.definition != "edge" or not method.use_log:
+        return 0.0
+    found = []
+    for column in _samples(image, entries):
+        surface = surface_of(column, method, 2, zero_log)
+        offset = _offset_of(column.reshape(-1, column.shape[-1]), surface.ravel())
+        found += [] if offset is None else [offset]
+    return float(np.clip(np.median(found), -0.5, 0.5)) if found else 0.0
+
+
+def _offset_of(lines: np.ndarray, edges: np.ndarray) -> float | None:
+    """Measure the distance from edges to that of the mean A-line, aligned at the edges; None if it is unclear.
+
+    With water on one side and tissue that is attenuated exponentially on the other, the sum of the shares of tissue
+    across an edge is its distance from the last voxel, however it is blurred.
+    """
+    above, below, deep = 4, 3, 8  # voxels above the edge, below it, and of the tissue
+    whole = np.floor(np.where(np.isfinite(edges), edges, 0) + 0.5).astype(int)
+    valid = np.isfinite(edges) & (whole >= above) & (whole + deep < lines.shape[1])
+    if valid.sum() < 64:
+        return None
+    planes = np.arange(-above, deep)
+    profile = lines[valid][np.arange(valid.sum())[:, None], whole[valid][:, None] + planes].mean(axis=0, dtype=float)
+    water, tissue = profile[:2].mean(), profile[planes >= below - 1]
+    if not (tissue > 2 * water).all():
+        return None
+    slope, level = np.polyfit(planes[planes >= below - 1], np.log(tissue - water), 1)
+    across = (planes >= -below) & (planes < below)
+    share = (profile[across] - water) / np.exp(level + slope * planes[across])
+    return float(below - 0.5 - share.sum() - (edges - whole)[valid].mean())
 
 
 def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: float | None = None) -> Array:

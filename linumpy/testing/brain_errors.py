@@ -193,11 +193,11 @@ def _surface(spec: BrainSpec, folder: Path) -> _Errors:
     """
     flat, parts, truths = replace(spec, faults=replace(spec.faults, focal_um=0.0)), [], []
     for path in _images(folder):
-        depths = tiles_of(spec, _voxels(path))
+        depths, origin = tiles_of(spec, _voxels(path)), _depth_origin(folder, path.name)
         for row, column in np.ndindex(spec.tiles):
             truth = brain.truth_surface(flat, slice_number(path), row, column) * spec.spacing_um[0]
             truths.append(_zoomed(truth, depths.shape[2:]))
-            parts.append(depths[row, column] - truths[-1])
+            parts.append(depths[row, column] + origin - truths[-1])
     errors = np.concatenate([part[np.isfinite(part)] for part in parts])
     middle = float(np.median(errors))
     level = np.concatenate(truths)
@@ -208,6 +208,15 @@ def _surface(spec: BrainSpec, folder: Path) -> _Errors:
             np.median(np.abs(level - np.median(level))),
         ),
     ]  # fmt: skip
+
+
+def _depth_origin(folder: Path, name: str) -> float:
+    """Return where the first voxel of the mosaic is along depth, in µm, from which a map of the surface counts.
+
+    The centre of a resampled voxel lies below that of the first voxel as it was recorded.
+    """
+    paths = [folder.with_name(stage) / name for stage in ("illumination", "focal", "resample")]
+    return next((float(open_image(path).origin[0][0]) for path in paths if path.exists()), 0.0)
 
 
 def tissue_tiles(spec: BrainSpec, number: int) -> np.ndarray:

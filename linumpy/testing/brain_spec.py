@@ -6,7 +6,7 @@ In: sizes, lengths in µm, and strengths, or a seed to draw them by. Out: frozen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -260,7 +260,7 @@ _DRAWN["severe"] = {
 _SIZES = {"full": (4, (3, 3), (4, 16)), "partial": (4, (3, 4), (4, 16)), "severe": (5, (4, 5), (4, 4))}
 
 
-def draw_brain(seed: int, kind: str, scale: float = 1.0) -> BrainSpec:
+def draw_brain(seed: int, kind: str, scale: float = 1.0, geometry: BrainSpec | None = None) -> BrainSpec:
     """Draw a brain: its structure, its outline and all of its faults.
 
     Parameters
@@ -273,6 +273,9 @@ def draw_brain(seed: int, kind: str, scale: float = 1.0) -> BrainSpec:
         and one slice is absent.
     scale : float
         Size of tiles, relative to 40 x 64 x 64 voxels of 10 µm.
+    geometry : BrainSpec, optional
+        Slices, tiles, spacing, interval, dtype and maximum galvo shift, in place of those of the kind. Drawn lengths in
+        voxels, which are those of 10 µm, become as long in µm.
 
     Raises
     ------
@@ -290,11 +293,26 @@ def draw_brain(seed: int, kind: str, scale: float = 1.0) -> BrainSpec:
     slices, tiles, looks = _SIZES[kind]
     drawn["looks"] = int(rng.integers(looks[0], looks[1] + 1))
     drawn["agarose_looks"] = 4 * drawn["looks"]
-    absent = int(rng.integers(1, slices - 1))
+    slices = slices if geometry is None else geometry.slices
+    absent = int(rng.integers(1, max(2, slices - 1)))
     drawn["absent"] = (absent,) if kind == "severe" else ()
     anatomy, dtype = str(rng.choice(ANATOMIES)), str(rng.choice(["float32", "uint16"]))
     faults = Faults(**{part.name: drawn.pop(part.name) for part in fields(Faults) if part.name in drawn})
-    return BrainSpec(
+    spec = BrainSpec(
         slices=slices, tiles=tiles, tile_shape=(round(40 * scale), round(64 * scale), round(64 * scale)), seed=seed,
         anatomy=anatomy, dtype=dtype, radius=np.inf, faults=faults, **drawn,
     )  # fmt: skip
+    return spec if geometry is None else _on_geometry(spec, geometry)
+
+
+def _on_geometry(spec: BrainSpec, geometry: BrainSpec) -> BrainSpec:
+    """Return a drawn brain with the tiles of another; its tilt is limited so that the surface stays in the tiles."""
+    taken = ("slices", "tiles", "tile_shape", "spacing_um", "interval_um", "dtype")
+    spec = replace(spec, **{name: getattr(geometry, name) for name in taken})
+    voxel_um = spec.spacing_um[2]
+    extent_um = sum(n * voxel_um for n in spec.slice_shape[1:])
+    lengths = {
+        name: getattr(spec.faults, name) * 10 / voxel_um for name in ("jitter", "translation", "motor_error", "warp")
+    }
+    y, x = (slope * min(1.0, 3000 / extent_um) for slope in spec.faults.tilt)
+    return replace(spec, faults=replace(spec.faults, tilt=(y, x), galvo=geometry.faults.galvo, **lengths))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -44,6 +45,7 @@ def test_help(script):
     [
         (["--size", "huge"], "--size: invalid choice: 'huge'"),
         (["--what"], "unrecognized arguments: --what"),
+        (["--seed", "3"], "--seed is of --pipeline"),
         (["--device", "cuda"], ""),
     ],
 )
@@ -73,3 +75,20 @@ def test_gpu_info(tmp_path):
     assert result.returncode == 0, result.stderr
     for part in ("device", "driver", "CuPy", "kvikio", "GDS", f"folder      {tmp_path}", "path  "):
         assert part in result.stdout
+
+
+def test_seeds_draw_brains_of_each_kind_whose_surface_is_in_the_tiles():
+    from linumpy.demo_brain import BRAINS, drawn_brain
+    from linumpy.testing.brain import truth_surface
+
+    for size, geometry in BRAINS.items():
+        drawn = [drawn_brain(size, seed) for seed in range(9)]
+        assert len({spec.faults for spec in drawn}) == 9
+        assert [spec.coverage is None for spec in drawn] == [True, False, False] * 3
+        assert [len(spec.faults.absent) for spec in drawn] == [0, 0, 1] * 3
+        for spec in drawn:
+            assert (spec.tile_shape, spec.faults.galvo) == (geometry.tile_shape, geometry.faults.galvo)
+            last = tuple(n - 1 for n in spec.tiles)
+            depths = [truth_surface(spec, 0, *place) for place in ((0, 0), (0, last[1]), (last[0], 0), last)]
+            assert min(map(np.min, depths)) > 0
+            assert max(map(np.max, depths)) < 0.4 * spec.tile_shape[0]
