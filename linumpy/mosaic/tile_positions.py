@@ -129,6 +129,7 @@ class _ReducedTiles:
         for target, pixels in ((self._sums, self._xp.where(finite, means, 0)), (self._counts, finite)):
             part: list[slice] = []
             for axis, extent in enumerate(index[-2:]):
+                assert isinstance(extent, slice)
                 reached, pixels = self._summed(pixels.astype(np.float32), axis, extent)
                 part.append(reached)
             target[tuple(part)] += pixels

@@ -129,6 +129,7 @@ def _bayes_factors(
     from scipy.special import log_ndtr
 
     maps, chance = [], []
+    bounds: tuple[list[int], list[int]] = low.tolist(), high.tolist()
     count = len(first.band)
     across = slice(None, None, -1)
     # Tiles that are no neighbours; of a single pair, or of two, the mirrored tile.
@@ -138,8 +139,8 @@ def _bayes_factors(
         part = slice(start, start + _BATCH)
         stranger = [images[others[part]] if count > 2 else images[mirror] for images in (second.band, second.variance)]
         fixed = first.band[part], first.variance[part]
-        maps.append(score_shifts(fixed, (second.band[part], second.variance[part]), low, high))
-        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), low, high))
+        maps.append(score_shifts(fixed, (second.band[part], second.variance[part]), *bounds))
+        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), *bounds))
     z, deviation, area = (
         np.concatenate([to_host(getattr(part, name)) for part in maps]).astype(np.float64)
         for name in ("z", "deviation", "area")
@@ -149,7 +150,7 @@ def _bayes_factors(
     both = np.sqrt(deviation**2 + _MATCH**2)
     score = z / deviation
     factors = np.log(2 * deviation / both) + 0.5 * (score * _MATCH / both) ** 2 + log_ndtr(score * _MATCH / both)
-    contrast = [to_host(strip.variance.mean(axis=(1, 2))) for strip in (first, second)]
+    contrast = [to_host(array_module(strip.variance).mean(strip.variance, axis=(1, 2))) for strip in (first, second)]
     return factors, (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
 
 

@@ -53,9 +53,7 @@ class ScoreMaps:
     area: Array
 
 
-def score_shifts(
-    fixed: tuple[Array, Array], moving: tuple[Array, Array], low: Sequence[int], high: Sequence[int]
-) -> ScoreMaps:
+def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[int], high: Sequence[int]) -> ScoreMaps:
     """Score each whole shift of pairs of images from `low` to `high`, both included, along Y and X.
 
     Parameters
@@ -188,7 +186,7 @@ def refine_shifts(fixed: Array, moving: Array, first: Array) -> RefinedShifts:
     noise = (difference * difference).sum(axis=(1, 2), dtype=np.float64) / weight.sum(axis=(1, 2), dtype=np.float64)
     variance = _SMOOTHED * noise[:, None] * xp.stack([xx, yy], axis=1) / safe[:, None]
     deviations = xp.where(known[:, None], xp.sqrt(variance), np.inf)
-    return RefinedShifts(shift, deviations, _correlation(xp, *sides, weight))
+    return RefinedShifts(shift, deviations, _correlation(xp, sides[0], sides[1], weight))
 
 
 def _without_plane(xp: ModuleType, images: Any, weight: Any) -> Any:

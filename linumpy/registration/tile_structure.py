@@ -63,14 +63,14 @@ def find_structure(tiles: Array) -> TileStructure:
     fine, level = (_smoothed(xp, pixels, sigma) for sigma in BAND)
     band = fine - level
     variance = _smoothed(xp, band * band, BAND[1], order=0)
-    before = variance.mean(axis=(1, 2), keepdims=True)
+    before = xp.mean(variance, axis=(1, 2), keepdims=True)
     weight = 1 / (variance + 1e-3 * before + 1e-12)
     pattern = _shared_pattern(xp, band, level, weight)
     band -= pattern
     # Edges have much more contrast than the texture, and would decide alone. What is left of tiles that show only the
     # shared pattern is not amplified.
     variance = _smoothed(xp, band * band, BAND[1], order=0)
-    total = variance + variance.mean(axis=(1, 2), keepdims=True) + _PATTERN_LEFT * before + 1e-12
+    total = variance + xp.mean(variance, axis=(1, 2), keepdims=True) + _PATTERN_LEFT * before + 1e-12
     return TileStructure(fine, band / xp.sqrt(total), variance / total)
 
 

@@ -74,9 +74,7 @@ def test_scores_are_those_of_the_overlap_at_each_shift():
     for k, y, x in [(0, -6, -2), (0, 7, 9), (0, 0, 0), (1, 3, -1), (1, 5, 4)]:
         a = fixed[k, max(y, 0) : 20 + min(y, 0), max(x, 0) : 30 + min(x, 0)]
         b = moving[k, max(-y, 0) : 20 - max(y, 0), max(-x, 0) : 30 - max(x, 0)]
-        expected = np.arctanh(
-            min((a * b).sum() / (1.05 * a.size), 0.999)
-        )  # the variance is 1, to which a twentieth is added
+        expected = np.arctanh(min((a * b).sum() / (1.05 * a.size), 0.999))
         assert found.z[k, y + 6, x + 2] == pytest.approx(expected, abs=1e-3)
     assert np.unravel_index(found.z[1].argmax(), (14, 12)) == (11, 6)
     # White noise: each pixel is a sample.
