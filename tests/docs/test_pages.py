@@ -65,7 +65,7 @@ def commands(names, folder):
     )
     written = re.findall(r"^\S+ .* (\S+\.(?:ome\.zarr|png))(?= --|$)", bash, re.M)
     written += ["surface.png", "focal.png"]
-    assert len(written) == 17
+    assert len(written) == 18
     for name in written:
         assert (folder / name).exists(), name
         if name.endswith(".zarr"):
