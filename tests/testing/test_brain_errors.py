@@ -22,7 +22,7 @@ SPEC = BrainSpec(
 )  # fmt: skip
 #: Stages that other changes mend, and lose to doing nothing until then; and the surface of tiny brains, which is about
 #: as plane as its error.
-EXEMPT = ("illumination", "attenuation", "surface")
+EXEMPT = ("surface",)
 
 
 def write_positions(spec, folder, moved=0.0):
