@@ -39,8 +39,7 @@ _GROUPS = (
     ("focal", "surface"),
     ("positions", "stitch", "beam", "attenuation"),
     ("galvo", "resample", "survey", "shading", "illumination", "aip"),
-    ("register", "stack"),
-    ("resample", "report"),
+    ("register", "stack", "report"),
 )
 #: Dtypes of the mosaics of synthetic brains.
 DTYPES = ("uint16", "float32")
@@ -152,11 +151,13 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
         dtype=rehearsal.dtype, faults=faults,
     )  # fmt: skip
     write_brain(brain, folder / "brain")
+    # The few tiles cannot tell the illumination, which must be corrected none the less.
+    options = rehearsal.run.options | {"shading": replace(rehearsal.run.options_of("shading"), force=True)}
     succeeded = True
     for number, stages in enumerate(rehearsal.groups):
         run = replace(
             rehearsal.run, mosaics=folder / "brain" / "mosaics", output=folder / str(number), shifts=None,
-            slice_config=None, tile_shape=None,
+            slice_config=None, tile_shape=None, options=options,
             slicing_interval_mm=brain.interval_um / 1e3, skip=tuple(stage for stage in OPTIONS if stage not in stages),
         )  # fmt: skip
         try:
