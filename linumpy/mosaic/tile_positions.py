@@ -2,9 +2,9 @@
 
 In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the nominal overlap. Out:
 :class:`~linumpy.registration.positions.TilePositions`, and a file that holds them. Tiles are compared by a projection
-along depth, for which every voxel is read once (:func:`project_structure`). Of these, tiles of at most 192 pixels along each axis are held: larger
-ones are reduced by a whole factor. Memory is at most about 1 MiB for each tile, whatever its depth and size, besides
-the columns that are read.
+along depth, for which every voxel is read once (:func:`project_structure`). Of these, tiles of at most 192 pixels along
+each axis are held: larger ones are reduced by a whole factor. Memory is at most about 1 MiB for each tile, whatever its
+depth and size, besides the columns that are read.
 """
 
 from __future__ import annotations
