@@ -187,8 +187,9 @@ def project_columns(
     write: Callable[[tuple[int | slice, ...], Array], None],
     work: TileWork,
     progress: Progress | None,
+    projection: Callable[[Array, MeasuredVoxels | None, int], Array] = _mean,
 ) -> None:
-    """Compute the means of all volumes along depth, column by column.
+    """Compute the means of all volumes along depth, or another projection, column by column.
 
     Parameters
     ----------
@@ -198,17 +199,19 @@ def project_columns(
         Shape of a column.
     write : callable
         Takes the index of a column in the projections (an integer for each time and channel axis, then two slices), and
-        the means of the column.
+        the projection of the column.
     work : TileWork
         Where columns are read and computed.
     progress : callable, optional
         Called with the number of bytes of the mosaic projected since the last call.
+    projection : callable, optional
+        Takes a column, which it may overwrite, its measured voxels, or None if all are, and its axis of depth.
     """
     (first, second), use_gpu = image.lateral_axes, work.use_gpu
     work(
         image.boxes(size),
         lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
-        lambda part, column: _mean(column, image.measured(part[1]), image.depth_axis),
+        lambda part, column: projection(column, image.measured(part[1]), image.depth_axis),
         lambda part, pixels: write((*part[0], part[1][first], part[1][second]), pixels),
         done=lambda part: None if progress is None else progress(box_nbytes(image.array, part[1])),
     )

@@ -1,10 +1,10 @@
 """Positions of the tiles of a mosaic grid on disk.
 
 In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the nominal overlap. Out:
-:class:`~linumpy.registration.positions.TilePositions`, and a file that holds them. Tiles are compared by their means
-along depth, for which every voxel is read once. Of these, tiles of at most 192 pixels along each axis are held: larger
-ones are reduced by a whole factor. Memory is at most about 1 MiB for each tile, whatever its depth and size, besides
-the columns that are read.
+:class:`~linumpy.registration.positions.TilePositions`, and a file that holds them. Tiles are compared by a projection
+along depth, for which every voxel is read once (:func:`project_structure`). Of these, tiles of at most 192 pixels along
+each axis are held: larger ones are reduced by a whole factor. Memory is at most about 1 MiB for each tile, whatever its
+depth and size, besides the columns that are read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.io.image import needed_tile, open_mosaic
+from linumpy.mosaic.io.measured import MeasuredVoxels
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, locate_tiles
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
 
 #: Maximum pixels along an axis of a tile that are compared.
 PIXELS = 192
+
+#: Intensity that is added to that of each voxel before the logarithm, as a share of the mean of the A-line: where light
+#: is gone, noise does not decide.
+_NOISE = 0.2
+#: Weight of the logarithm of the mean.
+_MEAN = 0.3
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +99,7 @@ def estimate_positions(
     with tile_work(distributed, use_gpu=use_gpu) as work:
         reduced = _ReducedTiles(work.xp, image.lateral_shape, tile)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        project_columns(image, size, reduced.add, work, progress)
+        project_columns(image, size, reduced.add, work, progress, project_structure)
         try:
             positions = locate_tiles(reduced.tiles(), overlap, min_evidence=min_evidence, tile_shape=tile)
         except ValueError as error:
@@ -103,6 +111,42 @@ def estimate_positions(
     if output is not None:
         write_positions(output, positions, image.name, image.lateral_spacing, overwrite=overwrite)
     return positions
+
+
+def project_structure(column: Array, measured: MeasuredVoxels | None, depth_axis: int) -> Array:
+    """Project a column along depth such that the structure of the sample shows: float32, NaN for A-lines of zeros.
+
+    Tissue that scatters more loses light faster. Once all light is scattered, its sum along depth is the same for all
+    tissue, and the mean shows speckle and illumination only. What differs is where along depth the light is. So the
+    projection is the mean logarithm of intensities relative to the mean of their A-line, plus a share of the logarithm
+    of this mean, which alone shows structure that is the same at all depths.
+
+    Parameters
+    ----------
+    column : numpy.ndarray or cupy.ndarray
+        Intensities of a box of the whole depth.
+    measured : MeasuredVoxels or None
+        Voxels that count; None if all do. Voxels that are not finite do not.
+    depth_axis : int
+        Axis along depth.
+    """
+    xp = array_module(column)
+    voxels = column.astype(np.float32)
+    counted = xp.isfinite(voxels) if measured is None else measured.mask(xp) & xp.isfinite(voxels)
+    xp.copyto(voxels, 0, where=~counted)
+    count = xp.maximum(counted.sum(axis=depth_axis), 1).astype(np.float32)
+    # Of magnitudes: where a dark field was subtracted, noise has both signs.
+    mean = abs(voxels).sum(axis=depth_axis) / count
+    known = mean > 0
+    mean = xp.where(known, mean, 1)
+    xp.maximum(voxels, 0, out=voxels)
+    voxels /= xp.expand_dims(mean, depth_axis)
+    voxels += np.float32(_NOISE)
+    xp.log(voxels, out=voxels)
+    xp.copyto(voxels, 0, where=~counted)
+    shown = voxels.sum(axis=depth_axis) / count + np.float32(_MEAN) * xp.log(mean)
+    structure: Array = xp.where(known, shown, np.nan).astype(np.float32)
+    return structure
 
 
 class _ReducedTiles:
@@ -123,16 +167,16 @@ class _ReducedTiles:
         self._sums = xp.zeros([count * n for count, n in zip(self._grid, self._size, strict=True)], np.float32)
         self._counts = xp.zeros(self._sums.shape, np.float32)
 
-    def add(self, index: tuple[int | slice, ...], means: Array) -> None:
+    def add(self, index: tuple[int | slice, ...], part: Array) -> None:
         """Add a part of the projection; pixels that are not finite do not count."""
-        finite = self._xp.isfinite(means)
-        for target, pixels in ((self._sums, self._xp.where(finite, means, 0)), (self._counts, finite)):
-            part: list[slice] = []
+        finite = self._xp.isfinite(part)
+        for target, pixels in ((self._sums, self._xp.where(finite, part, 0)), (self._counts, finite)):
+            box: list[slice] = []
             for axis, extent in enumerate(index[-2:]):
                 assert isinstance(extent, slice)
                 reached, pixels = self._summed(pixels.astype(np.float32), axis, extent)
-                part.append(reached)
-            target[tuple(part)] += pixels
+                box.append(reached)
+            target[tuple(box)] += pixels
 
     def _summed(self, pixels: Array, axis: int, extent: slice) -> tuple[slice, Array]:
         """Sum pixels along an axis to reduced pixels; return the extent of these, and the sums."""
