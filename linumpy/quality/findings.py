@@ -10,7 +10,6 @@ rejected pairs, is a finding too, unless a warning of the stage says it already.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +25,8 @@ from linumpy.registration.position_files import JSON
 
 #: Difference from the median angle between camera and stage, in degrees, above which positions are a finding.
 _MAX_TURN = 0.2
-#: Share of rejected pairs, RMS in voxels, and share of clipped voxels above which they are a finding.
-_MAX_REJECTED, _MAX_RMS, _MAX_CLIPPED = 0.25, 0.5, 1e-3
+#: RMS in voxels, and share of clipped voxels, above which they are a finding.
+_MAX_RMS, _MAX_CLIPPED = 0.5, 1e-3
 #: Ratio of the brightness of tissue of neighbouring slices that is a finding.
 MAX_RATIO = 1.3
 
@@ -127,28 +126,17 @@ _Found = tuple[Finding, tuple[str, ...]]
 
 
 def _of_tiles(document: Mapping[str, JSON]) -> Iterable[_Found]:
-    tiles, pairs = records(document, "tiles"), records(document, "pairs")
-    if not tiles:
-        return
+    tiles = records(document, "tiles")
     missing = sum(not tile.get("present", True) for tile in tiles)
     by_model = sum(tile.get("placed_by") == "model" and bool(tile.get("present", True)) for tile in tiles)
-    rejected, rms = sum(bool(pair.get("rejected")) for pair in pairs), rms_of(document)
+    rms = document.get("rms_leave_one_out")
     if missing:
         yield Finding(f"{missing} of {len(tiles)} tiles are missing"), ("missing",)
     if by_model:
-        yield (
-            Finding(f"{by_model} of {len(tiles)} tiles are placed by the model, without evidence"),
-            ("tiles?", "model|grid|nominal"),
-        )
-    elif rejected > _MAX_REJECTED * len(pairs) and "placed_by" not in tiles[0]:
-        yield Finding(f"{rejected} of {len(pairs)} pairs of tiles were rejected"), ("pairs?", "rejected")
+        text = f"{by_model} of {len(tiles)} tiles are placed by the model, without evidence"
+        yield Finding(text), ("tiles?", "model|grid|nominal")
     if isinstance(rms, float) and rms > _MAX_RMS:
         yield Finding(f"tiles fit to {rms:.2f} voxels RMS only"), ("RMS",)
-
-
-def rms_of(document: Mapping[str, JSON]) -> JSON:
-    """Return the RMS of the pairs of tiles in voxels: of pairs left out of the fit or, in older files, of the fit."""
-    return document.get("rms_leave_one_out", document.get("rms_residual"))
 
 
 #: What places a slice without an accepted registration, by the value of ``placed_by``.
@@ -164,23 +152,15 @@ def _of_transforms(document: Mapping[str, JSON]) -> Iterable[_Found]:
             text = f"the registration of slice {both[0]} with slice {both[1]} was rejected: {reason}"
             yield Finding(text), (str(both[0]), str(both[1]))
     for entry in slices if len(slices) > 1 else ():
-        placed = placed_by(entry)
+        placed = str(entry.get("placed_by", "pairs"))
         if placed != "pairs":
             text = f"no accepted registration places this slice, but {_PLACES.get(placed, placed)}"
             yield Finding(text, slices=(entry["number"],)), (str(entry["number"]), "placed|place|places")
 
 
-def placed_by(entry: Mapping[str, JSON]) -> str:
-    """Return by what a slice of a file of transforms is placed."""
-    return str(entry.get("placed_by") or ("neighbours" if entry.get("interpolated") else "pairs"))
-
-
 def rejection(pair: Mapping[str, JSON]) -> str:
-    """Return why a pair was rejected; empty for a pair that was not, ``"rejected"`` if the file has no reason."""
-    rejected = pair.get("rejected")
-    if not rejected:
-        return ""
-    return str(rejected if isinstance(rejected, str) else pair.get("reason") or "rejected")
+    """Return why a pair was rejected; empty for a pair that was not."""
+    return str(pair.get("rejected") or "")
 
 
 def _of_clipping(document: Mapping[str, JSON]) -> Iterable[_Found]:
@@ -240,17 +220,14 @@ def of_neighbours(stage: str, images: Mapping[int, ImageSummary]) -> Iterable[Fi
 def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iterable[Finding]:
     """Yield pairs of neighbouring slices between which brightness jumps in the last stage that has both.
 
-    `ratios` is for each stage, in their order, the brightness of a slice over that of the slice above.
+    `ratios` is for each stage, in their order, the brightness of a slice over that of the slice above, where known.
     """
     pairs = dict.fromkeys(pair for of_stage in ratios.values() for pair in of_stage)
     for pair in pairs:
-        known = {
-            stage: of_stage[pair] for stage, of_stage in ratios.items() if not math.isnan(of_stage.get(pair, math.nan))
-        }
-        jumps = tuple(stage for stage, ratio in known.items() if is_jump(ratio))
-        if known and is_jump(last := list(known.values())[-1]):
+        known = {stage: of_stage[pair] for stage, of_stage in ratios.items() if pair in of_stage}
+        if is_jump(last := list(known.values())[-1]):
             text = f"tissue is {last:.2g} times as bright in slice {pair[1]} as in slice {pair[0]}"
-            yield Finding(text, jumps, pair)
+            yield Finding(text, tuple(stage for stage, ratio in known.items() if is_jump(ratio)), pair)
 
 
 def is_jump(ratio: float) -> bool:

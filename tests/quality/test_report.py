@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from skimage import metrics
 
 from linumpy.quality.report import write_report
 from linumpy.registration.position_files import write_positions
@@ -84,14 +83,14 @@ def results(tmp_path):
 
 
 def test_the_page(results, tmp_path):
-    folder, volumes = results
+    folder, _ = results
     report = write_report(folder, tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
     assert not page._open or page._open == ["meta"], "all elements are closed"
     for wanted in (
-        "slice_z09: nothing was recorded", "1 of 4 tiles are missing", "1 of 2 pairs", "all voxels are equal",
-        "broken.ome.zarr cannot be read", "NaN or infinite",
+        "slice_z09: nothing was recorded", "1 of 4 tiles are missing", "1 of 4 tiles are placed by the model",
+        "all voxels are equal", "broken.ome.zarr cannot be read", "NaN or infinite",
     ):  # fmt: skip
         assert [line for line in report.warnings if wanted in line], wanted
         assert wanted in text
@@ -99,9 +98,6 @@ def test_the_page(results, tmp_path):
     first = rows["stitched/slice_z0.ome.zarr"]
     assert first[1:4] == ["zyx 6 × 40 × 50", "5 × 10 × 20", "float32"]
     assert float(first[4]) == pytest.approx(100 * np.pi * 15**2 / 2000, rel=0.15)
-    flat = [np.nan_to_num(volume).mean(0) for volume in volumes]
-    extent = np.ptp(np.percentile(flat, (0.5, 99.5)))
-    assert float(first[6]) == pytest.approx(metrics.structural_similarity(*flat, data_range=extent), rel=0.01)
     assert rows["aip"] == ["aip", "2", "1", "3.25", "1.5"]
     assert rows["0"] == ["0", "7&"]
     assert "<b>map" not in text
