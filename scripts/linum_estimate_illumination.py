@@ -4,8 +4,7 @@
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. More
 tiles tell the pattern better. Reads OME-Zarr volumes as linum-fix-illumination does, which takes the fields by
 --fields. Beside FIELDS (.npz) a file with the suffix .json has their range, the number of tiles, the expected error and
-warnings.
-If the tiles cannot tell the fields, a warning says so, and linum-fix-illumination leaves voxels as they are.
+warnings. If the tiles cannot tell the fields, a warning says so, and linum-fix-illumination leaves voxels as they are.
 
 For example:
   linum-estimate-illumination slices/*.ome.zarr fields.npz --report illumination.png

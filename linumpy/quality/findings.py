@@ -3,14 +3,13 @@
 In: the JSON of the stages, and summaries of images. Out: a :class:`Finding` for each fault or decision.
 
 A stage may write any JSON object. Its key ``warnings`` is a list of sentences, its key ``left_out`` the reason for
-which the stage left the data as they were. Files of earlier versions have neither. What else the files tell, such as
-rejected pairs, is a finding too, unless a warning of the stage says it already.
+which the stage left the data as they were. Missing tiles and rejected registrations, of which stages do not warn, are
+findings too.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +25,8 @@ from linumpy.registration.position_files import JSON
 
 #: Difference from the median angle between camera and stage, in degrees, above which positions are a finding.
 _MAX_TURN = 0.2
-#: Share of rejected pairs, RMS in voxels, and share of clipped voxels above which they are a finding.
-_MAX_REJECTED, _MAX_RMS, _MAX_CLIPPED = 0.25, 0.5, 1e-3
+#: RMS of the positions of tiles in voxels above which it is a finding.
+_MAX_RMS = 0.5
 #: Ratio of the brightness of tissue of neighbouring slices that is a finding.
 MAX_RATIO = 1.3
 
@@ -95,20 +94,9 @@ def of_documents(run: RunFolder) -> Iterable[Finding]:
     """Yield what the JSON of the stages says."""
     for path, document in run.documents.items():
         number = slice_number(path.name)
-        slices, stage = () if number is None else (number,), stage_of(run, path)
-        said, more = notes(document), []
-        for reader in (_of_tiles, _of_transforms, _of_clipping):
-            for found, words in reader(document):
-                same = [n for n, note in enumerate(said) if _has_all(note.text, words)]
-                for n in same:  # the stage says it, perhaps of several slices in one sentence
-                    said[n] = replace(said[n], slices=(*said[n].slices, *found.slices))
-                more += [] if same else [found]
-        for note in (*said, *more):
-            yield replace(note, stages=(stage,), slices=note.slices or slices)
-
-
-def _has_all(text: str, words: Iterable[str]) -> bool:
-    return all(re.search(rf"\b(?:{word})\b", text) for word in words)
+        slices = () if number is None else (number,)
+        for note in (*notes(document), *_of_tiles(document), *_of_pairs(document)):
+            yield replace(note, stages=(stage_of(run, path),), slices=slices or note.slices)
 
 
 def notes(document: Mapping[str, JSON]) -> list[Finding]:
@@ -116,77 +104,40 @@ def notes(document: Mapping[str, JSON]) -> list[Finding]:
     reason, warnings = document.get("left_out"), document.get("warnings")
     reason = reason if isinstance(reason, str) else ""
     lines = [line for line in warnings if isinstance(line, str)] if isinstance(warnings, list) else []
-    found = [Finding(line, left_out=bool(reason) and reason in line) for line in lines]
+    found = [Finding(line, slices=_named(line), left_out=bool(reason) and reason in line) for line in lines]
     if reason and not any(note.left_out for note in found):
         found.insert(0, Finding(f"left out: {reason}", left_out=True))
     return found
 
 
-#: A finding, and words that a warning of the stage has if it says the same.
-_Found = tuple[Finding, tuple[str, ...]]
+def _named(text: str) -> tuple[int, ...]:
+    """Return the slices that a sentence names, such as 3, 4 and 7 in "slices 3, 4 and 7"."""
+    lists = re.findall(r"\bslices? (\d+(?:(?:, | and | with )\d+)*)", text)
+    return tuple(sorted({int(number) for numbers in lists for number in re.findall(r"\d+", numbers)}))
 
 
-def _of_tiles(document: Mapping[str, JSON]) -> Iterable[_Found]:
-    tiles, pairs = records(document, "tiles"), records(document, "pairs")
-    if not tiles:
-        return
+def _of_tiles(document: Mapping[str, JSON]) -> Iterable[Finding]:
+    tiles, rms = records(document, "tiles"), document.get("rms_leave_one_out")
     missing = sum(not tile.get("present", True) for tile in tiles)
-    by_model = sum(tile.get("placed_by") == "model" and bool(tile.get("present", True)) for tile in tiles)
-    rejected, rms = sum(bool(pair.get("rejected")) for pair in pairs), rms_of(document)
     if missing:
-        yield Finding(f"{missing} of {len(tiles)} tiles are missing"), ("missing",)
-    if by_model:
-        yield (
-            Finding(f"{by_model} of {len(tiles)} tiles are placed by the model, without evidence"),
-            ("tiles?", "model|grid|nominal"),
-        )
-    elif rejected > _MAX_REJECTED * len(pairs) and "placed_by" not in tiles[0]:
-        yield Finding(f"{rejected} of {len(pairs)} pairs of tiles were rejected"), ("pairs?", "rejected")
+        yield Finding(f"{missing} of {len(tiles)} tiles are missing")
     if isinstance(rms, float) and rms > _MAX_RMS:
-        yield Finding(f"tiles fit to {rms:.2f} voxels RMS only"), ("RMS",)
+        yield Finding(f"tiles fit to {rms:.2f} voxels RMS only")
 
 
-def rms_of(document: Mapping[str, JSON]) -> JSON:
-    """Return the RMS of the pairs of tiles in voxels: of pairs left out of the fit or, in older files, of the fit."""
-    return document.get("rms_leave_one_out", document.get("rms_residual"))
-
-
-#: What places a slice without an accepted registration, by the value of ``placed_by``.
-_PLACES = {"neighbours": "its neighbours", "motor": "the motor's shifts"}
-
-
-def _of_transforms(document: Mapping[str, JSON]) -> Iterable[_Found]:
-    slices = [entry for entry in records(document, "slices") if isinstance(entry.get("number"), int)]
-    neighbours = list(itertools.pairwise(entry["number"] for entry in slices))
+def _of_pairs(document: Mapping[str, JSON]) -> Iterable[Finding]:
+    """Yield rejected registrations of neighbours; those of others, which share fewer planes, only support them."""
+    neighbours = list(itertools.pairwise(entry.get("number") for entry in records(document, "slices")))
     for pair in records(document, "pairs"):
         reason, both = rejection(pair), (pair.get("fixed_id"), pair.get("moving_id"))
-        if reason and both in neighbours:  # others, which share fewer planes, only support them
+        if reason and both in neighbours:
             text = f"the registration of slice {both[0]} with slice {both[1]} was rejected: {reason}"
-            yield Finding(text), (str(both[0]), str(both[1]))
-    for entry in slices if len(slices) > 1 else ():
-        placed = placed_by(entry)
-        if placed != "pairs":
-            text = f"no accepted registration places this slice, but {_PLACES.get(placed, placed)}"
-            yield Finding(text, slices=(entry["number"],)), (str(entry["number"]), "placed|place|places")
-
-
-def placed_by(entry: Mapping[str, JSON]) -> str:
-    """Return by what a slice of a file of transforms is placed."""
-    return str(entry.get("placed_by") or ("neighbours" if entry.get("interpolated") else "pairs"))
+            yield Finding(text, slices=_named(text))
 
 
 def rejection(pair: Mapping[str, JSON]) -> str:
-    """Return why a pair was rejected; empty for a pair that was not, ``"rejected"`` if the file has no reason."""
-    rejected = pair.get("rejected")
-    if not rejected:
-        return ""
-    return str(rejected if isinstance(rejected, str) else pair.get("reason") or "rejected")
-
-
-def _of_clipping(document: Mapping[str, JSON]) -> Iterable[_Found]:
-    for key, value in document.items():
-        if "clip" in key and isinstance(value, float) and value > _MAX_CLIPPED:
-            yield Finding(f"{100 * value:.2g} % of the voxels are clipped"), ("clipp?ed|clip|clipping",)
+    """Return why a pair was rejected; empty for a pair that was not."""
+    return str(pair.get("rejected") or "")
 
 
 def records(document: Mapping[str, JSON], key: str) -> list[dict[str, JSON]]:
@@ -240,17 +191,14 @@ def of_neighbours(stage: str, images: Mapping[int, ImageSummary]) -> Iterable[Fi
 def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iterable[Finding]:
     """Yield pairs of neighbouring slices between which brightness jumps in the last stage that has both.
 
-    `ratios` is for each stage, in their order, the brightness of a slice over that of the slice above.
+    `ratios` is for each stage, in their order, the brightness of a slice over that of the slice above, where known.
     """
     pairs = dict.fromkeys(pair for of_stage in ratios.values() for pair in of_stage)
     for pair in pairs:
-        known = {
-            stage: of_stage[pair] for stage, of_stage in ratios.items() if not math.isnan(of_stage.get(pair, math.nan))
-        }
-        jumps = tuple(stage for stage, ratio in known.items() if is_jump(ratio))
-        if known and is_jump(last := list(known.values())[-1]):
+        known = {stage: of_stage[pair] for stage, of_stage in ratios.items() if pair in of_stage}
+        if is_jump(last := list(known.values())[-1]):
             text = f"tissue is {last:.2g} times as bright in slice {pair[1]} as in slice {pair[0]}"
-            yield Finding(text, jumps, pair)
+            yield Finding(text, tuple(stage for stage, ratio in known.items() if is_jump(ratio)), pair)
 
 
 def is_jump(ratio: float) -> bool:

@@ -15,7 +15,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.io.tiles import Box, read_box
-from linumpy.quality.measures import sharpness, structural_similarity
+from linumpy.quality.measures import sharpness
 from linumpy.quality.tissue import tissue_mask
 from linumpy.voxel.backends.choose import why_no_warp
 
@@ -205,36 +205,15 @@ def _reduced(values: Array, pixel: tuple[float, ...]) -> Gray:
     return Gray(to_host(means), (step[0] * pixel[0], step[1] * pixel[1]))
 
 
-def _on_one_grid(image: ImageSummary, following: ImageSummary) -> tuple[np.ndarray, np.ndarray]:
-    """Return projections and masks of two images over the part that both have: float32 and bool, (2, Y, X)."""
-    first, second = image.projection.pixel, following.projection.pixel
-    pixel = max(first[0], second[0]), max(first[1], second[1])
-    pictures = [
-        (side.projection, Gray(side.mask.astype(np.float32), side.projection.pixel)) for side in (image, following)
-    ]
-    resized = [[picture.resized(pixel) for picture in both] for both in pictures]
-    rows, columns = (min(both[0].shape[axis] for both in resized) for axis in (0, 1))
-    values, masks = (np.stack([both[k][:rows, :columns] for both in resized]) for k in (0, 1))
-    return values, masks > 0.5
-
-
-def similarity(image: ImageSummary, following: ImageSummary) -> float:
-    """Return the SSIM of the projections of two images, over the part that both have.
-
-    NaN for images of two axes, for equal pixels, and if the shared part is smaller than the window of SSIM.
-    """
-    values, _ = _on_one_grid(image, following)
-    if image.section is None or following.section is None or min(values.shape[1:]) < 7:
-        return math.nan
-    data_range = float(np.ptp(np.percentile(values, (0.5, 99.5))))
-    return float(structural_similarity(values[:1], values[1:], data_range)[0]) if data_range > 0 else math.nan
-
-
 def brightness_ratio(image: ImageSummary, following: ImageSummary) -> float:
     """Return the mean of `following`'s projection over that of `image`, where both have tissue; NaN without such."""
-    values, masks = _on_one_grid(image, following)
-    shared = masks.all(axis=0)
+    first, second = image.projection.pixel, following.projection.pixel
+    pixel = max(first[0], second[0]), max(first[1], second[1])
+    values = [side.projection.resized(pixel) for side in (image, following)]
+    masks = [Gray(side.mask.astype(np.float32), side.projection.pixel).resized(pixel) for side in (image, following)]
+    both = tuple(slice(min(sizes)) for sizes in zip(*(part.shape for part in values), strict=True))
+    shared = np.minimum(*(mask[both] for mask in masks)) > 0.5
     if image.section is None or following.section is None or np.count_nonzero(shared) < _SHARED:
         return math.nan
-    means = values[:, shared].mean(axis=1, dtype=np.float64)
-    return float(means[1] / means[0]) if means.min() > 0 else math.nan
+    above, below = (part[both][shared].mean(dtype=np.float64) for part in values)
+    return float(below / above) if min(above, below) > 0 else math.nan

@@ -1,7 +1,6 @@
-"""Figures of merit of images: structural similarity (SSIM), sharpness, and outliers among such numbers.
+"""Figures of merit of images: sharpness, and outliers among such numbers.
 
-In: batches of images (n, Y, X), on the host or the device. Out: a number for each image or pair, in the memory of the
-images.
+In: batches of images (n, Y, X), on the host or the device. Out: a number for each image, in the memory of the images.
 """
 
 from __future__ import annotations
@@ -13,51 +12,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.correlate import correlate
-from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.robust import robust_deviation
-
-#: Constants of SSIM that stabilise its two factors, relative to the range of values (Wang et al., 2004).
-_K1, _K2 = 0.01, 0.03
-
-
-def structural_similarity(a: Array, b: Array, data_range: float, window: int = 7) -> Array:
-    """Return the mean structural similarity of each pair of images (Wang, Bovik, Sheikh and Simoncelli, 2004).
-
-    Parameters
-    ----------
-    a, b : numpy.ndarray or cupy.ndarray, (n, Y, X)
-        Real numbers, of one shape.
-    data_range : float
-        Largest minus smallest possible value.
-    window : int
-        Pixels of the window's sides, odd.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of float64, (n,)
-        From -1 to 1, as scikit-image computes SSIM by default. NaN for a pair with a pixel that is not finite.
-
-    Raises
-    ------
-    ValueError
-        Shapes that differ or are smaller than the window, an even window, a range that is not positive.
-    """
-    if a.ndim != 3 or a.shape != b.shape or window % 2 != 1 or min(a.shape[1:]) < window:
-        raise ValueError(f"images of {a.shape} and {b.shape}: pass (n, Y, X) of one shape, no smaller than {window}")
-    if not data_range > 0:
-        raise ValueError(f"data_range={data_range}: pass a positive number")
-    filters = ndimage_module(a)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    ux, uy, uxx, uyy, uxy = (
-        filters.uniform_filter(part, (1, window, window), mode="reflect") for part in (x, y, x * x, y * y, x * y)
-    )
-    unbiased = window**2 / (window**2 - 1)
-    vx, vy, vxy = (unbiased * (uu - u * v) for uu, u, v in ((uxx, ux, ux), (uyy, uy, uy), (uxy, ux, uy)))
-    c1, c2 = (_K1 * data_range) ** 2, (_K2 * data_range) ** 2
-    similarity = ((2 * ux * uy + c1) * (2 * vxy + c2)) / ((ux**2 + uy**2 + c1) * (vx + vy + c2))
-    edge = window // 2
-    result: Array = similarity[:, edge : a.shape[1] - edge, edge : a.shape[2] - edge].mean(axis=(1, 2))
-    return result
 
 
 def sharpness(images: Array, mask: Array | None = None) -> Array:

@@ -77,25 +77,12 @@ def columns_of(folder: Path, images: Iterable[ImageSummary], links: Iterable[Pat
 
 def _rank(stage: str) -> tuple[int, str]:
     """Return by what columns are sorted."""
-    first = Path(stage).parts[0] if Path(stage).parts else ""
+    first = stage.split("/")[0]
     return (_ORDER.index(first) if first in _ORDER else len(_ORDER)), stage
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The size of all cells of a table, in pixels.
-
-    Attributes
-    ----------
-    width : int
-        Width of a cell.
-    plan, section : int
-        Height of plans and of sections.
-    """
-
-    width: int
-    plan: int
-    section: int
+#: Pixels of the width of all cells of a table, of the height of plans, and of the height of sections.
+Layout = tuple[int, int, int]
 
 
 def layout_of(columns: Sequence[Column], width: int, section: int = 0) -> Layout:
@@ -107,7 +94,7 @@ def layout_of(columns: Sequence[Column], width: int, section: int = 0) -> Layout
     tall, wide, deep = extents.T
     low, high = _ASPECTS
     plan = round(width * float(np.clip(np.median(tall / wide), low, high)))
-    return Layout(width, plan, section or round(width * float(np.clip(np.median(deep / wide), low, high))))
+    return width, plan, section or round(width * float(np.clip(np.median(deep / wide), low, high)))
 
 
 def _extent(column: Column) -> tuple[float, float, float]:
@@ -146,21 +133,21 @@ def draw_cells(column: Column, layout: Layout) -> Cells:
 
     An image of two axes has no section: below it is the profile along its middle row, from black to white of its scale.
     """
-    tall, wide, deep = _extent(column)
-    pixel, step = max(wide / layout.width, tall / layout.plan), deep / layout.section or 1.0
+    (tall, wide, deep), (width, height, depth) = _extent(column), layout
+    pixel, step = max(wide / width, tall / height), deep / depth or 1.0
     plans = {
-        number: _placed(image.projection.resized((pixel, pixel)), (layout.plan, layout.width))
+        number: _placed(image.projection.resized((pixel, pixel)), (height, width))
         for number, image in column.images.items()
     }
     limits = percentiles(np.stack(list(plans.values())), _PERCENTS)
     sections = {
-        number: _profile(plans[number], limits, layout.section)
+        number: _profile(plans[number], limits, depth)
         if image.section is None
-        else _placed(image.section.resized((step, pixel)), (layout.section, layout.width))
+        else _placed(image.section.resized((step, pixel)), (depth, width))
         for number, image in column.images.items()
     }
     depth_limits = percentiles(np.stack(list(sections.values())), _PERCENTS) if deep else limits
-    gap = np.full((_GAP, layout.width), 255, np.uint8)
+    gap = np.full((_GAP, width), 255, np.uint8)
     pictures = {
         number: np.concatenate([colored(plan, limits)[..., 0], gap, colored(sections[number], depth_limits)[..., 0]])
         for number, plan in plans.items()

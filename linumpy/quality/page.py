@@ -28,10 +28,8 @@ from linumpy.quality.findings import (
     empty_slices,
     gap_text,
     is_jump,
-    placed_by,
     records,
     rejection,
-    rms_of,
     stage_of,
 )
 from linumpy.quality.images import ImageSummary
@@ -96,8 +94,6 @@ class Contents:
         What a reader should know.
     faults : mapping of (str, int) to list of str
         Those that concern a slice in a stage, which is red.
-    similarities : mapping of Path to float
-        SSIM of an image and the next of its column.
     ratios : mapping of str to mapping of (int, int) to float
         By stage, the brightness of a slice over that of the slice above.
     matches : mapping of (int, int) to Match
@@ -110,7 +106,6 @@ class Contents:
     columns: tuple[Column, ...]
     findings: tuple[Finding, ...]
     faults: Mapping[tuple[str, int], Sequence[str]]
-    similarities: Mapping[Path, float]
     ratios: Mapping[str, Mapping[tuple[int, int], float]]
     matches: Mapping[tuple[int, int], Match]
 
@@ -176,16 +171,11 @@ def _scale(cells: Cells | None) -> str:
     width = next(iter(cells.pictures.values())).shape[1]
     bar = scale_bar_um(width * cells.pixel_um)
     line = f"<div class='bar' style='width: {bar / cells.pixel_um:.0f}px'></div>"
-    limits = " to ".join(map(_level, cells.plan_limits))
+    limits = " to ".join(map(_text, cells.plan_limits))
     below = "below: profile of the middle row"
     if cells.stretch:
-        below = f"section × {cells.stretch:.2g}, {' to '.join(map(_level, cells.section_limits))}"
+        below = f"section × {cells.stretch:.2g}, {' to '.join(map(_text, cells.section_limits))}"
     return f"{line}<div class='small'>{scale_bar_label(bar)}, {limits}<br>{below}</div>"
-
-
-def _level(value: float) -> str:
-    """Return an intensity as text, without an exponent where it is large."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _between(contents: Contents, last: int | None, number: int) -> str:
@@ -193,7 +183,7 @@ def _between(contents: Contents, last: int | None, number: int) -> str:
     if last is None:
         return ""
     pair, lines = (last, number), []
-    known = [of_stage[pair] for of_stage in contents.ratios.values() if math.isfinite(of_stage.get(pair, math.nan))]
+    known = [of_stage[pair] for of_stage in contents.ratios.values() if pair in of_stage]
     if known:
         lines.append((f"brightness × {known[-1]:.2f}", is_jump(known[-1])))
     if pair in contents.matches and math.isfinite(contents.matches[pair].correlation):
@@ -242,7 +232,7 @@ def _numbers(contents: Contents) -> Iterable[str]:
             yield _registrations(document)
     if run.positions:
         head = ("positions", "tiles", "missing", "by the model", "pairs", "rejected", "RMS voxels", "why")
-        rows = [_tiles(run, path, tiles) for path, tiles in run.positions]
+        rows = [_tiles(path, run.documents[path]) for path, _ in run.positions]
         yield "<h3>Positions of tiles</h3>" + _table(head, rows)
     groups: dict[str, dict[Path, dict[str, str]]] = {}
     for path, document in run.documents.items():
@@ -254,16 +244,8 @@ def _numbers(contents: Contents) -> Iterable[str]:
         rows = [(path.stem, *(numbers.get(key, "–") for key in keys)) for path, numbers in files.items()]
         yield _details(f"Numbers of {stage}", _table(("file", *keys), rows), is_open=len(keys) <= _OPEN)
     if run.stages:
-        rows = [
-            (
-                str(stage["name"]),
-                str(stage["done"]),
-                str(stage["kept"]),
-                _text(stage["seconds"]),
-                _text(stage["wall_seconds"]),
-            )
-            for stage in run.stages
-        ]
+        keys = ["name", "done", "kept", "seconds", "wall_seconds"]
+        rows = [tuple(_text(stage[key]) for key in keys) for stage in run.stages]
         yield "<h3>Times</h3>" + _table(("stage", "done", "kept", "task s", "last run s"), rows)
     if contents.images:
         yield _details("Images", _images(contents))
@@ -280,22 +262,20 @@ def _registrations(document: Mapping[str, JSON]) -> str:
         rows.append((
             f"{pair.get('fixed_id')} and {pair.get('moving_id')}", *map(_text, numbers), rejection(pair) or "accepted"
         ))  # fmt: skip
-    places = Counter(placed_by(entry) for entry in records(document, "slices"))
+    places = Counter(str(entry.get("placed_by", "pairs")) for entry in records(document, "slices"))
     placed = ", ".join(f"{count} by {place}" for place, count in places.items())
     bad = {number for number, pair in enumerate(pairs) if rejection(pair)}
     return f"<p class='small'>Slices placed: {html.escape(placed)}.</p>" + _table(head, rows, bad)
 
 
-def _tiles(run: RunFolder, path: Path, positions: TilePositions) -> tuple[str, ...]:
-    document = run.documents[path]
-    present = [tile for tile in records(document, "tiles") if tile.get("present", True)]
-    by_model = [tile.get("placed_by") == "model" for tile in present if "placed_by" in tile]
-    reasons = Counter(rejection(pair) for pair in records(document, "pairs") if pair.get("rejected"))
-    return (
-        path.stem, f"{positions.grid[0]} × {positions.grid[1]}", str(int((~positions.present).sum())),
-        str(sum(by_model)) if by_model else "–", str(len(positions.pairs)), str(sum(reasons.values())),
-        _text(rms_of(document)), ", ".join(f"{count} {reason}" for reason, count in reasons.items()),
-    )  # fmt: skip
+def _tiles(path: Path, document: Mapping[str, JSON]) -> tuple[str, ...]:
+    tiles, pairs = records(document, "tiles"), records(document, "pairs")
+    present = [tile for tile in tiles if tile.get("present", True)]
+    by_model = sum(tile.get("placed_by") == "model" for tile in present)
+    reasons = Counter(rejection(pair) for pair in pairs if pair.get("rejected"))
+    numbers = (len(tiles), len(tiles) - len(present), by_model, len(pairs), sum(reasons.values()))
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return (path.stem, *map(str, numbers), _text(document.get("rms_leave_one_out")), why)
 
 
 def _scalars(document: Mapping[str, JSON], prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -309,13 +289,12 @@ def _scalars(document: Mapping[str, JSON], prefix: str = "") -> Iterable[tuple[s
 
 
 def _images(contents: Contents) -> str:
-    head = ("image", "voxels", "µm", "type", "tissue %", "sharpness", "SSIM to next", "not finite %", "resolution")
+    head = ("image", "voxels", "µm", "type", "tissue %", "sharpness", "not finite %", "resolution")
     rows = [
         (
             str(image.path.relative_to(contents.run.folder)), f"{image.axes} {' × '.join(map(str, image.shape))}",
             " × ".join(f"{step:.4g}" for step in image.spacing), image.dtype, _text(100 * image.tissue),
-            _text(image.sharpness), _text(contents.similarities.get(image.path)), _text(100 * image.not_finite),
-            str(image.level),
+            _text(image.sharpness), _text(100 * image.not_finite), str(image.level),
         )
         for image in contents.images
     ]  # fmt: skip
@@ -386,10 +365,10 @@ def _source(picture: Image) -> str:
 
 
 def _text(value: JSON) -> str:
-    """Return a value of JSON as text."""
-    if isinstance(value, float):
-        return f"{value:.3g}" if math.isfinite(value) else "–"
-    return "–" if value is None else str(value)
+    """Return a value of JSON as text, without an exponent where it is large."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    return str(value) if not isinstance(value, float) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], bad: Iterable[int] = ()) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file, replacing
 from linumpy.quality import findings
 from linumpy.quality.findings import Finding
-from linumpy.quality.images import ImageSummary, brightness_ratio, similarity, summarize
+from linumpy.quality.images import ImageSummary, brightness_ratio, summarize
 from linumpy.quality.overview import Column, columns_of
 from linumpy.quality.page import Contents, page_of
 from linumpy.quality.run_folder import RunFolder, look_into
@@ -115,16 +116,11 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
         columns.append(Column(stage, parts_of(*found, use_gpu=use_gpu)))
     ratios = {
         column.stage: {
-            (first, second): brightness_ratio(column.images[first], column.images[second])
+            (first, second): ratio
             for first, second in itertools.pairwise(column.images)
+            if not math.isnan(ratio := brightness_ratio(column.images[first], column.images[second]))
         }
         for column in columns
-    }
-    similarities = {
-        first.path: similarity(first, second)
-        for column in columns
-        for first, second in itertools.pairwise(column.images.values())
-        if first.path != second.path
     }
     said = findings.merged([*unread, *findings.of_documents(run)])
     jumps = findings.merged([*findings.of_brightness(ratios), *of_matches(matches), *findings.of_cameras(run)])
@@ -133,7 +129,7 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     shown = tuple(column for column in columns if column.images or any(stage == column.stage for stage, _ in faults))
     return Contents(
         run=run, images=tuple(images), others=others, columns=shown, findings=everything, faults=faults,
-        similarities=similarities, ratios=ratios, matches=matches,
+        ratios=ratios, matches=matches,
     )  # fmt: skip
 
 

@@ -124,12 +124,8 @@ def matches_of(
     return matches
 
 
-@dataclass(frozen=True)
-class _Plane:
-    """A mean along depth, and the map of its pixels to coordinates of the stack: homogeneous, (y, x, 1), in µm."""
-
-    picture: Gray
-    to_stack: np.ndarray
+#: A mean along depth, and the map of its pixels to coordinates of the stack: homogeneous, (y, x, 1), in µm.
+_Plane = tuple[Gray, np.ndarray]
 
 
 def _seen_from_stack(
@@ -140,16 +136,15 @@ def _seen_from_stack(
     picture = summarize(image.path, depth_um=(inside[0], inside[1]), use_gpu=use_gpu).projection
     pixels = np.diag([*picture.pixel, 1.0])
     pixels[:2, 2] = origin[1:] + (np.array(picture.pixel) - image.spacing[1:]) / 2
-    return _Plane(picture, matrix[1:, 1:] @ pixels)
+    return picture, matrix[1:, 1:] @ pixels
 
 
 def _on_one_grid(upper: _Plane, lower: _Plane) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """Sample the lower plane at the pixels of the upper one; pixels outside of it are 0."""
-    map_ = np.linalg.inv(lower.to_stack) @ upper.to_stack
-    sampled = ndimage.affine_transform(
-        lower.picture.values, map_[:2, :2], map_[:2, 2], upper.picture.values.shape, order=1
-    )
-    return upper.picture.values, sampled, upper.picture.pixel
+    (above, above_to_stack), (below, below_to_stack) = upper, lower
+    to_below = np.linalg.inv(below_to_stack) @ above_to_stack
+    sampled = ndimage.affine_transform(below.values, to_below[:2, :2], to_below[:2, 2], above.values.shape, order=1)
+    return above.values, sampled, above.pixel
 
 
 def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -> Match:

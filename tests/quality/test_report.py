@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from skimage import metrics
 
 from linumpy.quality.report import write_report
 from linumpy.registration.position_files import write_positions
@@ -84,14 +83,14 @@ def results(tmp_path):
 
 
 def test_the_page(results, tmp_path):
-    folder, volumes = results
+    folder, _ = results
     report = write_report(folder, tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
     assert not page._open or page._open == ["meta"], "all elements are closed"
     for wanted in (
-        "slice_z09: nothing was recorded", "1 of 4 tiles are missing", "1 of 2 pairs", "all voxels are equal",
-        "broken.ome.zarr cannot be read", "NaN or infinite",
+        "slice_z09: nothing was recorded", "1 of 4 tiles are missing",
+        "all voxels are equal", "broken.ome.zarr cannot be read", "NaN or infinite",
     ):  # fmt: skip
         assert [line for line in report.warnings if wanted in line], wanted
         assert wanted in text
@@ -99,9 +98,6 @@ def test_the_page(results, tmp_path):
     first = rows["stitched/slice_z0.ome.zarr"]
     assert first[1:4] == ["zyx 6 × 40 × 50", "5 × 10 × 20", "float32"]
     assert float(first[4]) == pytest.approx(100 * np.pi * 15**2 / 2000, rel=0.15)
-    flat = [np.nan_to_num(volume).mean(0) for volume in volumes]
-    extent = np.ptp(np.percentile(flat, (0.5, 99.5)))
-    assert float(first[6]) == pytest.approx(metrics.structural_similarity(*flat, data_range=extent), rel=0.01)
     assert rows["aip"] == ["aip", "2", "1", "3.25", "1.5"]
     assert rows["0"] == ["0", "7&"]
     assert "<b>map" not in text
@@ -117,7 +113,7 @@ def test_a_run_and_what_is_refused(results, tmp_path, capsys):
     folder, _ = results
     done = run_script(NAME, folder, tmp_path / "r.html", "--no-use_gpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 7 warnings\n"
+    assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 6 warnings\n"
     main = load(NAME).main
     check_refused(capsys, main, [folder, tmp_path / "r.html"], PROGRAM, "--overwrite")
     (tmp_path / "nothing").mkdir()
@@ -264,17 +260,19 @@ def make_run(folder, faults=frozenset(), slices=6, seed=1):
                 {"fixed_id": n - 1, "moving_id": n, "correlation": 0.8, "evidence": 0.99, "rejected": rejected}
             )
         clipped = 0.02 if is_faulty and "clipped" in faults else 0.0
+        told = ["2 % of the voxels are clipped."] if clipped else []
         reason = "there is no tissue" if is_faulty and "left out" in faults else ""
         (folder / f"attenuation/{name}.json").write_text(
-            json.dumps({"clipped": clipped, "gain": 1.5, "warnings": [], "left_out": reason})
+            json.dumps({"clipped": clipped, "gain": 1.5, "warnings": told, "left_out": reason})
         )
         by = "model" if is_faulty and "model" in faults else "pairs"
         tiles = [{"row": 0, "column": k, "y": 0, "x": 30 * k, "present": True, "placed_by": by} for k in range(3)]
         (folder / f"positions/{name}.json").write_text(json.dumps({
             "tile_shape": [72, 40], "model": {"row": [0, 0], "column": [0, 30]}, "tiles": tiles, "pairs": [],
-            "warnings": [], "left_out": "",
+            "warnings": ["3 of 3 tiles are placed by the regular grid."] if by == "model" else [], "left_out": "",
         }))  # fmt: skip
     write_omezarr(folder / "stack/stack.ome.zarr", stack, SPACING)
+    document["warnings"] = ["No pair places slice 3: placed by the motor's shifts."] if "motor" in faults else []
     (folder / "register/transforms.json").write_text(json.dumps(document))
     said = ["The flat field reaches the limits."] if "said" in faults else []
     (folder / "shading/brain.json").write_text(json.dumps({"tiles": 9, "warnings": said, "left_out": ""}))
@@ -286,11 +284,11 @@ SAID = {
     "bright": "slices 2 and 3: tissue is 1.5 times as bright in slice 3 as in slice 2",
     "shift": "slices 2 and 3: their structure hardly matches where they meet",
     "surface": "surface, slice 3: its median is far from that of its neighbours",
-    "motor": "register, slice 3: no accepted registration places this slice, but the motor's shifts",
+    "motor": "register, slice 3: No pair places slice 3: placed by the motor's shifts.",
     "rejected": "the registration of slice 2 with slice 3 was rejected: no peak stands out",
     "clipped": "attenuation, slice 3: 2 % of the voxels are clipped",
     "left out": "attenuation, slice 3: left out: there is no tissue",
-    "model": "positions, slice 3: 3 of 3 tiles are placed by the model",
+    "model": "positions, slice 3: 3 of 3 tiles are placed by the regular grid.",
     "said": "shading: The flat field reaches the limits.",
 }
 
@@ -320,15 +318,8 @@ def test_each_fault_is_a_warning_and_red(tmp_path):
     assert not {(stage, n) for stage, n in red if n not in (2, 3, 4)}
 
 
-def test_what_a_stage_says_is_not_said_twice(tmp_path):
-    """Its own warning is shown, and the slices that it names are red."""
+def test_a_warning_of_the_brain_is_red_at_the_slices_that_it_names(tmp_path):
     folder = make_run(tmp_path / "run", {"motor", "model"})
-    for path, text in (
-        ("register/transforms.json", "No pair places slice 3: placed by the motor's shifts."),
-        ("positions/slice_z03.json", "3 of 3 tiles are placed by the regular grid."),
-    ):
-        document = json.loads((folder / path).read_text())
-        (folder / path).write_text(json.dumps(document | {"warnings": [text]}))
     assert write_report(folder, tmp_path / "r.html").warnings == (
         "positions, slice 3: 3 of 3 tiles are placed by the regular grid.",
         "register, slice 3: No pair places slice 3: placed by the motor's shifts.",
