@@ -19,6 +19,18 @@ from linumpy.pipeline.options import OPTIONS
 
 #: Keys whose values are paths.
 _PATHS = ("mosaics", "output", "shifts", "slice_config")
+#: Stages that need the results of another stage.
+_NEEDED = {"illumination": "shading", "stitch": "positions", "stack": "register"}
+#: Stages that need stitched slices. Where positions are left out, too, the mosaics may be stitched slices.
+_STITCHED = ("beam", "attenuation", "register")
+#: Options of earlier versions: by stage and name, what takes their place.
+_MOVED = {
+    **{("attenuation", member.name): "write it in [beam]" for member in dataclasses.fields(OPTIONS["beam"])},
+    **{("illumination", member.name): "write it in [shading]" for member in dataclasses.fields(OPTIONS["shading"])},
+    ("illumination", "max_tiles"): "remove it: all tiles are used",
+    ("positions", "min_confidence"): "use min_evidence, a probability",
+    ("register", "min_correlation"): "use min_evidence, a probability",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,8 @@ class Run:
     Raises
     ------
     ValueError
-        An interval that is not positive, an unknown stage in `skip` or `options`, or a tile shape without the stage
+        An interval that is not positive, an unknown stage in `skip` or `options`, a stage in `skip` whose results
+        another stage needs, or a tile shape without the stage
         ``resample``, which writes it to the metadata.
     """
 
@@ -71,11 +84,16 @@ class Run:
     def __post_init__(self) -> None:
         if not 0 < self.slicing_interval_mm < math.inf:
             raise ValueError(f"slicing_interval_mm={self.slicing_interval_mm}: pass a positive length in mm")
+        if isinstance(self.skip, str):
+            raise ValueError(f"skip={self.skip!r}: pass a list of stages, such as [{self.skip!r}]")
         for key, names in (("skip", self.skip), ("options", tuple(self.options))):
             for name in names:
                 if name not in OPTIONS:
                     raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
-
+        stitched = dict.fromkeys(_STITCHED, "stitch") if "positions" not in self.skip else {}
+        for name, needed in (_NEEDED | stitched).items():
+            if needed in self.skip and name not in self.skip:
+                raise ValueError(f"skip has {needed!r}, but {name!r} needs its results: skip {name!r}, too")
         if self.tile_shape is not None and "resample" in self.skip:
             raise ValueError(f"tile_shape={self.tile_shape}: skip must not have resample, which records it")
 
@@ -112,7 +130,7 @@ def read_run(path: str | Path) -> Run:
     settings: dict[str, Any] = {"options": {}}
     for key, value in given.items():
         if key in OPTIONS:
-            settings["options"][key] = _record(OPTIONS[key], value, f"{path}: {key}")
+            settings["options"][key] = _record(key, value, f"{path}: {key}")
         elif key in known:
             settings[key] = path.parent / str(value) if key in _PATHS else _without_list(value)
         else:
@@ -147,12 +165,15 @@ def _parsed(path: Path) -> object:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _record(record_type: type, value: object, where: str) -> object:
+def _record(stage: str, value: object, where: str) -> object:
     """Make the record of a stage's options from a table; error messages begin with `where`."""
+    record_type = OPTIONS[stage]
     names = [member.name for member in dataclasses.fields(record_type)]
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: a table of {', '.join(names)} is needed, not {value!r}")
     for name in value:
+        if (stage, name) in _MOVED:
+            raise ValueError(f"{where}: {name!r} is no option of this stage any more: {_MOVED[stage, name]}")
         if name not in names:
             raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
     return record_type(**{name: _without_list(entry) for name, entry in value.items()})
