@@ -19,9 +19,10 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, check_shadows, refine_pairs
 
-#: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, the minimum of that in
-#: voxels, and the maximum number of blocks along an axis whose means it smooths.
-_SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
+#: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, about two voxels of the
+#: coarse grid, the minimum of that in voxels, and the maximum number of blocks along an axis whose means it smooths.
+#: With a wider one, attenuation that remains outweighs the structure, and bends matches to the outline of the tissue.
+_SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 48, 8, 96
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,10 @@ def register_pairs(
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ matches.matrices @ np.linalg.inv(to_um)
+    method = method or Refinement()
+    if method.levels is None:
+        # Down to the coarse grid: images of larger voxels would hold only what the flattening left of slow changes.
+        method = replace(method, levels=max(2, 1 + math.ceil(math.log2(max(factors)))))
     refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
     evidence = np.where(np.isfinite(refined.errors_um), matches.evidence, 0.0)
     return replace(refined, evidence=evidence, is_at_edge=matches.is_at_edge)
