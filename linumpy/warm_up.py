@@ -152,7 +152,7 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
     )  # fmt: skip
     write_brain(brain, folder / "brain")
     # The few tiles cannot tell the illumination, which must be corrected none the less.
-    options = rehearsal.run.options | {"shading": replace(rehearsal.run.options_of("shading"), force=True)}
+    options = {**rehearsal.run.options, "shading": replace(rehearsal.run.options_of("shading"), force=True)}
     succeeded = True
     for number, stages in enumerate(rehearsal.groups):
         run = replace(

@@ -82,7 +82,7 @@ process fix_focal_curvature {
 
     script:
     """
-    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --levels ${params.levels} ${device()}
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --interpolate --s_xy ${params.s_xy} --s_z ${params.s_z} --levels ${params.levels} ${device()}
     """
 }
 

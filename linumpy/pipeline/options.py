@@ -33,7 +33,7 @@ class Focal:
 
     s_xy: int = 15
     s_z: float = 2.0
-    interpolate: bool = False
+    interpolate: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _STITCHED = ("beam", "attenuation", "register")
 _MOVED = {
     **{("attenuation", member.name): "write it in [beam]" for member in dataclasses.fields(OPTIONS["beam"])},
     **{("illumination", member.name): "write it in [shading]" for member in dataclasses.fields(OPTIONS["shading"])},
-    ("illumination", "max_tiles"): "remove it: all tiles are used",
+    ("illumination", "max_tiles"): "remove it: up to 256 tiles of the brain are used",
     ("positions", "min_confidence"): "use min_evidence, a probability",
     ("register", "min_correlation"): "use min_evidence, a probability",
 }

@@ -174,10 +174,9 @@ def _illumination(spec: BrainSpec, folder: Path) -> _Errors:
     """Error of the flat field by which tiles were divided, computed from the tiles before and after."""
     errors, axes = [], (0, 1, 2)
     for path in _images(folder):
-        before, after = (
-            tiles_of(spec, _voxels(stage / path.name)).astype(np.float64)
-            for stage in (folder.with_name("focal"), folder)
-        )
+        earlier = (folder.with_name(stage) / path.name for stage in ("focal", "resample", "galvo"))
+        source = next(one for one in earlier if one.exists())
+        before, after = (tiles_of(spec, _voxels(image)).astype(np.float64) for image in (source, path))
         # For each pixel, before = flat * after + dark over all tiles and planes: flat is the slope of a regression.
         centred = [part - part.mean(axis=axes) for part in (before, after)]
         flat = (centred[0] * centred[1]).sum(axis=axes) / (centred[1] ** 2).sum(axis=axes)

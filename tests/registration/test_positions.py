@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from linumpy.errors import SourceError
-from linumpy.mosaic.tile_positions import estimate_positions
+from linumpy.mosaic.tile_positions import estimate_positions, project_structure
 from linumpy.registration.position_files import read_positions, table_of, write_positions
 from linumpy.registration.positions import AcquisitionModel, _leave_one_out, _Solver, locate_tiles, solve_positions
 from linumpy.registration.shift_evidence import MeasuredPairs
@@ -313,3 +313,40 @@ def test_a_camera_that_is_turned_against_the_stage_is_found_and_mended(degrees):
 def test_axes_of_a_stage_that_are_not_at_right_angles():
     assert AcquisitionModel((100.0, 0.0), (-1.0, 50.0)).degrees == pytest.approx((0.0, np.degrees(np.arctan(0.02))))
     assert AcquisitionModel((0.0, 0.0), (0.0, 50.0)).degrees == (0.0, 0.0)
+
+
+def test_projections_of_tissue_that_takes_all_light():
+    """If this fails, tiles of deep tissue are compared by speckle: the mean along depth no longer shows the sample."""
+    rng = np.random.default_rng(7)
+    structure = ndimage.gaussian_filter(rng.standard_normal((60, 90, 90)), 2)
+    reflectivity = np.exp(0.5 * structure / structure.std())
+    light = np.exp(-0.15 * (np.cumsum(reflectivity, axis=0) - 0.5 * reflectivity))
+    views = [reflectivity * light * rng.gamma(4, 0.25, light.shape) * 1000 for _ in range(2)]
+    truth = np.log(reflectivity[:8].mean(axis=0))
+
+    def similarity(images):
+        return np.corrcoef(*(image.ravel() for image in images))[0, 1]
+
+    shown = [project_structure(view.astype(np.uint16), None, 0) for view in views]
+    assert similarity([view.mean(axis=0) for view in views]) < 0.2
+    assert similarity(shown) > 0.9
+    assert abs(similarity([shown[0], truth])) > 0.7
+
+
+def test_voxels_that_do_not_count_leave_the_projection_as_it_is():
+    rng = np.random.default_rng(8)
+    column = rng.gamma(4, 0.25, (20, 6, 5)).astype(np.float32)
+    column[:, 2, 3] = 0
+    holes = column.copy()
+    holes[4:7, 1, 1] = np.nan
+    plain, holed = (project_structure(voxels, None, 0) for voxels in (column, holes))
+    assert np.isnan(plain[2, 3])
+    assert np.isfinite(np.delete(plain.ravel(), 2 * 5 + 3)).all()
+    np.testing.assert_array_equal(holed != plain, (np.arange(30).reshape(6, 5) == 6) | np.isnan(plain))
+    np.testing.assert_allclose(
+        holed[1, 1], project_structure(np.delete(column, range(4, 7), 0), None, 0)[1, 1], rtol=1e-5
+    )
+    doubled = project_structure(2 * column, None, 0)
+    np.testing.assert_allclose(doubled, plain + np.float32(0.3 * np.log(2)), rtol=1e-4)
+    swapped = project_structure(column.transpose(1, 0, 2), None, 1)
+    np.testing.assert_allclose(swapped, plain, rtol=1e-5)

@@ -17,7 +17,7 @@ from linumpy.mosaic.alignment.register import Alignment, register_slices
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.beam import estimate_brain_light
 from linumpy.mosaic.common_space import stack_registered
-from linumpy.mosaic.focal import correct_mosaic
+from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.illumination import estimate_illumination, fix_illumination
@@ -298,7 +298,7 @@ def test_the_whole_chain(tmp_path):
         steps = {kind: here / kind / f"{name}.ome.zarr" for kind in outputs.values()}
         fix_galvo_shift(mosaics / f"{name}.ome.zarr", steps["galvo"])
         resample_mosaic_grid(steps["galvo"], steps["resampled"], (10, 15, 15), levels=2)
-        correct_mosaic(steps["resampled"], steps["flat"], (32, 32), method, levels=2)
+        correct_mosaic(steps["resampled"], steps["flat"], (32, 32), method, FocalCorrection(interpolate=True), levels=2)
     fields = estimate_illumination(sorted((here / "flat").iterdir()))
     for number in range(2):
         name = f"slice_z{number:02d}"
