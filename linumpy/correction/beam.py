@@ -40,9 +40,9 @@ _FOCUSES, _RAYLEIGHS = 31, 25
 #: Least variance of the logarithm of a profile's plane, so that no pair of slices counts without limit.
 _MIN_VARIANCE = 1e-4
 #: To be accepted, a beam must explain this share of what profiles have left without it, in slices that were left out of
-#: the fit, by so many standard errors. A larger share needs fewer, since an error of three or four slices is not known
-#: well. It must also bend the profiles by this root mean square.
-_MIN_EVIDENCE, _MIN_BEND = ((0.15, 2.0), (0.4, 1.5)), 0.02
+#: the fit, by so many standard errors: less is a shape of the tissue, and costs more than a beam that is left out
+#: gains. It must also bend the profiles by this root mean square.
+_MIN_EVIDENCE, _MIN_BEND = (0.95, 2.5), 0.02
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def estimate_beam(
     lit = np.arange(min(p.first for p in profiles), max(p.stop for p in profiles))
     bend = float(np.sqrt(np.mean(_without_line(gates[lit, best] - gates[lit, 0]) ** 2)))
     reason = ""
-    if not any(explained >= share and errors >= needed for share, needed in _MIN_EVIDENCE):
+    if explained < _MIN_EVIDENCE[0] or errors < _MIN_EVIDENCE[1]:
         reason = (
             f"a beam fitted to other parts of the slices explains {100 * max(explained, 0):.0f} % of what profiles "
             f"have left ({errors:.1f} standard errors), which is too little to tell it from the attenuation"

@@ -79,7 +79,8 @@ def convert(place, *, source, overwrite=False):
 
 
 def script(place, *, source, overwrite=False):
-    words = [source, place, "--resolution", "4", "--no-use_gpu", "--levels", "2", *["--overwrite"] * overwrite]
+    options = "--resolution 4 --tile_shape 6 6 --no-use_gpu --levels 2".split()
+    words = [source, place, *options, *["--overwrite"] * overwrite]
     if code := SCRIPT.main([str(word) for word in words]):
         raise SystemExit(code)
 
