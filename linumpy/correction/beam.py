@@ -39,9 +39,9 @@ _MIN_LIGHT = (1.0, 0.01)
 _FOCUSES, _RAYLEIGHS = 31, 25
 #: Least variance of the logarithm of a profile's plane, so that no pair of slices counts without limit.
 _MIN_VARIANCE = 1e-4
-#: To be accepted, a beam must explain this share of what profiles have left without it, in slices that were left out of
-#: the fit, by so many standard errors: less is a shape of the tissue, and costs more than a beam that is left out
-#: gains. It must also bend the profiles by this root mean square.
+#: Minimum evidence of a beam: the share that it explains of what profiles have left without it, in slices that were not
+#: used for the fit, and the number of standard errors of this share. Uncertain beams made stacks worse than no beam.
+#: A beam must also bend the profiles by at least this root mean square.
 _MIN_EVIDENCE, _MIN_BEND = (0.95, 2.5), 0.02
 
 
