@@ -165,6 +165,9 @@ def run_of(spec: BrainSpec, out: Path) -> Run:
         "positions": Positions(spec.overlap),
     }
     return Run(
-        out / "brain" / "mosaics", out / "results", spec.interval_um / 1e3, shifts=out / "brain" / "shifts.csv",
+        mosaics=out / "brain" / "mosaics",
+        output=out / "results",
+        slicing_interval_mm=spec.interval_um / 1e3,
+        shifts=out / "brain" / "shifts.csv",
         options=options,
-    )  # fmt: skip
+    )

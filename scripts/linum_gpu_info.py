@@ -67,7 +67,9 @@ def _warm_up() -> None:
     with tempfile.TemporaryDirectory(prefix="linumpy-warm-up-") as folder:
         run_demo(Path(folder) / "demo", "small", "cuda")
         for dtype in DTYPES:
-            with warming_up(Run(Path(folder), Path(folder), 0.2), dtype) as processes:
+            with warming_up(
+                Run(mosaics=Path(folder), output=Path(folder), slicing_interval_mm=0.2), dtype
+            ) as processes:
                 if any(process.wait() for process in processes):
                     raise LinumpyError(f"--warm-up: not all kernels of {dtype} were compiled; -v says why")
     new, seconds = kernel_cache.count() - before, time.perf_counter() - begin

@@ -28,7 +28,7 @@ def test_each_stage_is_rehearsed_with_what_it_needs():
 
 def test_a_rehearsal_carries_out_its_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "run_pipeline", lambda run, use_gpu: run_pipeline(run))
-    run = Run(tmp_path, tmp_path, 0.2)
+    run = Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2)
     groups = (("galvo", "resample", "survey", "aip"), ("positions", "stitch"))
     assert warm_up._rehearse(warm_up._Rehearsal(run, "uint16", groups, True), tmp_path)
     assert sorted(path.name for path in (tmp_path / "0").iterdir() if path.is_dir() and path.name[0] != ".") == [
@@ -46,7 +46,9 @@ def test_a_rehearsal_that_fails_does_not_stop_the_next(tmp_path, monkeypatch):
 
     monkeypatch.setattr(warm_up, "run_pipeline", fails)
     monkeypatch.setattr(warm_up, "write_brain", lambda *_: None)
-    rehearsal = warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "float32", warm_up._GROUPS, True)
+    rehearsal = warm_up._Rehearsal(
+        Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), "float32", warm_up._GROUPS, True
+    )
     assert not warm_up._rehearse(rehearsal, tmp_path)
     assert len(tried) == len(warm_up._GROUPS)
 
@@ -70,7 +72,7 @@ def start(tmp_path, monkeypatch):
 
 
 def test_processes_share_the_groups_and_are_started_once_for_a_machine(start, tmp_path):
-    run = Run(tmp_path, tmp_path, 0.2)
+    run = Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2)
     for _ in range(2):
         with warm_up.warming_up(run, np.uint16) as processes:
             for process in processes:
@@ -85,7 +87,7 @@ def test_processes_share_the_groups_and_are_started_once_for_a_machine(start, tm
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "raise SystemExit(1)"])
 def test_processes_end_with_the_pipeline_and_are_started_again_next_time(start, tmp_path, code):
-    start.code, run = code, Run(tmp_path, tmp_path, 0.2)
+    start.code, run = code, Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2)
     for _ in range(2):
         with contextlib.suppress(KeyboardInterrupt), warm_up.warming_up(run, np.uint16) as processes:
             raise KeyboardInterrupt
@@ -99,10 +101,10 @@ def test_a_full_disk_or_memory_does_not_stop_the_pipeline(start, tmp_path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "touch", full)
-    with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
+    with warm_up.warming_up(Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), np.uint16) as processes:
         assert [process.wait() for process in processes] == [0, 0, 0]
     monkeypatch.setattr(warm_up, "_start", full)
-    with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
+    with warm_up.warming_up(Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), np.uint16) as processes:
         assert not processes
 
 
@@ -111,7 +113,11 @@ def test_a_process_ends_with_its_parent(tmp_path):
     (tmp_path / "work/0").mkdir(parents=True)
     code = "import time; from linumpy import warm_up; warm_up._rehearse = lambda *_: time.sleep(60); warm_up.main()"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "work/0")], stdin=subprocess.PIPE)
-    process.stdin.write(pickle.dumps(warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "uint16", (), False)))
+    process.stdin.write(
+        pickle.dumps(
+            warm_up._Rehearsal(Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), "uint16", (), False)
+        )
+    )
     process.stdin.close()
     assert process.wait(timeout=30) == 1
     assert not (tmp_path / "work").exists()
@@ -120,7 +126,11 @@ def test_a_process_ends_with_its_parent(tmp_path):
 def test_a_process_that_rehearsed_ends_by_itself(tmp_path):
     code = "from linumpy import warm_up; warm_up._rehearse = lambda *_: True; warm_up.main()"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE)
-    process.stdin.write(pickle.dumps(warm_up._Rehearsal(Run(tmp_path, tmp_path, 0.2), "uint16", (), False)))
+    process.stdin.write(
+        pickle.dumps(
+            warm_up._Rehearsal(Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), "uint16", (), False)
+        )
+    )
     process.stdin.flush()
     assert process.wait(timeout=30) == 0
     process.stdin.close()
@@ -128,5 +138,5 @@ def test_a_process_that_rehearsed_ends_by_itself(tmp_path):
 
 def test_a_small_machine_does_not_warm_up(start, tmp_path, monkeypatch):
     monkeypatch.setattr(device, "usable_cores", lambda: 1)
-    with warm_up.warming_up(Run(tmp_path, tmp_path, 0.2), np.uint16) as processes:
+    with warm_up.warming_up(Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2), np.uint16) as processes:
         assert not processes

@@ -55,7 +55,7 @@ _SURFACE_PLANES = 4
 _ENDS, _END_LINES = (0.05, 50.0), 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeepLight:
     """Model of the light T from below the range: ``level - slope * Σ I``, within bounds.
 
@@ -203,7 +203,7 @@ def estimate_deep_light(
     lines = light.reshape((len(light), -1))
     lines = lines[:, tissue_lines(lines)]
     if not lines.shape[1]:
-        return DeepLight(0.0)
+        return DeepLight(level=0.0)
     planes = np.flatnonzero(from_surface(to_host(lines.mean(axis=1, dtype=np.float64))))
     upper = lines[: planes[0] + (len(lines) - planes[0] + 1) // 2]
     total, above = (part.sum(axis=0, dtype=np.float64) for part in (lines, upper))
@@ -212,10 +212,10 @@ def estimate_deep_light(
     mean, centred = float(ends.mean()), above - above.mean()
     with_total, with_ends = float((centred * total).sum()), -float((centred * ends).sum())
     slope = min(max(with_ends / with_total, 0.0), 1.0) if with_total > 1e-9 * float((above * total).sum()) else 0.0
-    return DeepLight(mean + slope * float(total.mean()), slope, mean / 3, 3 * mean)
+    return DeepLight(level=mean + slope * float(total.mean()), slope=slope, lowest=mean / 3, highest=3 * mean)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tissue:
     """The A-lines of tissue in a part of a volume.
 
@@ -260,7 +260,7 @@ def tissue_of(lines: Array, background: float) -> Tissue:
     # If the surface is tilted, the first planes show water in some of the lines.
     first = int(np.argmax(from_surface(profile, 0.95)))
     stop = first + bright_planes(profile[first:], background, float(profile.max())) if profile.max() > 0 else first
-    return Tissue(lines, first, stop, background)
+    return Tissue(lines=lines, first=first, stop=stop, background=background)
 
 
 def trend_per_mm(volume: Array, spacing_um: float, first: int, stop: int) -> float:

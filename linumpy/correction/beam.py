@@ -80,7 +80,7 @@ class Beam:
         return np.maximum(factor, 1e-6).astype(np.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """The mean logarithm of the light along depth, in a block of a slice.
 
@@ -110,7 +110,7 @@ class Profile:
 _Misfits = list[tuple[Profile, tuple[np.ndarray, int]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BeamEstimate:
     """The result of :func:`estimate_beam`.
 
@@ -235,7 +235,11 @@ def block_profile(lines: Any, number: int, block: int, background: float) -> Pro
     mean, logs = to_host(xp.stack([means, xp.log(xp.maximum(light, floor)).mean(axis=1, dtype=np.float64)]))
     first = int(np.percentile(surface, 90)) + _RIM
     stop = first + bright_planes(mean[first:], background, float(mean.max()))
-    return Profile(number, block, logs, first, stop, float(np.median(surface))) if stop - first >= MIN_PLANES else None
+    return (
+        Profile(number=number, block=block, logs=logs, first=first, stop=stop, surface=float(np.median(surface)))
+        if stop - first >= MIN_PLANES
+        else None
+    )
 
 
 def bright_planes(mean: np.ndarray, background: float, brightest: float) -> int:
@@ -274,7 +278,9 @@ def estimate_beam(
         With a focus in the tissue.
     """
     if not profiles:
-        return BeamEstimate(None, reason="no part of a slice has eight planes of tissue brighter than the background")
+        return BeamEstimate(
+            beam=None, reason="no part of a slice has eight planes of tissue brighter than the background"
+        )
     planes = max(len(profile.logs) for profile in profiles)
     z = np.arange(planes) * spacing_um
     # With a focus above the tissue only the far side of the beam is seen, which a background looks like, too.
@@ -303,7 +309,15 @@ def estimate_beam(
     elif bend < _MIN_BEND:
         reason = f"the beam that fits best bends the profiles by {100 * bend:.1f} % only, as an attenuation might"
     beam = None if reason else Beam(float(focus[best - 1]), float(rayleigh[best - 1]), falloff_per_mm)
-    return BeamEstimate(beam, explained, errors, bend, len(alone), len(pairs), reason)
+    return BeamEstimate(
+        beam=beam,
+        explained=explained,
+        standard_errors=errors,
+        bend=bend,
+        profiles=len(alone),
+        pairs=len(pairs),
+        reason=reason,
+    )
 
 
 def _misfit_alone(profile: Profile, gates: np.ndarray) -> np.ndarray:

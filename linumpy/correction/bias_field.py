@@ -29,7 +29,7 @@ from linumpy.device import array_module, to_host
 _WORKING_VOXELS = 2**21
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BiasOptions:
     """How a bias field is estimated; defaults are those of N4.
 

@@ -31,7 +31,7 @@ _USEFUL, _NEGLIGIBLE = 0.5, 0.01
 _MIN_TILES, _SAME_PART = 6, 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What an illumination is known from.
 
@@ -59,7 +59,7 @@ class Evidence:
     left_out: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Illumination:
     """Illumination of a field of view.
 
@@ -171,10 +171,14 @@ def illumination_of(
     means = (images * valid).sum(axis=(2, 3)) / xp.maximum(valid.sum(axis=(2, 3)), 1)
     baseline = means.astype(np.float32)[:, planes].reshape(len(tiles), *shape[:-2])
     if evidence.left_out:
-        return Illumination(xp.ones(shape, np.float32), xp.zeros(shape, np.float32), baseline, evidence)
+        return Illumination(
+            flat=xp.ones(shape, np.float32), dark=xp.zeros(shape, np.float32), baseline=baseline, evidence=evidence
+        )
     flat, dark = shading.fields((depth, shape[-2], shape[-1]))
     dark = xp.broadcast_to(dark if options.dark else xp.zeros_like(dark), shape)
-    return Illumination(xp.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark, baseline, evidence)
+    return Illumination(
+        flat=xp.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark=dark, baseline=baseline, evidence=evidence
+    )
 
 
 def _evidence(shading: Shading, options: ShadingOptions, parts: int) -> Evidence:
@@ -182,7 +186,7 @@ def _evidence(shading: Shading, options: ShadingOptions, parts: int) -> Evidence
     names = ("tiles", "independent_tiles", "coverage", "unevenness", "error")
     xp = array_module(shading.tiles)
     values = to_host(xp.stack([getattr(shading, name) for name in names])).tolist()
-    found = Evidence(int(values[0]), *values[1:])
+    found = Evidence(**dict(zip(names, values, strict=True)) | {"tiles": int(values[0])})
     parts = min(parts, found.tiles)
     limit = max(_USEFUL * found.unevenness, _NEGLIGIBLE)
     if options.force or (parts >= _MIN_TILES and found.error <= limit):

@@ -79,7 +79,7 @@ class ShadingOptions:
             raise ValueError(f"{self}: pass a smoothness above 0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shading:
     """The fields of a field of view, and how well they are known.
 
@@ -288,8 +288,9 @@ class _Fit:
         unevenness = xp.sqrt((self.theta**2).sum())
         error = xp.trace(covariance) * (1 + 2 / xp.maximum(independent, 1)) + (darkness * unevenness) ** 2
         return Shading(
-            self._coefficients(self.theta), self.depths, self.dark, self.floor, count, independent,
-            used.sum(axis=0).min() / xp.maximum(count, 1), unevenness, xp.sqrt(error),
+            coefficients=self._coefficients(self.theta), depths=self.depths, dark=self.dark,
+            floor=self.floor, tiles=count, independent_tiles=independent,
+            coverage=used.sum(axis=0).min() / xp.maximum(count, 1), unevenness=unevenness, error=xp.sqrt(error),
         )  # fmt: skip
 
     def _coefficients(self, theta: Any) -> Any:

@@ -28,7 +28,7 @@ _MIN_KNOWN = 0.25
 _SAMPLES = 2**22
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FocalCurvature:
     """Depth that the objective adds to the surface, as a quadratic form of the coordinates in the tile.
 
@@ -133,7 +133,15 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     vv, vu, uu, *of_tissue, rms, tiles_used = (float(number) for number in to_host(result))
     if not tiles_used:
         raise ValueError(f"the surface is known in less than {_MIN_KNOWN:.0%} of every tile: nothing to fit")
-    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_used), (of_tissue[0], of_tissue[1], of_tissue[2]))
+    return FocalCurvature(
+        tile_shape=(height, width),
+        vv=vv,
+        vu=vu,
+        uu=uu,
+        rms=rms,
+        tiles=int(tiles_used),
+        tissue=(of_tissue[0], of_tissue[1], of_tissue[2]),
+    )
 
 
 def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24) -> Array:
@@ -274,7 +282,8 @@ def _shifts(
     queue: tuple[int, int, int] | None,
 ) -> Uploaded:
     """Return the shift of each A-line of a tile; cached, because all slabs of a mosaic use the same shifts."""
-    depth = FocalCurvature(tile_shape, *form, 0.0, 0).depth()
+    vv, vu, uu = form
+    depth = FocalCurvature(tile_shape=tile_shape, vv=vv, vu=vu, uu=uu, rms=0.0, tiles=0).depth()
     shifts = depth.astype(np.float32) if interpolate else np.floor(depth + 0.5).astype(np.int32)
     shifts.setflags(write=False)
     return Uploaded(shifts, None) if queue is None else uploaded(require_cuda().asarray(shifts))

@@ -18,7 +18,7 @@ from linumpy.device import array_module, to_host, transfers
 _MAX_STEPS = 60  # of Levenberg and Marquardt's method
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InterfaceFit:
     """A shape fitted to a surface.
 
@@ -106,7 +106,7 @@ def fit_interface(
     fitted, parameters = _MODELS[model](xp, y, x, z, valid, spacing)
     residuals = xp.where(valid & xp.isfinite(fitted), z - fitted, 0)
     rms = float(xp.sqrt((residuals**2).sum() / xp.maximum(valid.sum(), 1)))
-    return InterfaceFit(model, back(fitted), parameters, rms)
+    return InterfaceFit(model=model, surface=back(fitted), parameters=parameters, rms=rms)
 
 
 def _polynomial(

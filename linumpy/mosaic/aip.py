@@ -101,7 +101,7 @@ def project_mosaic(
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    target = OutputImage(output, codec=codec, overwrite=overwrite)
+    target = OutputImage(path=output, codec=codec, overwrite=overwrite)
     with (
         tile_work(distributed, use_gpu=use_gpu) as work,
         target.map_writer(image, size, finest=level == 0) as writer,

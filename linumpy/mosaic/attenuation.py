@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 _MIN_SURFACE = 0.3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttenuationUsed:
     """The parameters and the effect of a compensation.
 
@@ -181,7 +181,7 @@ def compensate_attenuation(
         return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
 
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    target = OutputImage(output, levels, codec, overwrite, progress)
+    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         clipped = write_corrected(image, target, size, correct, work, dtype=out_dtype)
     used = replace(
@@ -201,9 +201,27 @@ def _prepared(light: BrainLight, tissue: Tissue, spacing_um: float, *, is_forced
     surface = tissue.at_surface(tissue.lines) if tissue.lines.shape[1] else 0.0
     if not surface:
         reason = light.left_out or "there is no tissue"
-        return AttenuationUsed(light, light.deep, None, None, 1.0, light.max_gain, light.dtype, left_out=reason)
+        return AttenuationUsed(
+            light=light,
+            deep=light.deep,
+            attenuation_per_mm=None,
+            remaining_per_mm=None,
+            gain_at_surface=1.0,
+            max_gain=light.max_gain,
+            dtype=light.dtype,
+            left_out=reason,
+        )
     deep, even = light_of(light, tissue, spacing_um)
-    used = AttenuationUsed(light, deep, None, None, 1.0, light.max_gain, light.dtype, left_out=light.left_out)
+    used = AttenuationUsed(
+        light=light,
+        deep=deep,
+        attenuation_per_mm=None,
+        remaining_per_mm=None,
+        gain_at_surface=1.0,
+        max_gain=light.max_gain,
+        dtype=light.dtype,
+        left_out=light.left_out,
+    )
     if surface < _MIN_SURFACE * light.surface:
         reason = f"at the surface it has {surface:.4g}, and tissue of the brain {light.surface:.4g}: there is no tissue"
         used = replace(used, left_out=reason)

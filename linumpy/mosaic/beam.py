@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ _MAX_GAIN = 50.0
 MAX_CLIPPED = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttenuationMethod:
     """How attenuation is computed; parameters that are None are estimated from the data.
 
@@ -79,7 +79,7 @@ class AttenuationMethod:
             raise ValueError(f"focus_um={self.focus_um}, rayleigh_um={self.rayleigh_um}: pass both or none")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BrainLight:
     """Parameters that the slices of a brain share.
 
@@ -261,7 +261,7 @@ def brain_light(
         background = method.background
     if method.rayleigh_um is not None and method.focus_um is not None:
         beam = Beam(method.focus_um, method.rayleigh_um, method.falloff_per_mm)
-        estimate, beam_from = BeamEstimate(beam), "options"
+        estimate, beam_from = BeamEstimate(beam=beam), "options"
     else:
         profiles = [p for number, sample in samples.items() for p in _profiles(number, sample, background)]
         estimate = estimate_beam(profiles, spacing_um, interval_um, falloff_per_mm=method.falloff_per_mm)
@@ -279,7 +279,7 @@ def brain_light(
     else:
         max_gain = max(1.0, min(_MAX_GAIN, surface / background if background else math.inf))
     own = [_own_deep(tissue, spacing_um, beam, end) for tissue in usable]
-    deep = _mean_deep(own) if usable else DeepLight(0.0, 0.0, 0.0, 0.0)
+    deep = _mean_deep(own) if usable else DeepLight(level=0.0, slope=0.0, lowest=0.0, highest=0.0)
     light = BrainLight(
         beam=beam, beam_from=beam_from, estimate=estimate, background=background, end_per_mm=end, deep=deep,
         slices=len(usable), surface=surface, scale=1.0, max_gain=max_gain, dtype=dtype.name,
@@ -334,7 +334,9 @@ def _own_deep(tissue: Tissue, spacing_um: float, beam: Beam, end_per_mm: float) 
 
 def _mean_deep(parts: Sequence[DeepLight]) -> DeepLight:
     """Return the mean of several models of the light from below."""
-    return DeepLight(*np.mean([astuple(part) for part in parts], axis=0).tolist())
+    return DeepLight(
+        **{member.name: float(np.mean([getattr(part, member.name) for part in parts])) for member in fields(DeepLight)}
+    )
 
 
 def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = False) -> None:

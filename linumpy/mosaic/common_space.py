@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommonSpace:
     """The grid of a stack of registered slices, and the box of each slice in it; pure.
 
@@ -114,7 +114,9 @@ def plan_common_space(
         for matrix, image, offset, shape in zip(maps, images, offsets, shapes, strict=True)
     )
     nbytes = math.prod(plan.shape) * images[0].array.dtype.itemsize
-    return CommonSpace(tuple(spacing.tolist()), tuple(origin.tolist()), plan, grids, nbytes)
+    return CommonSpace(
+        spacing=tuple(spacing.tolist()), origin=tuple(origin.tolist()), plan=plan, grids=grids, nbytes=nbytes
+    )
 
 
 def _to_stack(matrix: np.ndarray, image: MosaicImage) -> np.ndarray:
@@ -216,7 +218,10 @@ def stack_registered(
     left_out = [path.name for path in paths.values() if str(path) not in {image.name for image in images}]
     if left_out:
         log.warning("slices without a transform are left out: %s", ", ".join(left_out))
-    array, target = images[0].array, OutputImage(output, levels, codec, overwrite, progress)
+    array, target = (
+        images[0].array,
+        OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
+    )
     with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
         "the slices", carried_from_slices(images), space.plan.shape, array.dtype.newbyteorder("="), space.spacing,
         axes="zyx", origin=space.origin,

@@ -148,7 +148,10 @@ def correct_mosaic(
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
     tile_shape = _checked_tile(image, tile_shape)
-    target, nbytes = OutputImage(output, levels, codec, overwrite, progress), tile_nbytes(tile_bytes, use_gpu)
+    target, nbytes = (
+        OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
+        tile_nbytes(tile_bytes, use_gpu),
+    )
     with tile_work(distributed, use_gpu=use_gpu) as work:
         surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
         curvature = detect_focal_curvature(surface, tile_shape)

@@ -145,7 +145,7 @@ def fix_galvo_shift(
         if columns is None and shift.contrast < min_contrast:
             log.warning("%s: no clear seam (contrast %.2f), so columns are not rotated", source, shift.contrast)
             shift = GalvoShift(0, shift.contrast)
-        target = OutputImage(output, levels, codec, overwrite, progress)
+        target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
         _write(image, target, tile, shift.columns, work, tile_nbytes(tile_bytes, use_gpu))
     return shift
 

@@ -130,7 +130,7 @@ def resample_mosaic_grid(
         )
     attributes["linumpy"] |= corrections_attribute(corrections or (), image.lateral_names)
     carried = carried_from(image).without("labels", "image_label").on_another_grid()
-    target = OutputImage(output, levels, codec, overwrite, progress)
+    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
     with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
         image.name, carried, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, chunks=(*(1 for _ in image.leading), *grid.new_tile),

@@ -169,7 +169,13 @@ def fix_illumination(
             return corrected
 
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        write_corrected(image, OutputImage(output, levels, codec, overwrite, progress), size, correct, work)
+        write_corrected(
+            image,
+            OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
+            size,
+            correct,
+            work,
+        )
     if report is not None:
         _report(Path(report), image, tile, on_host, overwrite)
     return on_host
@@ -185,7 +191,7 @@ def _opened(
 
 def _on_host(fields: Illumination) -> Illumination:
     flat, dark, baseline = (to_host(getattr(fields, name)) for name in _FIELDS)
-    return Illumination(flat, dark, baseline, fields.evidence)
+    return Illumination(flat=flat, dark=dark, baseline=baseline, evidence=fields.evidence)
 
 
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:

@@ -127,7 +127,7 @@ def normalize_intensities(
                 percentiles = array_module(voxels).repeat(percentiles, len(voxels), 1)
             return normalise(voxels, percentiles, clip=clip)
 
-        target = OutputImage(output, levels, codec, overwrite, progress)
+        target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
         write_corrected(image, target, size, correct, work, dtype=np.float32)
     return bounds
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairDecision:
     """The decision for two neighbouring slices, one row of the table.
 
@@ -163,7 +163,7 @@ def stack_mosaics(
     with tile_work(distributed, use_gpu=use_gpu) as work:
         candidates = search_overlaps(images, moves, search, work)
     plan, rows = _decide(images, moves, candidates, search)
-    target = OutputImage(output, levels, codec, overwrite, progress)
+    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
     with tile_work(distributed, use_gpu=use_gpu) as work, _stack_writer(target, images, plan) as writer:
         size = tile_shape(plan.shape, writer.stored, images[0].array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
         _make_stack(target, writer, images, plan, work, size)
@@ -197,8 +197,9 @@ def _decide(
     plan = plan_stack([image.array.shape for image in images], used, steps)  # type: ignore[misc]
     rows = tuple(
         PairDecision(
-            move.fixed_id, move.moving_id, found.expected, found.overlap, round(found.correlation, 6), is_changed,
-            overlap, move.y_mm, move.x_mm, *offset,
+            fixed_id=move.fixed_id, moving_id=move.moving_id, expected_overlap=found.expected,
+            found_overlap=found.overlap, correlation=round(found.correlation, 6), mended=is_changed, overlap=overlap,
+            y_shift_mm=move.y_mm, x_shift_mm=move.x_mm, z_start=offset[0], y_start=offset[1], x_start=offset[2],
         )
         for move, found, is_changed, overlap, offset in zip(
             moves, candidates, changed, used, plan.offsets[1:], strict=True

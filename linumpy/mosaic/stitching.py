@@ -50,7 +50,7 @@ _MIN_FRACTION = 1e-4
 Tile = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StitchPlan:
     """The offsets of the tiles in a stitched volume.
 
@@ -126,8 +126,8 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
         )
     size = np.floor(offsets.max(axis=0) + _MIN_FRACTION).astype(int) + found.tile_shape
     return StitchPlan(
-        (int(size[0]), int(size[1])), found.tile_shape, (float(origin[0]), float(origin[1])),
-        dict(zip(tiles, offsets, strict=True)),
+        size=(int(size[0]), int(size[1])), tile_shape=found.tile_shape, origin=(float(origin[0]), float(origin[1])),
+        offsets=dict(zip(tiles, offsets, strict=True)),
     )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def stitch_mosaic(
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
     # Tile shape and corrections are dropped without a warning: the volume has no tiles.
     carried = replace(carried_from(image).without("labels", "image_label"), own=Carried().own).on_another_grid()
-    target = OutputImage(output, levels, codec, overwrite, progress)
+    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
     z, lateral, dtype = image.depth_axis, image.lateral_axes, image.array.dtype.newbyteorder("=")
     shape, origin = list(image.array.shape), list(image.origin)
     for k, axis in enumerate(lateral):

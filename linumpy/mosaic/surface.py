@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _PICTURE_VOXELS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SurfaceMethod:
     """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
 
@@ -151,7 +151,7 @@ def find_mosaic_surface(
     unit = np.float32(image.spacing[image.depth_axis])
     zero_logs = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
     offsets = {entries: edge_offset(image, method, entries, zero_log) for entries, zero_log in zero_logs.items()}
-    target = OutputImage(output, codec=codec, overwrite=overwrite, progress=progress)
+    target = OutputImage(path=output, codec=codec, overwrite=overwrite, progress=progress)
     with (
         tile_work(distributed, use_gpu=use_gpu) as work,
         # omero has the display settings of intensities, and the map has depths.

@@ -92,7 +92,7 @@ class Attenuation:
     dtype: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Register:
     """Options of ``register``: :class:`linumpy.mosaic.alignment.register.Alignment`."""
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _Files = dict[str, tuple[Path, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StageSummary:
     """The tasks of a stage, and their times.
 
@@ -58,7 +58,7 @@ class StageSummary:
     wall_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """The stages and results of a run.
 
@@ -163,7 +163,12 @@ def _summary(
     slices: Mapping[str, _Files],
     shared: _Files,
 ) -> Summary:
-    return Summary(tuple(map(_name, mosaics.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
+    return Summary(
+        slices=tuple(map(_name, mosaics.values())),
+        empty=tuple(empty),
+        stages=tuple(stages),
+        results=_gathered(slices, shared),
+    )
 
 
 def _name(path: Path) -> str:
@@ -183,13 +188,18 @@ def _task(run: Run, name: str, task_name: str, files: _Files) -> Task:
     lacking = [role for role in stage.needs if role not in inputs]
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
-    common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None, run.tile_shape)
+    common = Common(
+        levels=run.levels,
+        codec=run.codec,
+        slicing_interval_mm=run.slicing_interval_mm if stage.of_brain else None,
+        tile_shape=run.tile_shape,
+    )
     folder = run.output / name
     outputs = {}
     for role, suffix in stage.makes.items():
         stem = "" if not suffix.startswith(".") else role if stage.of_brain else task_name
         outputs[role] = folder / f"{stem}{suffix}"
-    return Task(name, task_name, run.options_of(name), common, inputs, outputs)
+    return Task(stage=name, name=task_name, options=run.options_of(name), common=common, inputs=inputs, outputs=outputs)
 
 
 def _carry_out_all(
@@ -220,7 +230,11 @@ def _carry_out_all(
         )
     seconds += sum(record.seconds for record in kept_records.values())
     return StageSummary(
-        name, len(unfinished), len(kept_records), round(seconds, 3), round(time.perf_counter() - begin, 3)
+        name=name,
+        done=len(unfinished),
+        kept=len(kept_records),
+        seconds=round(seconds, 3),
+        wall_seconds=round(time.perf_counter() - begin, 3),
     )
 
 

@@ -33,7 +33,7 @@ _MOVED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A run of the pipeline.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Common:
     """Settings of the run that outputs depend on.
 
@@ -48,7 +48,7 @@ class Common:
     tile_shape: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """One stage of one slice, or of the brain.
 
@@ -98,7 +98,7 @@ class Where:
     distributed: Client | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage.
 
@@ -220,7 +220,7 @@ def _focal(task: Task, where: Where) -> None:
 
     settings: options.Focal = task.options
     correct_mosaic(
-        task.one("image"), task.outputs["image"], method=SurfaceMethod(settings.s_xy, settings.s_z),
+        task.one("image"), task.outputs["image"], method=SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z),
         correction=FocalCorrection(interpolate=settings.interpolate), report=task.outputs["focal_picture"],
         **_volume_parameters(task, where),
     )  # fmt: skip
@@ -260,7 +260,7 @@ def _surface(task: Task, where: Where) -> None:
     from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 
     settings: options.Surface = task.options
-    method = SurfaceMethod(settings.s_xy, settings.s_z, definition=settings.definition)
+    method = SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z, definition=settings.definition)
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
         **_map_parameters(task, where),
@@ -328,7 +328,7 @@ def _register(task: Task, where: Where) -> None:
     interval = task.common.slicing_interval_mm
     assert interval is not None
     register_slices(
-        folder, task.outputs["transforms"], Alignment(interval, **asdict(task.options)),
+        folder, task.outputs["transforms"], Alignment(interval_mm=interval, **asdict(task.options)),
         shifts=task.one("shifts") if "shifts" in task.inputs else None,
         use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
@@ -356,23 +356,32 @@ def _report(task: Task, where: Where) -> None:
 _IMAGE = ".ome.zarr"
 #: The stages by name, in the order in which they run, which is also that of :data:`linumpy.pipeline.options.OPTIONS`.
 STAGES: dict[str, Stage] = {
-    "galvo": Stage(_galvo, ("image",), {"image": _IMAGE, "galvo": ".json"}),
-    "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
-    "survey": Stage(_survey, ("image",), {"survey": ".json"}),
-    "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
+    "galvo": Stage(call=_galvo, needs=("image",), makes={"image": _IMAGE, "galvo": ".json"}),
+    "resample": Stage(call=_resample, needs=("image",), makes={"image": _IMAGE}),
+    "survey": Stage(call=_survey, needs=("image",), makes={"survey": ".json"}),
+    "focal": Stage(call=_focal, needs=("image",), makes={"image": _IMAGE, "focal_picture": ".png"}),
     "shading": Stage(
-        _shading, ("image",), {"fields": ".npz", "shading": "brain.json", "shading_picture": ".png"}, of_brain=True
+        call=_shading,
+        needs=("image",),
+        makes={"fields": ".npz", "shading": "brain.json", "shading_picture": ".png"},
+        of_brain=True,
     ),
-    "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
-    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
-    "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
-    "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
-    "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),
-    "beam": Stage(_beam, ("image",), {"beam": "brain.json"}, of_brain=True),
-    "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE, "attenuation": ".json"}, optional=("beam",)),
-    "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",)),
-    "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True),
+    "illumination": Stage(call=_illumination, needs=("image", "fields"), makes={"image": _IMAGE}),
+    "positions": Stage(call=_positions, needs=("image",), makes={"positions": ".json"}),
+    "aip": Stage(call=_aip, needs=("image",), makes={"projection": _IMAGE}),
+    "surface": Stage(call=_surface, needs=("image",), makes={"surface": _IMAGE, "surface_picture": ".png"}),
+    "stitch": Stage(call=_stitch, needs=("image", "positions"), makes={"image": _IMAGE}),
+    "beam": Stage(call=_beam, needs=("image",), makes={"beam": "brain.json"}, of_brain=True),
+    "attenuation": Stage(
+        call=_attenuation, needs=("image",), makes={"image": _IMAGE, "attenuation": ".json"}, optional=("beam",)
+    ),
+    "register": Stage(
+        call=_register, needs=("image",), makes={"transforms": ".json"}, of_brain=True, optional=("shifts",)
+    ),
+    "stack": Stage(call=_stack, needs=("image", "transforms"), makes={"stack": _IMAGE}, of_brain=True),
 }
 #: Roles of all outputs besides ``image``: the report depends on them.
 _REPORTED_ROLES = tuple(sorted({role for stage in STAGES.values() for role in stage.makes} - {"image"}))
-STAGES["report"] = Stage(_report, ("image",), {"report": ".html"}, of_brain=True, optional=_REPORTED_ROLES)
+STAGES["report"] = Stage(
+    call=_report, needs=("image",), makes={"report": ".html"}, of_brain=True, optional=_REPORTED_ROLES
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,7 @@ class Finding:
     """
 
     text: str
+    _: KW_ONLY
     stages: tuple[str, ...] = ()
     slices: tuple[int, ...] = ()
     left_out: bool = False
@@ -160,7 +161,7 @@ def of_cameras(run: RunFolder) -> Iterable[Finding]:
                 number = slice_number(path.name)
                 median = f"{np.median(degrees):.2f}° is the median of all slices"
                 text = f"the camera is turned by {angle:.2f}° against the stage along {name}, {median}"
-                yield Finding(text, (stage_of(run, path),), () if number is None else (number,))
+                yield Finding(text, stages=(stage_of(run, path),), slices=() if number is None else (number,))
 
 
 def of_voxels(image: ImageSummary) -> Iterable[str]:
@@ -185,7 +186,7 @@ def of_neighbours(stage: str, images: Mapping[int, ImageSummary]) -> Iterable[Fi
         values = np.array([figure(image) for image in images.values()], float)
         for number, is_outlier in zip(images, step_outliers(values), strict=True):
             if is_outlier:
-                yield Finding(f"its {name} is far from that of its neighbours", (stage,), (number,))
+                yield Finding(f"its {name} is far from that of its neighbours", stages=(stage,), slices=(number,))
 
 
 def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iterable[Finding]:
@@ -198,7 +199,7 @@ def of_brightness(ratios: Mapping[str, Mapping[tuple[int, int], float]]) -> Iter
         known = {stage: of_stage[pair] for stage, of_stage in ratios.items() if pair in of_stage}
         if is_jump(last := list(known.values())[-1]):
             text = f"tissue is {last:.2g} times as bright in slice {pair[1]} as in slice {pair[0]}"
-            yield Finding(text, tuple(stage for stage, ratio in known.items() if is_jump(ratio)), pair)
+            yield Finding(text, stages=tuple(stage for stage, ratio in known.items() if is_jump(ratio)), slices=pair)
 
 
 def is_jump(ratio: float) -> bool:

@@ -63,7 +63,7 @@ class Gray:
         return np.asarray(picture.resize((columns, rows), Image.Resampling.BOX))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageSummary:
     """Figures of merit and pictures of an image, or of some of its planes.
 

@@ -105,7 +105,7 @@ def _extent(column: Column) -> tuple[float, float, float]:
     return height, width, max(depths, default=0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cells:
     """The drawn cells of a column.
 
@@ -152,7 +152,13 @@ def draw_cells(column: Column, layout: Layout) -> Cells:
         number: np.concatenate([colored(plan, limits)[..., 0], gap, colored(sections[number], depth_limits)[..., 0]])
         for number, plan in plans.items()
     }
-    return Cells(pictures, limits, depth_limits, pixel, pixel / step if deep else 0.0)
+    return Cells(
+        pictures=pictures,
+        plan_limits=limits,
+        section_limits=depth_limits,
+        pixel_um=pixel,
+        stretch=pixel / step if deep else 0.0,
+    )
 
 
 def _placed(picture: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -76,7 +76,7 @@ figcaption {{ font-size: 12px; color: #555; height: 2.8em; overflow: hidden; ove
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """What a page shows.
 

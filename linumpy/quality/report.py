@@ -153,9 +153,11 @@ def _seen(run: RunFolder, columns: Sequence[Column], others: Sequence[ImageSumma
     yield from findings.of_gaps(run, numbers)
     for image in others:
         name = str(image.path.relative_to(run.folder))
-        yield from (Finding(text, (name,)) for text in findings.of_voxels(image))
+        yield from (Finding(text, stages=(name,)) for text in findings.of_voxels(image))
     for column in columns:
         for number, image in column.images.items():
             if number not in empty:
-                yield from (Finding(text, (column.stage,), (number,)) for text in findings.of_voxels(image))
+                yield from (
+                    Finding(text, stages=(column.stage,), slices=(number,)) for text in findings.of_voxels(image)
+                )
         yield from findings.of_neighbours(column.stage, column.images)

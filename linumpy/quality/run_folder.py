@@ -24,7 +24,7 @@ _STAGE_KEYS = {"name", "done", "kept", "seconds", "wall_seconds"}
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """The contents of a folder; all paths are in the order of their names.
 
@@ -110,8 +110,9 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
                 unread.append(f"{path} cannot be read: {error}")
     pictures = tuple(path for path in files if path.suffix == ".png")
     contents = RunFolder(
-        folder, tuple(images), tuple(links), documents, tuple(positions), tuple(tables), pictures,
-        tuple(summary.get("stages", ())), tuple(summary.get("empty", ())), tuple(unread),
+        folder=folder, images=tuple(images), links=tuple(links), documents=documents,
+        positions=tuple(positions), tables=tuple(tables), pictures=pictures,
+        stages=tuple(summary.get("stages", ())), empty=tuple(summary.get("empty", ())), unread=tuple(unread),
     )  # fmt: skip
     if not any((images, documents, tables, pictures, contents.stages, unread)):
         raise SourceError(f"{folder} holds no OME-Zarr images, JSON, tables or pictures to report")

@@ -33,7 +33,7 @@ _SHARED, _MAX_SHIFT = 400, 0.15
 _LEAST, _MORE, _PIXELS = 0.1, 0.15, 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Match:
     """How two neighbouring slices of a stack match.
 
@@ -151,7 +151,7 @@ def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -
     """Compare two planes of one shape; pixels that are 0 are not measured."""
     valid = (above > 0) & (below > 0)
     if np.count_nonzero(valid) < _SHARED:
-        return Match(math.nan)
+        return Match(correlation=math.nan)
     a, b = (_structure(plane, valid) for plane in (above, below))
     spread = a[valid].std() * b[valid].std()
     correlation = float((a * b)[valid].mean() / spread) if spread > 0 else math.nan
@@ -159,7 +159,7 @@ def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -
     shift, best = found.matrices[0][:2, 2], float(found.correlations[0])
     is_shifted = np.hypot(*shift) > _PIXELS and best > max(2 * correlation, correlation + _MORE)
     shift_um = float(shift[0] * pixel_um[0]), float(shift[1] * pixel_um[1])
-    return Match(correlation, best, shift_um, is_bad=correlation < _LEAST or bool(is_shifted))
+    return Match(correlation=correlation, best=best, shift_um=shift_um, is_bad=correlation < _LEAST or bool(is_shifted))
 
 
 def _structure(plane: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -177,5 +177,5 @@ def of_matches(matches: Mapping[tuple[int, int], Match]) -> list[Finding]:
         if found.is_bad and lower == upper + 1:
             text = f"their structure hardly matches where they meet (correlation {found.correlation:.2f}"
             shift = f", {found.best:.2f} with a shift of {found.shift_um[0]:.0f} and {found.shift_um[1]:.0f} µm)"
-            findings.append(Finding(text + shift, ("stack",), (upper, lower)))
+            findings.append(Finding(text + shift, stages=("stack",), slices=(upper, lower)))
     return findings

@@ -147,13 +147,13 @@ def _from_json(content: Mapping[str, JSON], tile_shape: tuple[int, int]) -> Tile
         )
     pairs = [
         TilePair(
-            tuple(p["fixed"]),
-            tuple(p["moving"]),
-            tuple(p["shift"]),
-            p["confidence"],
-            p["residual"],
-            p["rejected"],
-            math.nan if p.get("evidence") is None else p["evidence"],
+            fixed=tuple(p["fixed"]),
+            moving=tuple(p["moving"]),
+            shift=tuple(p["shift"]),
+            confidence=p["confidence"],
+            residual=p["residual"],
+            rejected=p["rejected"],
+            evidence=math.nan if p.get("evidence") is None else p["evidence"],
         )
         for p in content["pairs"]
     ]
@@ -182,7 +182,9 @@ def _arranged(
         present[tile] = bool(int(row["present"]))
     if not np.isfinite(positions).all():
         raise ValueError("a position is not finite")
-    return TilePositions(positions, present, tile_shape, model or _mean_steps(positions), pairs)
+    return TilePositions(
+        positions=positions, present=present, tile_shape=tile_shape, model=model or _mean_steps(positions), pairs=pairs
+    )
 
 
 def _mean_steps(positions: np.ndarray) -> AcquisitionModel:

@@ -42,7 +42,7 @@ _CONTRADICTION, _NEAR_MODEL, _NEAR_OTHERS = 4.0, 2.0, 0.75
 _ROUNDS, _BATCH = 10, 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TilePair:
     """Two neighbouring tiles.
 
@@ -100,7 +100,7 @@ class AcquisitionModel:
         return float(np.degrees(np.arctan2(row_x, row_y))), float(np.degrees(np.arctan2(-column_y, column_x)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TilePositions:
     """Positions of the tiles of a slice.
 
@@ -220,7 +220,11 @@ def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> 
     if tiles < 2 or not by_model:
         return ()
     if by_model < tiles:
-        return (f"{by_model} of {tiles} tiles are placed by the regular grid: no pair connects them to the others",)
+        are = "tile is" if by_model == 1 else "tiles are"
+        return (
+            f"{by_model} of {tiles} {are} placed by the regular grid that the others show, because no accepted pair "
+            "connects them to the others. Check them in the stitched slice if they show tissue.",
+        )
     structured = int(measured.structured.sum())
     if structured >= max(_MIN_STRUCTURED, len(measured.structured) / 2):
         raise ValueError(
@@ -229,8 +233,8 @@ def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> 
             "(pass overlap= and tile_shape=)"
         )
     return (
-        f"no pair of tiles shows common structure: all {tiles} tiles have their nominal positions "
-        f"for an overlap of {overlap:g}",
+        f"No pair of the {tiles} tiles shows common structure, so all of them were placed by the nominal overlap of "
+        f"{overlap:g}. If they show tissue, check the overlap and the shape of the tiles.",
     )
 
 
@@ -285,7 +289,13 @@ def solve_positions(
     robust[rejected != ""] = 0
     positions, resistance = solve(robust)
     left_out, _ = _leave_one_out(solve.residuals(positions), robust, resistance)
-    return TilePositions(positions, present, tile_shape, model, _pairs(measured, left_out, rejected))
+    return TilePositions(
+        positions=positions,
+        present=present,
+        tile_shape=tile_shape,
+        model=model,
+        pairs=_pairs(measured, left_out, rejected),
+    )
 
 
 def _regular_grid(
@@ -337,13 +347,13 @@ def _leave_one_out(residuals: np.ndarray, weights: np.ndarray, resistance: np.nd
 def _pairs(measured: MeasuredPairs, left_out: np.ndarray, rejected: np.ndarray) -> tuple[TilePair, ...]:
     return tuple(
         TilePair(
-            (int(measured.fixed[k, 0]), int(measured.fixed[k, 1])),
-            (int(measured.moving[k, 0]), int(measured.moving[k, 1])),
-            _two_floats(measured.shifts[k]),
-            float(measured.correlation[k]),
-            float(left_out[k]),
-            str(rejected[k]),
-            float(measured.evidence[k]),
+            fixed=(int(measured.fixed[k, 0]), int(measured.fixed[k, 1])),
+            moving=(int(measured.moving[k, 0]), int(measured.moving[k, 1])),
+            shift=_two_floats(measured.shifts[k]),
+            confidence=float(measured.correlation[k]),
+            residual=float(left_out[k]),
+            rejected=str(rejected[k]),
+            evidence=float(measured.evidence[k]),
         )
         for k in range(len(rejected))
     )

@@ -43,7 +43,7 @@ _STRUCTURED, _CONTRAST = 20.0, 0.2
 _BATCH = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredPairs:
     """Shifts of neighbouring tiles.
 
@@ -84,14 +84,15 @@ def measure_pairs(tiles: Array, present: np.ndarray, overlap: tuple[int, int]) -
     """
     structure = find_structure(tiles[present])
     along = [_measure_axis(structure, present, axis, overlap[axis]) for axis in (0, 1)]
-    return MeasuredPairs(*(np.concatenate(parts) for parts in zip(*along, strict=True)))
+    return MeasuredPairs(**{name: np.concatenate([part[name] for part in along]) for name in along[0]})
 
 
-def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
+def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, overlap: int) -> dict[str, np.ndarray]:
     """Return the fields of :class:`MeasuredPairs` for the neighbours along an axis of the grid."""
     fixed, moving = _neighbours(present, axis)
     if not len(fixed):
-        return fixed, moving, np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0), np.zeros(0, bool)
+        none = {"shifts": np.zeros((0, 2)), "deviations": np.zeros((0, 2)), "structured": np.zeros(0, bool)}
+        return {"fixed": fixed, "moving": moving, "correlation": np.zeros(0), "evidence": np.zeros(0)} | none
     size, reach = structure.band.shape[1 + axis], int(_REACH * overlap)
     # Wide enough for the greatest overlap of the search.
     strip = min(size, overlap + reach)
@@ -111,7 +112,10 @@ def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, over
     refined = refine_shifts(first.smooth, second.smooth, xp.asarray((whole + nominal - limit).astype(np.float64)))
     shifts = to_host(refined.shifts)
     shifts[:, axis] += size - strip
-    return fixed, moving, shifts, to_host(refined.deviations), to_host(refined.correlation), evidence, alike
+    return {
+        "fixed": fixed, "moving": moving, "shifts": shifts, "deviations": to_host(refined.deviations),
+        "correlation": to_host(refined.correlation), "evidence": evidence, "structured": alike,
+    }  # fmt: skip
 
 
 def _neighbours(present: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

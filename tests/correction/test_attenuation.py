@@ -87,7 +87,9 @@ def profiles_of(slices, beam, *, tissue_seed=0, step=10.0, interval=20.0, noise=
                 number * interval, np.arange(deep), through
             )
             logs += np.log(beam.factor(planes, step)) + rng.normal(0, noise, planes)
-            found.append(Profile(number, block, logs, surface + 2, planes, surface))
+            found.append(
+                Profile(number=number, block=block, logs=logs, first=surface + 2, stop=planes, surface=surface)
+            )
     return found
 
 
@@ -182,7 +184,7 @@ def test_light_from_below_is_told_by_all_lines():
     even = estimate_deep_light(np.concatenate([np.repeat(line, 9, axis=1), line * [0.1]], axis=1), 10.0, end_per_mm=2.0)
     assert even.slope == 0
     assert math.isclose(even.level, line[-1, 0] / math.expm1(0.04), rel_tol=1e-3)
-    assert estimate_deep_light(np.zeros((9, 4)), 10.0, end_per_mm=2.0) == DeepLight(0.0)
+    assert estimate_deep_light(np.zeros((9, 4)), 10.0, end_per_mm=2.0) == DeepLight(level=0.0)
 
 
 def test_the_attenuation_below_the_range_makes_all_depths_alike():

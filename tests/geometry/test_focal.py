@@ -81,7 +81,7 @@ def test_a_corrected_mosaic_is_flat(interpolate):
 
 
 def test_each_a_line_by_its_place_in_its_tile():
-    curvature = FocalCurvature((5, 7), 2.0, 0.0, 1.0, 0.0, 1)
+    curvature = FocalCurvature(tile_shape=(5, 7), vv=2.0, vu=0.0, uu=1.0, rms=0.0, tiles=1)
     vol = np.random.default_rng(0).integers(1, 99, (12, 17, 16)).astype("u2")
     whole = correct_focal_curvature(vol, curvature)
     wrapped = correct_focal_curvature(vol, curvature, wrap=True)
@@ -115,7 +115,9 @@ def test_bad_input(surface, tile_shape, message):
 def test_use_gpu_without_one(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     with pytest.raises(GpuUnavailableError, match="there is none"):
-        correct_focal_curvature(np.ones((3, 3, 3)), FocalCurvature((3, 3), 1, 0, 0, 0, 1), use_gpu=True)
+        correct_focal_curvature(
+            np.ones((3, 3, 3)), FocalCurvature(tile_shape=(3, 3), vv=1, vu=0, uu=0, rms=0, tiles=1), use_gpu=True
+        )
 
 
 @pytest.mark.gpu

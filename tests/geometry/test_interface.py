@@ -197,7 +197,7 @@ def test_the_other_definition_takes_zero_for_one_unless_told():
 @pytest.mark.parametrize("background", [0, 3, 1000])
 @pytest.mark.parametrize("definition", ["linumpy", "edge"])
 def test_what_focal_correction_fills_is_no_surface(definition, background, interpolate):
-    curvature = FocalCurvature((32, 32), -6.0, 0.0, -6.0, 0.0, 1)
+    curvature = FocalCurvature(tile_shape=(32, 32), vv=-6.0, vu=0.0, uu=-6.0, rms=0.0, tiles=1)
     truth = 35 + np.tile(curvature.depth(), (2, 2))
     volume = np.rint(step_volume(truth, 100, 16, 0) * 20 + step_volume(np.full_like(truth, 999), 100, 16, background))
     flat = correct_focal_curvature(volume.astype("u2"), curvature, interpolate=interpolate)

@@ -36,7 +36,9 @@ CASES = some(
 
 def bend(sign):
     """How much deeper each A-line is seen, in whole voxels."""
-    return np.floor(FocalCurvature(TILE, sign * 3.0, 0.0, sign * 3.0, 0.0, 1).depth() + 0.5).astype(int)
+    return np.floor(
+        FocalCurvature(tile_shape=TILE, vv=sign * 3.0, vu=0.0, uu=sign * 3.0, rms=0.0, tiles=1).depth() + 0.5
+    ).astype(int)
 
 
 def surfaces():
@@ -78,7 +80,7 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
         report = tmp_path / f"{number}.png"
         run("linum_detect_focal_curvature", mosaic, flat, "--tile_shape", *TILE, "--report", report)
         fit = json.loads(report.with_suffix(".json").read_text())["voxels"]
-        curvature = FocalCurvature(TILE, fit["vv"], fit["vu"], fit["uu"], 0.0, 4)
+        curvature = FocalCurvature(tile_shape=TILE, vv=fit["vv"], vu=fit["vu"], uu=fit["uu"], rms=0.0, tiles=4)
         assert np.abs(curvature.depth() - bend(sign)).max() < 1.5
         made = values(flat)
         assert made.dtype == voxels.dtype

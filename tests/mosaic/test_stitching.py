@@ -25,7 +25,9 @@ def positions_of(rng, grid=(3, 2), whole=False, missing=()):
     present = np.ones(grid, bool)
     for tile in missing:
         present[tile] = False
-    return TilePositions(places - places[0, 0], present, TILE, AcquisitionModel((14, 0), (0, 18)))
+    return TilePositions(
+        positions=places - places[0, 0], present=present, tile_shape=TILE, model=AcquisitionModel((14, 0), (0, 18))
+    )
 
 
 def write_grid(path, tiles, axes="zyx", chunks=None):
@@ -83,10 +85,10 @@ def test_tiles_of_one_volume_become_that_volume(tmp_path, axes, memory):
     source = write_grid(tmp_path / "m.ome.zarr", tiles, axes, {"z": 2, "y": 20, "x": 24})
     if axes == "xzy":  # positions are along the lateral axes in the order of the mosaic's: x, y
         found = TilePositions(
-            found.positions.transpose(1, 0, 2)[..., ::-1],
-            found.present.T,
-            TILE[::-1],
-            AcquisitionModel((18, 0), (0, 14)),
+            positions=found.positions.transpose(1, 0, 2)[..., ::-1],
+            present=found.present.T,
+            tile_shape=TILE[::-1],
+            model=AcquisitionModel((18, 0), (0, 14)),
         )
     out, told = tmp_path / "out.ome.zarr", []
     done = stitch_mosaic(
@@ -120,7 +122,7 @@ def test_tiles_at_fractions_of_voxels_are_blended_by_their_weights(tmp_path, mis
 
 def test_without_interpolation_voxels_are_not_mixed_within_a_tile(tmp_path):
     found = positions_of(np.random.default_rng(3), grid=(1, 1))
-    found = TilePositions(found.positions + 0.4, found.present, TILE, found.model)
+    found = TilePositions(positions=found.positions + 0.4, present=found.present, tile_shape=TILE, model=found.model)
     tiles = np.random.default_rng(3).integers(0, 255, (1, 1, DEPTH, *TILE)).astype("u1")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     stitch_mosaic(source, found, tmp_path / "out.ome.zarr", interpolate=False)
@@ -172,7 +174,9 @@ def test_what_is_refused(tmp_path, capsys):
     words = [source, tmp_path / "p.json", tmp_path / "out.ome.zarr", "--no-use_gpu"]
     check_refused(capsys, load(NAME).main, words, PROGRAM, "3 × 2 tiles")
     check_refused(capsys, load(NAME).main, [*words, "--tile_shape", 10, 24], PROGRAM, "p.json")
-    none = TilePositions(np.zeros((3, 3, 2)), np.zeros((3, 3), bool), TILE, found.model)
+    none = TilePositions(
+        positions=np.zeros((3, 3, 2)), present=np.zeros((3, 3), bool), tile_shape=TILE, model=found.model
+    )
     with pytest.raises(ValueError, match="all tiles are missing"):
         stitch_mosaic(source, none, tmp_path / "out.ome.zarr")
     with pytest.raises(SourceError, match="3 × 2"):

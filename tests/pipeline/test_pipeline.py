@@ -40,7 +40,9 @@ def run_of(folder, spec=SPEC, **changes):
     """Write a brain, and return the run that takes it to a volume."""
     write_brain(spec, folder / "brain")
     given = {"shifts": folder / "brain/shifts.csv", "options": SMALL} | changes
-    return Run(folder / "brain/mosaics", folder / "out", spec.interval_um / 1e3, **given)
+    return Run(
+        mosaics=folder / "brain/mosaics", output=folder / "out", slicing_interval_mm=spec.interval_um / 1e3, **given
+    )
 
 
 def done(summary):
@@ -102,7 +104,14 @@ def test_what_the_galvo_did_not_rotate_is_not_copied(tmp_path, finished):
     before, out = voxels(source), tmp_path / "galvo/slice_z00.ome.zarr"
     outputs = {"image": out, "galvo": tmp_path / "galvo/slice_z00.json"}
     for columns in (0, 5, 0, 7):
-        task = Task("galvo", "slice_z00", Galvo(columns), Common(1, None), {"image": (source,)}, outputs)
+        task = Task(
+            stage="galvo",
+            name="slice_z00",
+            options=Galvo(columns),
+            common=Common(levels=1, codec=None),
+            inputs={"image": (source,)},
+            outputs=outputs,
+        )
         carry_out(task, Where(False))
         assert out.is_symlink() == (columns == 0)
         np.testing.assert_array_equal(voxels(source), before)
@@ -114,14 +123,34 @@ def test_illumination_that_tiles_cannot_tell_is_left_alone(tmp_path, caplog):
     spec = dataclasses.replace(SPEC, slices=1, tiles=(2, 1), faults=Faults(vignette=0.5, looks=8))
     write_brain(spec, tmp_path / "brain")
     source = tmp_path / "brain/mosaics/slice_z00.ome.zarr"
-    common, before = Common(1, None), voxels(source)
+    common, before = Common(levels=1, codec=None), voxels(source)
     made = {"fields": "fields.npz", "shading": "brain.json", "shading_picture": "shading.png"}
     fields = {role: tmp_path / "shading" / name for role, name in made.items()}
     out = tmp_path / "illumination/slice_z00.ome.zarr"
     for force in (False, True, False):
-        carry_out(Task("shading", "brain", Shading(force=force), common, {"image": (source,)}, fields), Where(False))
+        carry_out(
+            Task(
+                stage="shading",
+                name="brain",
+                options=Shading(force=force),
+                common=common,
+                inputs={"image": (source,)},
+                outputs=fields,
+            ),
+            Where(False),
+        )
         inputs = {"image": (source,), "fields": (fields["fields"],)}
-        carry_out(Task("illumination", "slice_z00", Illumination(), common, inputs, {"image": out}), Where(False))
+        carry_out(
+            Task(
+                stage="illumination",
+                name="slice_z00",
+                options=Illumination(),
+                common=common,
+                inputs=inputs,
+                outputs={"image": out},
+            ),
+            Where(False),
+        )
         told = json.loads(fields["shading"].read_text())
         assert out.is_symlink() == bool(told["left_out"]) == (not force)
         assert np.array_equal(voxels(out), before) == (not force)

@@ -74,8 +74,10 @@ def test_values_far_from_their_neighbours():
 
 
 def test_findings_of_one_text_are_joined():
-    found = [Finding("dark", ("focal",), (n,)) for n in (3, 0, 1, 2, 7)]
-    found += [Finding("dark", ("stitch",), (n,)) for n in (7, 3, 2, 1, 0)] + [Finding("late", (), (4, 5))]
+    found = [Finding("dark", stages=("focal",), slices=(n,)) for n in (3, 0, 1, 2, 7)]
+    found += [Finding("dark", stages=("stitch",), slices=(n,)) for n in (7, 3, 2, 1, 0)] + [
+        Finding("late", stages=(), slices=(4, 5))
+    ]
     assert [str(one) for one in merged(found)] == ["focal, stitch, slices 0 to 3 and 7: dark", "slices 4 and 5: late"]
 
 

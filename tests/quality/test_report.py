@@ -68,12 +68,18 @@ def results(tmp_path):
     (folder / "broken.ome.zarr").mkdir()
     (folder / "broken.ome.zarr/zarr.json").write_text("{")
     pairs = (
-        TilePair((0, 0), (0, 1), (0.5, 30.0), 0.9, 0.01, ""),
-        TilePair((0, 1), (0, 2), (9.0, 3.0), 0.1, 27.0, "low correlation"),
+        TilePair(fixed=(0, 0), moving=(0, 1), shift=(0.5, 30.0), confidence=0.9, residual=0.01, rejected=""),
+        TilePair(
+            fixed=(0, 1), moving=(0, 2), shift=(9.0, 3.0), confidence=0.1, residual=27.0, rejected="low correlation"
+        ),
     )
     places = np.array([[[0.0, 0], [0.5, 30], [1, 60], [1.5, 90]]])
     found = TilePositions(
-        places, np.array([[True, True, True, False]]), (40, 50), AcquisitionModel((0, 0), (0.5, 30)), pairs
+        positions=places,
+        present=np.array([[True, True, True, False]]),
+        tile_shape=(40, 50),
+        model=AcquisitionModel((0, 0), (0.5, 30)),
+        pairs=pairs,
     )
     write_positions(folder / "positions.json", found, "m", (10, 20))
     (folder / "decisions.csv").write_text("fixed_id,overlap\n0,7&\n")
@@ -158,10 +164,12 @@ def test_links_are_followed_where_that_is_asked_for(results, tmp_path, capsys):
 def test_a_slice_whose_camera_is_turned_differently_is_warned_of(tmp_path):
     for number, degrees in enumerate((0.30, 0.32, 0.28, 0.75, 0.31, 0.29, 0.30)):
         c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-        pairs = (TilePair((0, 0), (0, 1), (-30 * s, 30 * c), 0.9, 0.01, ""),)
+        pairs = (
+            TilePair(fixed=(0, 0), moving=(0, 1), shift=(-30 * s, 30 * c), confidence=0.9, residual=0.01, rejected=""),
+        )
         found = TilePositions(
-            np.array([[[0.0, 0], [-30 * s, 30 * c]]]), np.ones((1, 2), bool), (40, 50),
-            AcquisitionModel((30 * np.cos(0.005), 30 * np.sin(0.005)), (-30 * s, 30 * c)), pairs,
+            positions=np.array([[[0.0, 0], [-30 * s, 30 * c]]]), present=np.ones((1, 2), bool), tile_shape=(40, 50),
+            model=AcquisitionModel((30 * np.cos(0.005), 30 * np.sin(0.005)), (-30 * s, 30 * c)), pairs=pairs,
         )  # fmt: skip
         write_positions(tmp_path / f"slice_z{number}.json", found, "m", (10, 20))
     warnings = [line for line in write_report(tmp_path, tmp_path / "r.html").warnings if "camera" in line]

@@ -74,7 +74,9 @@ def test_a_run(mosaic, tmp_path):
     assert fit["um"]["vv"] == pytest.approx(5 * fit["voxels"]["vv"])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
-    curvature = FocalCurvature((56, 64), *(fit["voxels"][name] for name in ("vv", "vu", "uu")), 0.0, 9)
+    curvature = FocalCurvature(
+        tile_shape=(56, 64), **{name: fit["voxels"][name] for name in ("vv", "vu", "uu")}, rms=0.0, tiles=9
+    )
     truth = (surface_depth(SPEC) - tissue_depth(SPEC))[:56, :64]
     assert np.sqrt(np.mean((curvature.depth() - truth) ** 2)) <= 0.5
 
@@ -103,7 +105,9 @@ def test_options_reach_the_correction(main, mosaic, tmp_path, words, options, ca
     out, picture = tmp_path / "flat.ome.zarr", tmp_path / "report.png"
     assert main([str(mosaic), str(out), *TILE, "--report", str(picture), "--no-use_gpu", *words]) == 0
     fit = json.loads(picture.with_suffix(".json").read_text())
-    curvature = FocalCurvature((56, 64), *(fit["voxels"][name] for name in ("vv", "vu", "uu")), 0.0, 9)
+    curvature = FocalCurvature(
+        tile_shape=(56, 64), **{name: fit["voxels"][name] for name in ("vv", "vu", "uu")}, rms=0.0, tiles=9
+    )
     expected = correct_focal_curvature(block(SPEC, (0, 0, 0), SPEC.shape), curvature, **options)
     np.testing.assert_array_equal(values(out), expected)
     plain = correct_focal_curvature(block(SPEC, (0, 0, 0), SPEC.shape), curvature)
@@ -185,6 +189,8 @@ def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, cupy, monkeypatch, capsy
     assert on_gpu.pop("tissue") == pytest.approx(on_cpu.pop("tissue"), abs=0.02)
     assert on_gpu == pytest.approx(on_cpu, abs=0.02)
     # The same shifts, to the last bit: they are computed on the host.
-    curvature = FocalCurvature((56, 64), *(on_gpu[name] for name in ("vv", "vu", "uu")), 0.0, 9)
+    curvature = FocalCurvature(
+        tile_shape=(56, 64), **{name: on_gpu[name] for name in ("vv", "vu", "uu")}, rms=0.0, tiles=9
+    )
     expected = correct_focal_curvature(block(SPEC, (0, 0, 0), SPEC.shape), curvature, interpolate=True)
     np.testing.assert_allclose(values(tmp_path / "g.zarr"), expected, rtol=1e-5)

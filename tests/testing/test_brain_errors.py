@@ -107,7 +107,7 @@ def test_the_surface_of_resampled_voxels_counts_from_their_centre(tmp_path):
         faults=Faults(water_um=100.0, tilt=(0.02, -0.03), looks=8),
     )  # fmt: skip
     source = write_brain(spec, tmp_path / "brain") / "mosaics" / "slice_z00.ome.zarr"
-    method, found = SurfaceMethod(9, 2.0, definition="edge"), {}
+    method, found = SurfaceMethod(s_xy=9, s_z=2.0, definition="edge"), {}
     for name, spacing in {"recorded": 5.0, "resampled": 10.0}.items():
         (tmp_path / name / "resample").mkdir(parents=True)
         (tmp_path / name / "surface").mkdir()

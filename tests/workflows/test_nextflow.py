@@ -284,7 +284,7 @@ def test_the_whole_chain(tmp_path):
     asked |= {"shifts": shifts, "slicing_interval_mm": "0.2"}
     channels = run_workflow(mosaics, tmp_path / "work", PARAMS | GIVEN | asked)
 
-    here, method = tmp_path / "direct", SurfaceMethod(5, 2.0)
+    here, method = tmp_path / "direct", SurfaceMethod(s_xy=5, s_z=2.0)
     outputs = {
         "fix_galvo_shift.out.mosaic": "galvo", "resample_mosaic_grid.out.mosaic": "resampled",
         "fix_focal_curvature.out.mosaic": "flat",
@@ -321,7 +321,7 @@ def test_the_whole_chain(tmp_path):
             assert np.array_equal(values(made[-1]), values(steps[kind])), output
         for picture in ("fix_focal_curvature", "find_tissue_interface"):
             assert channels[f"{picture}.out.picture"][number][0].read_bytes().startswith(b"\x89PNG")
-    register_slices(here / "slices", here / "transforms.json", Alignment(0.2), shifts=shifts)
+    register_slices(here / "slices", here / "transforms.json", Alignment(interval_mm=0.2), shifts=shifts)
     stack_registered(here / "slices", here / "transforms.json", here / "stack.ome.zarr", levels=2)
     (volume,) = channels["stack.out.volume"][0]
     assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))

@@ -286,7 +286,9 @@ def _stitch(request: EndToEndRequest, source: Path) -> _Script:
     step = np.floor(np.array([height, width]) * (1 - _OVERLAP)) + 0.25  # positions are not whole voxels
     corners = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1) * step
     model = AcquisitionModel((step[0], 0.0), (0.0, step[1]))
-    positions = TilePositions(corners, np.ones((rows, columns), bool), (height, width), model)
+    positions = TilePositions(
+        positions=corners, present=np.ones((rows, columns), bool), tile_shape=(height, width), model=model
+    )
     shape = depth, *plan_stitching(positions).size
 
     def image(path: Path) -> OmeZarrWriter:

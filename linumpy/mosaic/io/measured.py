@@ -23,7 +23,7 @@ from linumpy.geometry.focal import FocalCurvature, measured_planes
 ATTRIBUTE = "focal_corrections"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredVoxels:
     """The measured voxels of a box: in each A-line the voxels from `first` to before `stop`.
 
@@ -119,7 +119,10 @@ def read_corrections(kept: Mapping[str, Any], lateral_names: str, name: str) -> 
             vv, vu, uu = (float(coefficients[key]) for key in (v + v, _mixed_key(v, u), u + u))
             if min(sizes) < 1 or not isinstance(entry["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
                 raise ValueError("no tile, or no curvature")
-            curvature, margin = FocalCurvature(sizes, vv, vu, uu, 0.0, 0), int(entry.get("margin", 0))
+            curvature, margin = (
+                FocalCurvature(tile_shape=sizes, vv=vv, vu=vu, uu=uu, rms=0.0, tiles=0),
+                int(entry.get("margin", 0)),
+            )
             corrections.append(Correction(curvature, entry["interpolate"], margin))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MetadataError(
@@ -169,7 +172,12 @@ def resampled_corrections(
     return tuple(
         Correction(
             FocalCurvature(
-                new_tile, curvature.vv * depth_ratio, curvature.vu * depth_ratio, curvature.uu * depth_ratio, 0.0, 0
+                tile_shape=new_tile,
+                vv=curvature.vv * depth_ratio,
+                vu=curvature.vu * depth_ratio,
+                uu=curvature.uu * depth_ratio,
+                rms=0.0,
+                tiles=0,
             ),
             True,
             math.ceil(correction.margin * depth_ratio) + reach,
@@ -232,4 +240,6 @@ def measured_of_box(
         first, stop = np.maximum.reduceat(first, starts, number), np.minimum.reduceat(stop, starts, number)
     if scale[z] > 1:
         first, stop = -(-first // scale[z]), np.where(stop == finest_shape[z], shape[z], stop // scale[z])
-    return MeasuredVoxels(z, box[z].stop - box[z].start, first - box[z].start, stop - box[z].start)
+    return MeasuredVoxels(
+        depth_axis=z, planes=box[z].stop - box[z].start, first=first - box[z].start, stop=stop - box[z].start
+    )

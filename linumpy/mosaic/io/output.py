@@ -17,7 +17,7 @@ from linumpy.mosaic.io.image import MosaicImage, tile_attributes
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputImage:
     """How an image is written.
 

@@ -148,7 +148,9 @@ def test_what_is_refused(tmp_path, grid):
     with pytest.raises(ValueError, match="per='row'"):
         normalize_intensities(bare, tmp_path / "a.zarr", per="row")
     with pytest.raises(ValueError, match="end_per_mm=-1"):
-        compensate_attenuation(bare, tmp_path / "a.zarr", AttenuationMethod(0.0, 1.0, end_per_mm=-1.0))
+        compensate_attenuation(
+            bare, tmp_path / "a.zarr", AttenuationMethod(focus_um=0.0, rayleigh_um=1.0, end_per_mm=-1.0)
+        )
     assert not (tmp_path / "a.zarr").exists()
 
 

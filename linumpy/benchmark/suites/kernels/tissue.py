@@ -172,7 +172,7 @@ def _projection(xp: ModuleType, scale: float) -> Case:
 def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
     vol = oct_volume(xp, scale, dtype)
     side = vol.shape[1] // 4
-    curvature = FocalCurvature((side, side), 4.0, 0.5, 3.0, 0.0, 16)
+    curvature = FocalCurvature(tile_shape=(side, side), vv=4.0, vu=0.5, uu=3.0, rms=0.0, tiles=16)
     shifts = np.floor(curvature.depth() + 0.5).astype(int)
     rolled = min(vol.shape[2], 256)  # A-lines
 
