@@ -13,14 +13,11 @@ For example:
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-
-log = logging.getLogger(__name__)
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -43,15 +40,12 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _check(parsed: argparse.Namespace) -> None:
     from linumpy.io.output.files import check_file, replacing
-    from linumpy.mosaic.io.slice_table import check_mosaics, motor_shifts, unreliable_warnings
+    from linumpy.mosaic.io.slice_table import check_mosaics
 
     if parsed.list is not None:
         check_file(parsed.list, overwrite=parsed.overwrite)
     tables = {"shifts": parsed.shifts, "slice_config": parsed.slice_config}
     slices = check_mosaics(parsed.input, tile_shape=parsed.tile_shape, **tables)
-    if parsed.shifts is not None:
-        for warning in unreliable_warnings(parsed.shifts, motor_shifts(parsed.shifts, tuple(slices))):
-            log.warning(warning)
     names = [path.name.removesuffix(".zarr").removesuffix(".ome") for path in slices.values()]
     if parsed.list is not None:
         with replacing(parsed.list, overwrite=parsed.overwrite) as path:

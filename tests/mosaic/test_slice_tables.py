@@ -14,7 +14,9 @@ from linumpy.mosaic.alignment.register import Alignment, register_slices
 from linumpy.mosaic.alignment.z_overlaps import ZSearch
 from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.mosaic.io import slice_table
 from linumpy.mosaic.io.slice_table import (
+    SHIFT_COLUMNS,
     check_mosaics,
     find_slices,
     motor_shifts,
@@ -156,7 +158,7 @@ def test_all_ways_to_a_volume_place_slices_alike(folder, tmp_path, caplog):
     (tmp_path / "c.csv").write_text(CONFIG)
     used = [2, 3, 6, 7]
     tables = {"slice_config": tmp_path / "c.csv", "shifts": tmp_path / "s.csv"}
-    alignment = Alignment(0.06, crop=False)
+    alignment = Alignment(interval_mm=0.06, crop=False)
     with caplog.at_level(logging.WARNING):
         registered = register_slices(folder, None, alignment, **tables)
         stacked = stack_mosaics(folder, output=tmp_path / "o.zarr", search=ZSearch(0.06, 0.02), **tables)
@@ -193,7 +195,7 @@ def test_a_run_takes_the_same_shifts(folder, tmp_path):
     summary = run_pipeline(read_run(tmp_path / "run.toml"))
     assert [int(name[-2:]) for name in summary.slices] == [2, 3, 6, 7]
     written = json.loads((tmp_path / "out/register/transforms.json").read_text())
-    alignment = Alignment(0.06, crop=False)
+    alignment = Alignment(interval_mm=0.06, crop=False)
     direct = register_slices(tmp_path / "out/register/slices", None, alignment, shifts=tmp_path / "s.csv")
     assert [one["matrix"] for one in written["slices"]] == [[list(row) for row in one.matrix] for one in direct.slices]
 
@@ -230,7 +232,7 @@ def test_faults_show_before_the_first_stage(folder, tmp_path, capsys, name):
     message = fault(folder, tmp_path, name)
     tile_shape = None if name == "no tile shape" else (48, 50)
     tables = {"shifts": tmp_path / "s.csv", "slice_config": tmp_path / "c.csv"}
-    run = Run(folder, tmp_path / "out", 0.06, tile_shape=tile_shape, **tables)
+    run = Run(mosaics=folder, output=tmp_path / "out", slicing_interval_mm=0.06, tile_shape=tile_shape, **tables)
     with pytest.raises((SourceError, MetadataError)) as caught:
         run_pipeline(run)
     assert message in str(caught.value)
@@ -273,7 +275,7 @@ def test_faulty_tables_of_slices(tmp_path, text, message):
 
 def test_a_tile_shape_needs_the_stage_that_writes_it(tmp_path):
     with pytest.raises(ValueError, match="skip must not have resample"):
-        Run(tmp_path, tmp_path / "o", 0.2, tile_shape=(4, 4), skip=("resample",))
+        Run(mosaics=tmp_path, output=tmp_path / "o", slicing_interval_mm=0.2, tile_shape=(4, 4), skip=("resample",))
 
 
 def test_millimetres(folder, tmp_path):
@@ -316,3 +318,17 @@ def test_a_stack_with_missing_slices_against_the_truth(tmp_path, seed):
     assert np.abs(error[:, 0]).max() <= 2
     collapsed = np.cumsum([0, *(np.full(len(there) - 1, 160.0 / spec.spacing_um[0]))])
     assert np.abs(offsets[:, 0] - depths).max() < np.abs(collapsed - depths).max()
+
+
+def test_the_check_of_slices_reads_the_table_of_shifts_once(folder, monkeypatch, capsys, caplog):
+    rows = ["0,2,3,4,0.06,0.08,1", "2,3,0,0,0.0,0.0,0", "3,4,0,0,0.0,0.0,1", "4,6,0,0,0.0,0.0,1", "6,7,0,0,0.0,0.0,1"]
+    table = folder.parent / "once.csv"
+    table.write_text("\n".join([",".join([*SHIFT_COLUMNS, "reliable"]), *rows]) + "\n")
+    read: list[object] = []
+    original = slice_table.read_shifts
+    monkeypatch.setattr(slice_table, "read_shifts", lambda path: read.append(path) or original(path))
+    program = load("linum_check_slices")
+    assert program.main([str(folder), "--shifts", str(table), "--tile_shape", "48", "50"]) == 0
+    assert "5 slices can be processed" in capsys.readouterr().out
+    assert read == [table]
+    assert caplog.text.count("marks 1 of 4 shifts as not reliable (between slices 2 and 3)") == 1

@@ -31,7 +31,7 @@ CONFIG_COLUMNS = ("slice_id", "use")
 _TRUTH = dict.fromkeys(("true", "1", "1.0", "yes"), True) | dict.fromkeys(("false", "0", "0.0", "no"), False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shift:
     """The shift between two slices: a point p of the moving slice is at p + shift in the fixed slice.
 
@@ -83,7 +83,7 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
         if fixed in shifts:
             raise SourceError(f"{where}: the table has a shift from slice {fixed} to {shifts[fixed].moving_id} already")
         reliable = _truth(row, "reliable", where) if "reliable" in row else True
-        shifts[fixed] = Shift(fixed, moving, y, x, reliable)
+        shifts[fixed] = Shift(fixed_id=fixed, moving_id=moving, y_mm=y, x_mm=x, reliable=reliable)
     if not shifts:
         raise SourceError(f"{path} names no pair of slices")
     return tuple(shifts.values())
@@ -122,7 +122,9 @@ def motor_shifts(path: str | Path, numbers: Sequence[int]) -> tuple[Shift, ...]:
                 steps.append(step)
                 at = step.moving_id
         y, x = sum(step.y_mm for step in steps), sum(step.x_mm for step in steps)
-        sums.append(Shift(fixed, moving, y, x, all(step.reliable for step in steps)))
+        sums.append(
+            Shift(fixed_id=fixed, moving_id=moving, y_mm=y, x_mm=x, reliable=all(step.reliable for step in steps))
+        )
     if lacking:
         raise SourceError(f"{path} has no row for slices {', '.join(lacking)}; there are slices {_listed(numbers)}")
     return tuple(sums)
@@ -327,6 +329,8 @@ def check_mosaics(
 ) -> dict[int, Path]:
     """Check the mosaic grids of a brain and its tables before anything is computed; return the slices that are used.
 
+    Shifts that the table marks as not reliable give a log line (warning).
+
     Raises
     ------
     FileNotFoundError, SourceError
@@ -337,7 +341,8 @@ def check_mosaics(
     """
     slices = find_slices(folder, slice_config)
     if shifts is not None:
-        motor_shifts(shifts, tuple(slices))
+        for warning in unreliable_warnings(shifts, motor_shifts(shifts, tuple(slices))):
+            log.warning(warning)
     for path in slices.values():
         image = open_mosaic(path)
         image.only("a slice is one volume")
