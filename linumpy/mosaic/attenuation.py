@@ -8,7 +8,6 @@ once.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,8 @@ from linumpy.correction.attenuation import (
 )
 from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_file, replacing
+from linumpy.io.output.files import check_file
+from linumpy.io.output.results import write_result
 from linumpy.mosaic.beam import (
     MAX_CLIPPED,
     AttenuationMethod,
@@ -191,8 +191,8 @@ def compensate_attenuation(
         log.warning("%s: %s", image.name, warning)
     log.info("%s: %s", image.name, light.described())
     if report is not None:
-        with replacing(report, overwrite=overwrite) as path:
-            path.write_text(json.dumps(asdict(used) | {"light": light.described()}, indent=1))
+        numbers = asdict(used) | {"light": light.described()}
+        write_result(report, numbers, warnings=used.warnings, left_out=used.left_out, overwrite=overwrite)
     return used
 
 

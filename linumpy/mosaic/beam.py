@@ -6,13 +6,12 @@ In: the slices as OME-Zarr volumes, or parameters of the caller. Out: a :class:`
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,9 +26,11 @@ from linumpy.correction.attenuation import (
     tissue_of,
 )
 from linumpy.correction.beam import BeamEstimate, Profile, block_profile, estimate_beam, tissue_lines
+from linumpy.declared import Declared, NotNegative, Positive, Range
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.output.files import check_file, replacing
+from linumpy.io.output.files import check_file
+from linumpy.io.output.results import notes_of, read_result, write_result
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.tiles import boxes, column_shape, read_box
 
@@ -39,12 +40,14 @@ log = logging.getLogger(__name__)
 _SLICES, _COLUMNS, _LINES, _ALL_LINES = 64, 16, 8192, 2**18
 #: Maximum factor of compensation where the background does not allow less.
 _MAX_GAIN = 50.0
+#: Numbers of the records that may be infinite.
+_INFINITE = ("rayleigh_um", "highest")
 #: Share of clipped voxels above which a dtype is too small.
 MAX_CLIPPED = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttenuationMethod:
+class AttenuationMethod(Declared):
     """How attenuation is computed; parameters that are None are estimated from the data.
 
     Attributes
@@ -64,17 +67,18 @@ class AttenuationMethod:
     Raises
     ------
     ValueError
-        A focus without a Rayleigh length, or the other way round.
+        A value out of range; a focus without a Rayleigh length, or the other way round.
     """
 
-    focus_um: float | None = None
-    rayleigh_um: float | None = None
-    falloff_per_mm: float = 0.0
-    end_per_mm: float | None = None
-    background: float | None = None
-    max_gain: float | None = None
+    focus_um: Annotated[float, Range()] | None = None
+    rayleigh_um: Annotated[float, Range(above=0, infinite=True)] | None = None
+    falloff_per_mm: NotNegative = 0.0
+    end_per_mm: NotNegative | None = None
+    background: Annotated[float, Range()] | None = None
+    max_gain: Positive | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.focus_um is None) != (self.rayleigh_um is None):
             raise ValueError(f"focus_um={self.focus_um}, rayleigh_um={self.rayleigh_um}: pass both or none")
 
@@ -340,13 +344,8 @@ def _mean_deep(parts: Sequence[DeepLight]) -> DeepLight:
 
 
 def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = False) -> None:
-    """Write a JSON file. A Rayleigh length that is infinite is null."""
-    content = asdict(light)
-    for beam in (content["beam"], content["estimate"]["beam"]):
-        if beam is not None and math.isinf(beam["rayleigh_um"]):
-            beam["rayleigh_um"] = None
-    with replacing(path, overwrite=overwrite) as temporary:
-        temporary.write_text(json.dumps(content, indent=1))
+    """Write a JSON file, in which numbers that are infinite are null."""
+    write_result(path, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
 
 
 def read_brain_light(path: str | Path) -> BrainLight:
@@ -360,17 +359,18 @@ def read_brain_light(path: str | Path) -> BrainLight:
         A file that has no parameters of a brain.
     """
     try:
-        content: dict[str, Any] = json.loads(Path(path).read_text())
+        content = read_result(path)
         for name, record in (("beam", Beam), ("estimate", BeamEstimate), ("deep", DeepLight)):
-            content[name] = record(**_finite(content[name]))
-        return BrainLight(**content | {"warnings": tuple(content["warnings"])})
+            content[name] = record(**_with_infinities(content[name]))
+        warnings, left_out = notes_of(content)
+        return BrainLight(**content | {"warnings": warnings, "left_out": left_out})
     except (ValueError, TypeError, KeyError) as error:
         raise SourceError(f"{path} has no beam of a brain, as linum-estimate-beam writes it ({error})") from error
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Put back a Rayleigh length that JSON cannot hold, also of the record within."""
+def _with_infinities(values: dict[str, Any]) -> dict[str, Any]:
+    """Put back infinite numbers, which JSON cannot hold, also of the record within."""
     inner = values.get("beam")
     if isinstance(inner, dict):
-        return values | {"beam": Beam(**_finite(inner))}
-    return values | {"rayleigh_um": math.inf} if values.get("rayleigh_um", 0) is None else values
+        return values | {"beam": Beam(**_with_infinities(inner))}
+    return values | {name: math.inf for name in _INFINITE if name in values and values[name] is None}

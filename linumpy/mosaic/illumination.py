@@ -27,6 +27,7 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
+from linumpy.io.output.results import write_result
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic
 from linumpy.mosaic.io.output import OutputImage
@@ -305,8 +306,8 @@ def write_fields(fields: Illumination, path: str | Path, summary: str | Path, *,
         "gain_max": float(1 / flat.min()),
         "dark": float(on_host["dark"].mean()),
     }
-    with replacing(summary, overwrite=overwrite) as temporary:
-        temporary.write_text(json.dumps(evidence | numbers | {"warnings": warnings_of(fields)}, indent=1))
+    left_out = evidence.pop("left_out")
+    write_result(summary, evidence | numbers, warnings=warnings_of(fields), left_out=left_out, overwrite=overwrite)
 
 
 def read_fields(path: str | Path) -> Illumination:

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,9 @@ class StageSummary:
         Sum of the durations of all tasks, including those of earlier runs.
     wall_seconds : float
         Duration of the stage in this run.
+    files : tuple of str
+        All outputs of the stage that belong to this run, relative to the folder of the results. The folder of the stage
+        may have further files, of earlier runs.
     """
 
     name: str
@@ -56,6 +59,7 @@ class StageSummary:
     kept: int
     seconds: float
     wall_seconds: float
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,8 @@ class Summary:
         Slices that were left out, because nothing was recorded in them.
     stages : tuple of StageSummary
         In the order in which they ran.
+    left_out : tuple of str
+        Stages that the run leaves out.
     results : dict of str to tuple of Path
         Last files of each role: one of the brain, such as ``stack``, or one of each slice, such as ``image``.
     """
@@ -77,6 +83,7 @@ class Summary:
     slices: tuple[str, ...]
     empty: tuple[str, ...]
     stages: tuple[StageSummary, ...]
+    left_out: tuple[str, ...]
     results: dict[str, tuple[Path, ...]]
 
     def __str__(self) -> str:
@@ -134,40 +141,38 @@ def run_pipeline(
         for name in OPTIONS:
             if name in run.skip:
                 continue
-            if name == "report":  # it shows the times
-                _write_summary(run.output / "pipeline.json", _summary(mosaics, empty, stages, slices, shared))
             available = {slice_name: shared | files for slice_name, files in slices.items()}
             if STAGES[name].of_brain:
                 available = {"brain": _gathered(slices, shared)}
             tasks = [_task(run, name, task_name, files) for task_name, files in available.items()]
-            stages.append(_carry_out_all(name, tasks, records, work, progress))
+            files = tuple(str(path.relative_to(run.output)) for task in tasks for path in task.outputs.values())
+            stages.append(replace(_carry_out_all(name, tasks, records, work, progress), files=files))
             for task in tasks:
-                files = shared if STAGES[name].of_brain else slices[task.name]
-                files.update({role: (path,) for role, path in task.outputs.items()})
+                known = shared if STAGES[name].of_brain else slices[task.name]
+                known.update({role: (path,) for role, path in task.outputs.items()})
             if name == "survey":
-                for slice_name in [key for key, files in slices.items() if is_empty(files["survey"][0])]:
+                for slice_name in [key for key, known in slices.items() if is_empty(known["survey"][0])]:
                     log.warning("%s: nothing was recorded, so it is left out", slice_name)
                     del slices[slice_name]
                     empty.append(slice_name)
                 if not slices:
                     raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
-        summary = _summary(mosaics, empty, stages, slices, shared)
-        _write_summary(run.output / "pipeline.json", summary)
-    return summary
+            # After each stage, since the report shows the times, and only the files of this run.
+            _write_summary(
+                run.output / "pipeline.json", _summary(run, mosaics, empty, stages, _gathered(slices, shared))
+            )
+    return _summary(run, mosaics, empty, stages, _gathered(slices, shared))
 
 
 def _summary(
-    mosaics: Mapping[int, Path],
-    empty: list[str],
-    stages: list[StageSummary],
-    slices: Mapping[str, _Files],
-    shared: _Files,
+    run: Run, mosaics: Mapping[int, Path], empty: list[str], stages: list[StageSummary], results: _Files
 ) -> Summary:
     return Summary(
         slices=tuple(map(_name, mosaics.values())),
         empty=tuple(empty),
         stages=tuple(stages),
-        results=_gathered(slices, shared),
+        left_out=tuple(name for name in OPTIONS if name in run.skip),
+        results=results,
     )
 
 

@@ -7,7 +7,6 @@ stages read one ``image`` and make the next. Further roles are ``projection``, `
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from linumpy.io.output.results import read_result, write_result
 from linumpy.pipeline import options
 
 if TYPE_CHECKING:
@@ -161,7 +161,6 @@ def _galvo(task: Task, where: Where) -> None:
     A mosaic whose shift is 0, or cannot be detected because there is no clear seam, is not copied: the output is a link
     to it.
     """
-    from linumpy.io.output.files import replacing
     from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
 
     settings: options.Galvo = task.options
@@ -175,8 +174,7 @@ def _galvo(task: Task, where: Where) -> None:
         fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map_parameters(task, where))
     else:
         _link(source, output)
-    with replacing(task.outputs["galvo"], overwrite=True) as path:
-        path.write_text(json.dumps(asdict(shift)))
+    write_result(task.outputs["galvo"], asdict(shift), overwrite=True)
 
 
 def _resample(task: Task, where: Where) -> None:
@@ -192,7 +190,6 @@ def _resample(task: Task, where: Where) -> None:
 def _survey(task: Task, where: Where) -> None:
     """Write which tiles of a mosaic grid were recorded: those with more than one value."""
     from linumpy.device import to_host
-    from linumpy.io.output.files import replacing
     from linumpy.mosaic.grid import tile_of
     from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.io.tiles import boxes, read_box
@@ -205,13 +202,12 @@ def _survey(task: Task, where: Where) -> None:
         for number, box in enumerate(boxes(image.array.shape, tile)):
             voxels = read_box(volume, box, where.use_gpu)
             recorded[number] |= bool(to_host((voxels != voxels.ravel()[0]) & (voxels == voxels)).any())
-    with replacing(task.outputs["survey"], overwrite=True) as path:
-        path.write_text(json.dumps({"tiles": recorded.reshape(grid).tolist()}))
+    write_result(task.outputs["survey"], {"tiles": recorded.reshape(grid).tolist()}, overwrite=True)
 
 
 def is_empty(survey: Path) -> bool:
     """Return whether no tile of a slice was recorded."""
-    return not np.any(json.loads(survey.read_text())["tiles"])
+    return not np.any(read_result(survey)["tiles"])
 
 
 def _focal(task: Task, where: Where) -> None:

@@ -2,9 +2,8 @@
 
 In: the JSON of the stages, and summaries of images. Out: a :class:`Finding` for each fault or decision.
 
-A stage may write any JSON object. Its key ``warnings`` is a list of sentences, its key ``left_out`` the reason for
-which the stage left the data as they were. Missing tiles and rejected registrations, of which stages do not warn, are
-findings too.
+Stages write their notes by :mod:`linumpy.io.output.results`. Missing tiles and rejected registrations, of which stages
+do not warn, are findings too.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from linumpy.io.output.results import JSON, notes_of
 from linumpy.mosaic.io.slice_table import slice_number
 from linumpy.quality.images import ImageSummary
 from linumpy.quality.measures import robust_outliers, step_outliers
 from linumpy.quality.run_folder import RunFolder
-from linumpy.registration.position_files import JSON
 
 #: Difference from the median angle between camera and stage, in degrees, above which positions are a finding.
 _MAX_TURN = 0.2
@@ -100,11 +99,17 @@ def of_documents(run: RunFolder) -> Iterable[Finding]:
             yield replace(note, stages=(stage_of(run, path),), slices=slices or note.slices)
 
 
+def of_earlier_runs(run: RunFolder) -> Iterable[Finding]:
+    """Yield stages in whose folder are files that the last run did not make, which the report does not show."""
+    for stage, count in run.earlier.items():
+        are = "file of an earlier run is" if count == 1 else "files of earlier runs are"
+        left_out = stage in run.left_out
+        yield Finding(f"{'left out; ' if left_out else ''}{count} {are} not shown", stages=(stage,), left_out=left_out)
+
+
 def notes(document: Mapping[str, JSON]) -> list[Finding]:
     """Return the notes of a stage: its warnings, and why it was left out unless a warning says it."""
-    reason, warnings = document.get("left_out"), document.get("warnings")
-    reason = reason if isinstance(reason, str) else ""
-    lines = [line for line in warnings if isinstance(line, str)] if isinstance(warnings, list) else []
+    lines, reason = notes_of(document)
     found = [Finding(line, slices=_named(line), left_out=bool(reason) and reason in line) for line in lines]
     if reason and not any(note.left_out for note in found):
         found.insert(0, Finding(f"left out: {reason}", left_out=True))

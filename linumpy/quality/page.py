@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy import __version__
+from linumpy.io.output.results import JSON
 from linumpy.mosaic.io.figures import draw_positions
 from linumpy.pictures import render, scale_bar_label, scale_bar_um
 from linumpy.quality.findings import (
@@ -36,7 +37,6 @@ from linumpy.quality.images import ImageSummary
 from linumpy.quality.overview import Cells, Column, draw_cells, layout_of
 from linumpy.quality.run_folder import RunFolder
 from linumpy.quality.stack_parts import Match
-from linumpy.registration.position_files import JSON
 from linumpy.registration.positions import TilePositions
 
 if TYPE_CHECKING:
@@ -246,6 +246,7 @@ def _numbers(contents: Contents) -> Iterable[str]:
     if run.stages:
         keys = ["name", "done", "kept", "seconds", "wall_seconds"]
         rows = [tuple(_text(stage[key]) for key in keys) for stage in run.stages]
+        rows += [(name, "left out", *["–"] * 3) for name in run.left_out]
         yield "<h3>Times</h3>" + _table(("stage", "done", "kept", "task s", "last run s"), rows)
     if contents.images:
         yield _details("Images", _images(contents))

@@ -122,7 +122,7 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
         }
         for column in columns
     }
-    said = findings.merged([*unread, *findings.of_documents(run)])
+    said = findings.merged([*unread, *findings.of_earlier_runs(run), *findings.of_documents(run)])
     jumps = findings.merged([*findings.of_brightness(ratios), *of_matches(matches), *findings.of_cameras(run)])
     everything = (*said, *seen, *jumps)
     faults = _faults(columns, everything)

@@ -8,16 +8,20 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from linumpy.errors import SourceError
-from linumpy.registration.position_files import JSON, read_positions
+from linumpy.io.output.results import JSON
+from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 
 #: Levels of folders below the folder that are searched, and rows of a table that are read.
 _DEPTH, _ROWS = 4, 200
+#: Name of the summary of ``linum-pipeline`` in the folder of its results.
+_SUMMARY = "pipeline.json"
 #: Keys of a stage in the summary of ``linum-pipeline``.
 _STAGE_KEYS = {"name", "done", "kept", "seconds", "wall_seconds"}
 #: Files by which a Zarr folder is recognised.
@@ -49,6 +53,11 @@ class RunFolder:
         Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds and wall_seconds.
     empty : tuple of str
         Slices that the pipeline left out, because nothing was recorded in them.
+    left_out : tuple of str
+        Stages that the run left out, as the summary of ``linum-pipeline`` says.
+    earlier : mapping of str to int
+        By stage, the number of files of earlier runs in its folder, which the last run did not write or use. They are
+        not among the contents.
     unread : tuple of str
         Errors of positions, tables and summaries that cannot be read.
     """
@@ -62,6 +71,8 @@ class RunFolder:
     pictures: tuple[Path, ...]
     stages: tuple[dict[str, JSON], ...] = ()
     empty: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    earlier: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
 
@@ -81,19 +92,20 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     images: list[Path] = []
     links: list[Path] = []
     files: list[Path] = []
+    summary, earlier = _summary(folder / _SUMMARY), Counter[str]()
     for path in _walk(folder, _DEPTH, follow_links):
+        if (stage := _earlier_run_of(path.relative_to(folder), summary)) is not None:
+            earlier[stage] += not path.is_symlink()
+            continue
         is_link = path.is_symlink() and (not follow_links or path.resolve().is_relative_to(folder.resolve()))
         (files if not path.is_dir() else links if is_link else images).append(path)
-    summary: dict[str, JSON] = {}
     documents = {}
     positions, tables, unread = [], [], []
     for path in files:
         if path.suffix == ".json":
             content = _json_object(path)
-            if path.name == "pipeline.json" and "stages" in content:
-                if _is_summary(content):
-                    summary = content
-                else:
+            if path.name == _SUMMARY and "stages" in content:
+                if not _is_summary(content):
                     unread.append(f"{path} is no summary of linum-pipeline")
                 continue
             if content:
@@ -112,11 +124,33 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     contents = RunFolder(
         folder=folder, images=tuple(images), links=tuple(links), documents=documents,
         positions=tuple(positions), tables=tuple(tables), pictures=pictures,
-        stages=tuple(summary.get("stages", ())), empty=tuple(summary.get("empty", ())), unread=tuple(unread),
+        stages=tuple(summary.get("stages", ())), empty=tuple(summary.get("empty", ())),
+        left_out=tuple(summary.get("left_out", ())), earlier={stage: n for stage, n in earlier.items() if n},
+        unread=tuple(unread),
     )  # fmt: skip
     if not any((images, documents, tables, pictures, contents.stages, unread)):
         raise SourceError(f"{folder} holds no OME-Zarr images, JSON, tables or pictures to report")
     return contents
+
+
+def _summary(path: Path) -> dict[str, JSON]:
+    """Return the summary of ``linum-pipeline``; empty if there is none."""
+    content = _json_object(path)
+    return content if _is_summary(content) else {}
+
+
+def _earlier_run_of(path: Path, summary: Mapping[str, JSON]) -> str | None:
+    """Return the stage in whose folder an earlier run left a file; None for a file of the last run, or of no stage.
+
+    `path` is relative to the folder of the results. Summaries of earlier versions do not tell.
+    """
+    stage = path.parts[0]
+    if stage in summary.get("left_out", ()):
+        return stage
+    for entry in summary.get("stages", ()):
+        if entry["name"] == stage and "files" in entry:
+            return None if str(path) in entry["files"] else stage
+    return None
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
@@ -146,7 +180,7 @@ def _json_object(path: Path) -> dict[str, JSON]:
 
 def _is_summary(content: dict[str, JSON]) -> bool:
     """Return whether each stage has the keys of a summary of ``linum-pipeline``."""
-    stages = content["stages"]
+    stages = content.get("stages")
     return isinstance(stages, list) and all(isinstance(stage, dict) and stage.keys() >= _STAGE_KEYS for stage in stages)
 
 

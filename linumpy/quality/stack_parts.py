@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
+from linumpy.io.output.results import JSON
 from linumpy.io.volume import open_volumes
 from linumpy.quality.findings import Finding, records
 from linumpy.quality.images import Gray, ImageSummary, summarize
 from linumpy.quality.run_folder import RunFolder
 from linumpy.registration.masked_correlation import match_pairs
-from linumpy.registration.position_files import JSON
 
 #: Minimum number of planes, on each side of where two slices meet, whose mean is compared.
 _PLANES = 2

@@ -8,24 +8,21 @@ positions, naming the file and the fault.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from linumpy import __version__
 from linumpy.errors import SourceError
 from linumpy.io.output.files import check_file, replacing
+from linumpy.io.output.results import JSON, notes_of, read_result, write_result
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
 
 #: Columns of a CSV table; `present` is 1 or 0.
 COLUMNS = ("row", "column", "y", "x", "present")
-#: A value of parsed JSON.
-JSON = Any
 
 
 def check_positions_file(path: str | Path, *, overwrite: bool) -> None:
@@ -78,32 +75,27 @@ def write_positions(
         for i, line in enumerate(found.positions)
         for j, (y, x) in enumerate(line)
     ]
-    with replacing(path, overwrite=overwrite) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        if Path(path).suffix.lower() == ".csv":
+    if Path(path).suffix.lower() == ".csv":
+        with (
+            replacing(path, overwrite=overwrite) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
+        ):
             table = csv.writer(file, lineterminator="\n")
             table.writerow(COLUMNS)
             table.writerows([*(row[name] for name in COLUMNS[:-1]), int(row["present"])] for row in rows)
-            return
-        content = {
-            "linumpy": __version__,
-            "source": source,
-            "unit": "voxels of the finest resolution, along the lateral axes in the order of the mosaic's axes",
-            "spacing_um": list(spacing),
-            "tile_shape": list(found.tile_shape),
-            "model": asdict(found.model),
-            "rms_leave_one_out": _number(found.rms_leave_one_out),
-            "tiles": rows,
-            "pairs": [asdict(pair) | {"evidence": _number(pair.evidence)} for pair in found.pairs],
-            "warnings": list(found.warnings),
-            "left_out": "",
-        }
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-
-
-def _number(value: float) -> float | None:
-    """Return a number as JSON has it, which has no NaN."""
-    return None if math.isnan(value) else value
+        return
+    content = {
+        "linumpy": __version__,
+        "source": source,
+        "unit": "voxels of the finest resolution, along the lateral axes in the order of the mosaic's axes",
+        "spacing_um": list(spacing),
+        "tile_shape": list(found.tile_shape),
+        "model": asdict(found.model),
+        "rms_leave_one_out": found.rms_leave_one_out,
+        "tiles": rows,
+        "pairs": [asdict(pair) for pair in found.pairs],
+    }
+    write_result(path, content, warnings=found.warnings, overwrite=overwrite)
 
 
 def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositions:
@@ -129,12 +121,11 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     SourceError
         A file of another form, a missing or repeated tile, or tiles of another shape.
     """
-    stored = Path(path).read_bytes()
     try:
-        text = stored.decode("utf-8-sig")
         if Path(path).suffix.lower() == ".csv":
+            text = Path(path).read_text(encoding="utf-8-sig")
             return _arranged(list(csv.DictReader(text.splitlines(), skipinitialspace=True)), tile_shape)
-        return _from_json(json.loads(text), tile_shape)
+        return _from_json(read_result(path), tile_shape)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, csv.Error) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise SourceError(f"{path}: these are no positions of tiles: {reason}") from error
@@ -158,9 +149,7 @@ def _from_json(content: Mapping[str, JSON], tile_shape: tuple[int, int]) -> Tile
         for p in content["pairs"]
     ]
     model = AcquisitionModel(tuple(content["model"]["row"]), tuple(content["model"]["column"]))
-    return replace(
-        _arranged(content["tiles"], tile_shape, model, tuple(pairs)), warnings=tuple(content.get("warnings", ()))
-    )
+    return replace(_arranged(content["tiles"], tile_shape, model, tuple(pairs)), warnings=notes_of(content)[0])
 
 
 def _arranged(

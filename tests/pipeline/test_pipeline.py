@@ -83,6 +83,19 @@ def test_all_stages_of_all_slices(finished):
     assert again.results == summary.results
 
 
+def test_a_stage_that_is_left_out_later_is_not_in_the_report(finished, tmp_path):
+    """Its files of the first run remain, but the second run did not use them."""
+    run = dataclasses.replace(finished[0], output=tmp_path / "out")
+    shutil.copytree(finished[0].output, run.output, symlinks=True)
+    run_pipeline(dataclasses.replace(run, skip=("surface",)))
+    page = (run.output / "report/report.html").read_text()
+    assert (run.output / "surface/slice_z00.ome.zarr").is_dir()
+    assert "alt='surface, slice 0'" not in page
+    assert "surface: left out; 6 files of earlier runs are not shown" in page
+    assert "<td>surface</td><td>left out</td>" in page
+    assert "alt='stack, slice 0'" in page
+
+
 def test_the_report_of_a_run(finished):
     """A page with the times of all stages but its own, and pictures of the volume; all images are read."""
     page = (finished[0].output / "report/report.html").read_text()

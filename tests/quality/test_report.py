@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
+from linumpy.mosaic.io.slice_table import slice_number
 from linumpy.quality.report import write_report
 from linumpy.registration.position_files import write_positions
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
@@ -299,6 +300,41 @@ SAID = {
     "model": "positions, slice 3: 3 of 3 tiles are placed by the regular grid.",
     "said": "shading: The flat field reaches the limits.",
 }
+
+
+def record_run(folder, left_out, slices=6):
+    """Write the summary that linum-pipeline writes of a run of some stages of some slices."""
+    stages = []
+    for name in ("positions", "surface", "stitch", "attenuation", "shading", "register", "stack"):
+        files = [str(path.relative_to(folder)) for path in sorted((folder / name).iterdir())]
+        used = [file for file in files if (number := slice_number(file)) is None or number < slices]
+        row = {"name": name, "done": 1, "kept": 0, "seconds": 1.0, "wall_seconds": 1.0, "files": used}
+        stages += [] if name in left_out else [row]
+    summary = {"slices": [], "empty": [], "stages": stages, "left_out": left_out, "results": {}}
+    (folder / "pipeline.json").write_text(json.dumps(summary))
+
+
+def test_results_of_earlier_runs_are_not_shown(tmp_path):
+    """Faults of what the last run did not use are no faults of this run; without its record they cannot be told."""
+    folder = make_run(tmp_path / "run", {"surface", "clipped"})
+    assert len(write_report(folder, tmp_path / "no_record.html").warnings) == 2
+    record_run(folder, ["surface", "attenuation"])
+    assert write_report(folder, tmp_path / "r.html").warnings == (
+        "attenuation, surface: left out; 6 files of earlier runs are not shown",
+    )
+    text = (tmp_path / "r.html").read_text()
+    assert {stage for stage, _ in cells(text)[0]} == {"stitch", "stack"}
+    assert "<td>surface</td><td>left out</td>" in text
+    assert "<td>attenuation</td><td>left out</td>" in text
+    assert "Numbers of attenuation" not in text
+
+
+def test_slices_that_a_run_did_not_use_are_not_shown(tmp_path):
+    folder = make_run(tmp_path / "run", slices=7)
+    record_run(folder, [], slices=6)
+    warnings = write_report(folder, tmp_path / "r.html").warnings
+    assert "attenuation, positions, stitch, surface: 1 file of an earlier run is not shown" in warnings
+    assert ("stitch", 6) not in cells((tmp_path / "r.html").read_text())[0]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

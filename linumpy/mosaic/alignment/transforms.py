@@ -21,7 +21,7 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import systems_of
 from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
-from linumpy.registration.position_files import JSON
+from linumpy.io.output.results import JSON
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
