@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Declared, Positive
 from linumpy.device import array_module
 
 #: Degree of the polynomials of y and x; of those that change along depth; and of the pattern of the dark field.
@@ -52,7 +53,7 @@ _ROUNDS, _ITERATIONS, _LAST_ITERATIONS = 4, 8, 24
 
 
 @dataclass(frozen=True)
-class ShadingOptions:
+class ShadingOptions(Declared):
     """How the fields are estimated.
 
     Attributes
@@ -71,12 +72,8 @@ class ShadingOptions:
     """
 
     dark: bool = False
-    smoothness: float = 1.0
+    smoothness: Positive = 1.0
     force: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.smoothness < math.inf:  # refuses NaN, too
-            raise ValueError(f"{self}: pass a smoothness above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

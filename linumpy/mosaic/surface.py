@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Count, Declared, NotNegative, Positive
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Definitions of the surface.
+Definition = Literal["linumpy", "edge"]
 #: Maximum voxels of a picture along an axis.
 _PICTURE_VOXELS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurfaceMethod:
+class SurfaceMethod(Declared):
     """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
 
     Attributes
@@ -65,12 +68,12 @@ class SurfaceMethod:
         Minimum contrast of an edge, for ``"edge"``.
     """
 
-    s_xy: int = 15
-    s_z: float = 2.0
+    s_xy: Count = 15
+    s_z: Positive = 2.0
     use_log: bool = True
     detect_cutting_errors: bool = False
-    definition: str = "linumpy"
-    min_contrast: float = 5.0
+    definition: Definition = "linumpy"
+    min_contrast: NotNegative = 5.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from linumpy.mosaic.io.image import needed_tile, open_mosaic
 from linumpy.mosaic.io.measured import MeasuredVoxels
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
-from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, locate_tiles
+from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, check_search, locate_tiles
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
 
@@ -90,6 +90,7 @@ def estimate_positions(
         An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no
         CUDA device with `use_gpu`.
     """
+    check_search(overlap, min_evidence)
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("positions are those of the tiles of one volume")
     if output is not None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from linumpy.declared import Count, Parsed, Positive, check_value
 from linumpy.pipeline.options import OPTIONS
+from linumpy.plan.encode.encoding import parse_codec
 
 #: Keys whose values are paths.
 _PATHS = ("mosaics", "output", "shifts", "slice_config")
@@ -82,14 +83,19 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.slicing_interval_mm < math.inf:
-            raise ValueError(f"slicing_interval_mm={self.slicing_interval_mm}: pass a positive length in mm")
+        check_value("slicing_interval_mm", self.slicing_interval_mm, Positive)
+        check_value("tile_shape", self.tile_shape, tuple[Count, Count] | None)
+        check_value("levels", self.levels, Count)
+        check_value("codec", self.codec, Annotated[str, Parsed(parse_codec)] | None)
         if isinstance(self.skip, str):
             raise ValueError(f"skip={self.skip!r}: pass a list of stages, such as [{self.skip!r}]")
         for key, names in (("skip", self.skip), ("options", tuple(self.options))):
             for name in names:
                 if name not in OPTIONS:
                     raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
+        for name, record in self.options.items():
+            if not isinstance(record, OPTIONS[name]):
+                raise ValueError(f"options: {record!r} are no options of {name}: pass {OPTIONS[name].__name__}(...)")
         stitched = dict.fromkeys(_STITCHED, "stitch") if "positions" not in self.skip else {}
         for name, needed in (_NEEDED | stitched).items():
             if needed in self.skip and name not in self.skip:
@@ -118,7 +124,7 @@ def read_run(path: str | Path) -> Run:
         The file does not exist.
     ValueError
         A file that cannot be parsed, an unknown or missing key, an unknown option of a stage, a value that :class:`Run`
-        refuses.
+        or the record of a stage refuses.
     ImportError
         A YAML file without PyYAML.
     """
@@ -138,7 +144,10 @@ def read_run(path: str | Path) -> Run:
     missing = [key for key in ("mosaics", "output", "slicing_interval_mm") if key not in settings]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
-    return Run(**settings)
+    try:
+        return Run(**settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _parsed(path: Path) -> object:
@@ -176,7 +185,10 @@ def _record(stage: str, value: object, where: str) -> object:
             raise ValueError(f"{where}: {name!r} is no option of this stage any more: {_MOVED[stage, name]}")
         if name not in names:
             raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
-    return record_type(**{name: _without_list(entry) for name, entry in value.items()})
+    try:
+        return record_type(**{name: _without_list(entry) for name, entry in value.items()})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _without_list(value: object) -> object:

@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Range, Share, check_value
 from linumpy.device import array_module, to_host
 from linumpy.registration.robust import robust_deviation
 from linumpy.registration.shift_evidence import MeasuredPairs, measure_pairs
 
+#: Nominal overlap of neighbouring tiles, as a share of a tile.
+Overlap = Annotated[float, Range(above=0, most=0.5)]
 #: Minimum probability that the shift of an accepted pair is right.
 MIN_EVIDENCE = 0.6
 #: Least standard deviation of a measured shift, in pixels.
@@ -193,10 +197,7 @@ def locate_tiles(
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
-    if not 0 < overlap <= 0.5:
-        raise ValueError(f"overlap={overlap}: pass the share of a tile that it shares with the next, up to 0.5")
-    if not 0 <= min_evidence <= 1:
-        raise ValueError(f"min_evidence={min_evidence}: probabilities are from 0 to 1")
+    check_search(overlap, min_evidence)
     rows, columns, height, width = tiles.shape
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
@@ -212,6 +213,12 @@ def locate_tiles(
     measured = replace(measured, shifts=measured.shifts * factor, deviations=measured.deviations * factor)
     found = solve_positions(present, whole, nominal, measured, min_evidence=min_evidence)
     return replace(found, warnings=_warnings(found, measured, overlap))
+
+
+def check_search(overlap: float, min_evidence: float) -> None:
+    """Refuse options of :func:`locate_tiles` that are out of range, which needs no tiles."""
+    check_value("overlap", overlap, Overlap)
+    check_value("min_evidence", min_evidence, Share)
 
 
 def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> tuple[str, ...]:

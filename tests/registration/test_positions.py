@@ -360,3 +360,10 @@ def test_voxels_that_do_not_count_leave_the_projection_as_it_is():
     np.testing.assert_allclose(doubled, plain + np.float32(0.3 * np.log(2)), rtol=1e-4)
     swapped = project_structure(column.transpose(1, 0, 2), None, 1)
     np.testing.assert_allclose(swapped, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", [{"overlap": 0.7}, {"overlap": "0.2"}, {"min_evidence": -0.1}])
+def test_options_are_refused_before_the_mosaic_is_opened(tmp_path, option):
+    (name,) = option
+    with pytest.raises(ValueError, match=f"^{name}="):
+        estimate_positions(tmp_path / "absent.ome.zarr", **option)
