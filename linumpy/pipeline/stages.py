@@ -355,7 +355,7 @@ STAGES: dict[str, Stage] = {
     "galvo": Stage(call=_galvo, needs=("image",), makes={"image": _IMAGE, "galvo": ".json"}),
     "resample": Stage(call=_resample, needs=("image",), makes={"image": _IMAGE}),
     "survey": Stage(call=_survey, needs=("image",), makes={"survey": ".json"}),
-    "focal": Stage(call=_focal, needs=("image",), makes={"image": _IMAGE, "focal_picture": ".png"}),
+    "focal": Stage(call=_focal, needs=("image",), makes={"image": _IMAGE, "focal_picture": ".png", "focal": ".json"}),
     "shading": Stage(
         call=_shading,
         needs=("image",),

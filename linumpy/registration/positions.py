@@ -227,10 +227,10 @@ def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> 
     if tiles < 2 or not by_model:
         return ()
     if by_model < tiles:
-        are = "tile is" if by_model == 1 else "tiles are"
+        are, them = ("is", "it") if by_model == 1 else ("are", "them")
         return (
-            f"{by_model} of {tiles} {are} placed by the regular grid that the others show, because no accepted pair "
-            "connects them to the others. Check them in the stitched slice if they show tissue.",
+            f"{by_model} of {tiles} tiles {are} placed by the regular grid that the others show, because no accepted "
+            f"pair connects {them} to the others. Check the stitched slice there for seams.",
         )
     structured = int(measured.structured.sum())
     if structured >= max(_MIN_STRUCTURED, len(measured.structured) / 2):

@@ -36,6 +36,12 @@ _SCATTERS, _RARE = (1.0, 2.0, 4.0), 0.05
 _PRIOR = 0.5
 #: Pixels around a maximum that belong to it: of a pair, and of the step of an axis.
 _PEAK, _STEP_PEAK = 2, 3
+#: Bayes factor of "pairs of this axis match" against "none does" at which both are equally probable for noise of single
+#: pixels, times the number of independent samples of an overlap.
+_BY_CHANCE = 1000.0
+#: Number of independent samples below which an overlap has few. If the overlap of single-pixel noise has so few at the
+#: nominal shift, it is no evidence.
+_FEW = 15.0
 #: Two strips show structure if a sample of both has more than so many pixels (noise of single pixels has 6 after
 #: smoothing), and if the mean of their relative local variance, which is 0.5 in the mean of all tiles, is above this.
 _STRUCTURED, _CONTRAST = 20.0, 0.2
@@ -106,8 +112,8 @@ def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, over
         TileStructure(*(images[number[tuple(tile.T)]][(*before, cut)] for images in vars(structure).values()))
         for tile, cut in ((fixed, slice(size - strip, None)), (moving, slice(strip)))
     )
-    factors, alike = _bayes_factors(first, second, nominal - limit, nominal + limit, axis)
-    whole, evidence = find_evidence(factors, limit)
+    factors, alike, samples = _bayes_factors(first, second, nominal - limit, nominal + limit, axis)
+    whole, evidence = find_evidence(factors, limit, structured=float(alike.mean()), samples=samples)
     xp = array_module(structure.band)
     refined = refine_shifts(first.smooth, second.smooth, xp.asarray((whole + nominal - limit).astype(np.float64)))
     shifts = to_host(refined.shifts)
@@ -128,8 +134,18 @@ def _neighbours(present: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]
 
 def _bayes_factors(
     first: TileStructure, second: TileStructure, low: np.ndarray, high: np.ndarray, axis: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithm of the Bayes factor of a match at each shift, and whether both strips have structure."""
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Compare pairs of strips at all shifts.
+
+    Returns
+    -------
+    factors : numpy.ndarray, (n, shifts along Y, shifts along X)
+        Logarithm of the Bayes factor of a match at each shift.
+    structured : numpy.ndarray of bool, (n,)
+        Whether both strips show more than noise.
+    samples : float
+        Median number of independent samples of an overlap at the nominal shift.
+    """
     from scipy.special import log_ndtr
 
     maps, chance = [], []
@@ -149,16 +165,29 @@ def _bayes_factors(
         np.concatenate([to_host(getattr(part, name)) for part in maps]).astype(np.float64)
         for name in ("z", "deviation", "area")
     )
-    square = np.mean([float(((part.z / part.deviation) ** 2).mean()) for part in chance])
-    deviation *= max(1.0, float(np.sqrt(square)))
+    contrast = [to_host(array_module(strip.variance).mean(strip.variance, axis=(1, 2))) for strip in (first, second)]
+    structured = (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
+    by_chance, spread = (
+        np.concatenate([to_host(getattr(part, name)) for part in chance]).astype(np.float64)
+        for name in ("z", "deviation")
+    )
+    square, whole = (by_chance / spread) ** 2, deviation.copy()
+    deviation *= max(1.0, float(np.sqrt(square.mean())))
+    few = spread**-2 < _FEW
+    if few.any():
+        # The local contrast of a narrow overlap, which scales correlations, is that of its surroundings.
+        narrow = (whole**-2 < _FEW) & ~structured[:, None, None]
+        deviation = np.where(narrow, np.maximum(deviation, whole * np.sqrt(square[few].mean())), deviation)
     both = np.sqrt(deviation**2 + _MATCH**2)
     score = z / deviation
     factors = np.log(2 * deviation / both) + 0.5 * (score * _MATCH / both) ** 2 + log_ndtr(score * _MATCH / both)
-    contrast = [to_host(array_module(strip.variance).mean(strip.variance, axis=(1, 2))) for strip in (first, second)]
-    return factors, (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
+    nominal = tuple(size // 2 for size in z.shape[1:])
+    return factors, structured, float(np.median(whole[:, *nominal] ** -2))
 
 
-def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_evidence(
+    factors: np.ndarray, nominal: np.ndarray, *, structured: float, samples: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the most probable shift of each pair along an axis, and the probability of each.
 
     Parameters
@@ -167,6 +196,10 @@ def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray,
         Logarithm of the Bayes factor of each shift.
     nominal : numpy.ndarray, (2,)
         Index of the nominal shift.
+    structured : float
+        Share of the pairs that show more than noise of single pixels. Others need more evidence that any pair matches.
+    samples : float
+        Number of independent samples of an overlap: of few, chance gives large scores more often.
 
     Returns
     -------
@@ -175,6 +208,8 @@ def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray,
     evidence : numpy.ndarray, (n,)
         Its probability.
     """
+    from scipy.special import expit
+
     shape = factors.shape[1:]
     rest = _RARE / (shape[0] * shape[1])
     highest = factors.max(axis=(1, 2), keepdims=True)
@@ -183,7 +218,11 @@ def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray,
     grid = np.stack(np.meshgrid(*(np.arange(size) for size in shape), indexing="ij"))
     square = np.square(grid - nominal[:, None, None]).sum(axis=0)
     # The reach is two standard deviations.
-    probable = np.exp(totals - totals.max() - 0.5 * square / (max(shape) / 4) ** 2)
+    before = np.exp(-0.5 * square / (max(shape) / 4) ** 2)
+    probable = np.exp(totals - totals.max()) * before / before.sum() / len(_SCATTERS)
+    # The Bayes factor of "pairs match" against "none does" exceeds x by chance with a probability of at most 1 / x.
+    any_match = float(np.log(probable.sum()) + totals.max())
+    known = float(expit(any_match - np.log(max(1.0, _BY_CHANCE / samples)))) if samples >= _FEW else 0.0
     probable /= probable.sum()
     step = np.array(np.unravel_index(probable.sum(axis=0).argmax(), shape))
     near = abs(grid - step[:, None, None]).max(axis=0) <= _STEP_PEAK
@@ -200,7 +239,7 @@ def find_evidence(factors: np.ndarray, nominal: np.ndarray) -> tuple[np.ndarray,
     evidence = (posterior * mine).sum(axis=(1, 2)) / (
         posterior.sum(axis=(1, 2)) + (1 - _PRIOR) * np.exp(-highest[:, 0, 0])
     )
-    return shifts, agreed.sum() * evidence
+    return shifts, (structured + (1 - structured) * known) * agreed.sum() * evidence
 
 
 def _total(scaled: np.ndarray, highest: np.ndarray, sigma: float, rest: float) -> np.ndarray:

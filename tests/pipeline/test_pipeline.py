@@ -103,6 +103,7 @@ def test_the_report_of_a_run(finished):
     assert "alt='stack/stack.ome.zarr'" in page
     assert "alt='stack, slice 0'" in page
     assert "cannot be read" not in page
+    assert "earlier run" not in page
 
 
 def test_what_the_galvo_did_not_rotate_is_not_copied(tmp_path, finished):

@@ -1,5 +1,6 @@
 """If this fails, tiles of a slice are placed wrong, or a pair that should be rejected moves them."""
 
+import itertools
 import json
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_tissue_among_agarose_is_placed_as_if_alone_and_agarose_by_the_grid():
     assert error < 0.3 < 1 < nothing
     np.testing.assert_array_equal(found.by_pairs, ~background)
     assert found.warnings[0].startswith("8 of 20 tiles are placed by the regular grid that the others show, because")
-    assert found.warnings[0].endswith("Check them in the stitched slice if they show tissue.")
+    assert found.warnings[0].endswith("Check the stitched slice there for seams.")
     assert np.linalg.norm(found.positions - found.positions[3, 4] - true + true[3, 4], axis=-1)[background].max() < 5
 
 
@@ -360,6 +361,30 @@ def test_voxels_that_do_not_count_leave_the_projection_as_it_is():
     np.testing.assert_allclose(doubled, plain + np.float32(0.3 * np.log(2)), rtol=1e-4)
     swapped = project_structure(column.transpose(1, 0, 2), None, 1)
     np.testing.assert_allclose(swapped, plain, rtol=1e-5)
+
+
+def test_noise_in_tiny_tiles_is_accepted_in_less_than_a_percent_of_pairs():
+    """Overlaps have few independent samples, so chance scores high; earlier 6 % of these pairs were accepted."""
+    accepted = pairs = 0
+    for size, overlap, seed in itertools.product((20, 24, 32), (0.2, 0.3), range(6)):
+        rng = np.random.default_rng([size, round(10 * overlap), seed])
+        found = locate_tiles(rng.normal(1, 0.1, (3, 3, size, size)).astype(np.float32), overlap)
+        accepted += sum(not pair.rejected for pair in found.pairs)
+        pairs += len(found.pairs)
+    assert accepted <= 0.01 * pairs
+
+
+@pytest.mark.parametrize(("size", "noise", "least"), [(48, 0.3, 48), (72, 0.3, 48), (72, 1.0, 47)])
+def test_texture_in_small_tiles_is_still_accepted(size, noise, least):
+    """As many right pairs as without the tighter evidence for noise."""
+    right = 0
+    for seed in range(4):
+        rng = np.random.default_rng([seed, size, 3, 3, 5])
+        tiles, true = tiles_of(rng, grid=(3, 3), shape=(size, size), jitter=1.0, noise=noise)
+        for pair in locate_tiles(tiles, 0.2).pairs:
+            error = np.linalg.norm(np.array(pair.shift) - (true[pair.moving] - true[pair.fixed]))
+            right += not pair.rejected and error < 1
+    assert right >= least
 
 
 @pytest.mark.parametrize("option", [{"overlap": 0.7}, {"overlap": "0.2"}, {"min_evidence": -0.1}])
