@@ -39,8 +39,7 @@ _PEAK, _STEP_PEAK = 2, 3
 #: Bayes factor of "pairs of this axis match" against "none does" at which both are equally probable for noise of single
 #: pixels, times the number of independent samples of an overlap.
 _BY_CHANCE = 1000.0
-#: Number of independent samples below which an overlap has few. If the overlap of single-pixel noise has so few at the
-#: nominal shift, it is no evidence.
+#: Number of independent samples below which an overlap has few.
 _FEW = 15.0
 #: Two strips show structure if a sample of both has more than so many pixels (noise of single pixels has 6 after
 #: smoothing), and if the mean of their relative local variance, which is 0.5 in the mean of all tiles, is above this.
@@ -222,7 +221,7 @@ def find_evidence(
     probable = np.exp(totals - totals.max()) * before / before.sum() / len(_SCATTERS)
     # The Bayes factor of "pairs match" against "none does" exceeds x by chance with a probability of at most 1 / x.
     any_match = float(np.log(probable.sum()) + totals.max())
-    known = float(expit(any_match - np.log(max(1.0, _BY_CHANCE / samples)))) if samples >= _FEW else 0.0
+    known = float(expit(any_match - np.log(max(1.0, _BY_CHANCE / samples))))
     probable /= probable.sum()
     step = np.array(np.unravel_index(probable.sum(axis=0).argmax(), shape))
     near = abs(grid - step[:, None, None]).max(axis=0) <= _STEP_PEAK
