@@ -79,9 +79,8 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     over tiles, and contains focal curvature and the curvature of the tissue itself. The latter follows from the planes:
     the slope of curved tissue changes from tile to tile by ``2 vv (tile step)``, whereas focal curvature has the same
     slope in every tile. The median of these changes gives the curvature of the tissue, which is subtracted. Along an
-    axis of one tile, tissue is assumed to be flat. The result is reduced to the share that the standard error of the
-    mean over tiles leaves, and is 0 if tiles differ by more than they have in common: a correction by a random
-    curvature would be worse than none.
+    axis of one tile, tissue is assumed to be flat. The estimate is multiplied by 1 less the ratio of its squared
+    standard error over tiles to its square, or by 0: to correct a random curvature would be worse than nothing.
 
     Parameters
     ----------
@@ -321,9 +320,10 @@ def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Ar
 
 
 def _share_told(xp: ModuleType, focal: Array, of_tiles: Array) -> Array:
-    """Return by how much an estimate is reduced: what its square exceeds that of its standard error by, as a share.
+    """Return the share of an estimate to keep: 1 less the ratio of its squared standard error to its square, or 0.
 
-    The standard error comes from how the curvatures of the tiles, (tiles, 3), differ. A single tile has none: 1.
+    The standard error follows from the spread of the coefficients of the tiles, (tiles, 3). Of a single tile it is
+    unknown, and the estimate is kept.
     """
     count = (~xp.isnan(of_tiles[:, 0])).sum()
     spread = 1.4826 * _nanmedian(xp, xp.abs(of_tiles - _nanmedian(xp, of_tiles, axis=0)), axis=0)
