@@ -79,7 +79,8 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     over tiles, and contains focal curvature and the curvature of the tissue itself. The latter follows from the planes:
     the slope of curved tissue changes from tile to tile by ``2 vv (tile step)``, whereas focal curvature has the same
     slope in every tile. The median of these changes gives the curvature of the tissue, which is subtracted. Along an
-    axis of one tile, tissue is assumed to be flat.
+    axis of one tile, tissue is assumed to be flat. The estimate is multiplied by 1 less the ratio of its squared
+    standard error over tiles to its square, or by 0: to correct a random curvature would be worse than nothing.
 
     Parameters
     ----------
@@ -127,9 +128,11 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     mean_fit = _robust_fit(xp, terms, mean[None], mean_known[None])[0]
     residual = xp.where(mean_known, mean - mean_fit @ terms, 0)
     rms = xp.sqrt((residual**2).sum() / xp.maximum(mean_known.sum(), 1))
-    slopes = xp.where(is_used[:, None], fitted[:, 1:3], np.nan).reshape(*grid, 2)
-    tissue = _tissue_curvature(xp, slopes, (height, width))
-    result = xp.concatenate([mean_fit[3:] - tissue, tissue, xp.stack([rms, is_used.sum().astype(np.float64)])])
+    of_tiles = xp.where(is_used[:, None], fitted[:, 1:], np.nan)
+    tissue = _tissue_curvature(xp, of_tiles[:, :2].reshape(*grid, 2), (height, width))
+    focal = mean_fit[3:] - tissue
+    focal *= _share_told(xp, focal, of_tiles[:, 2:])
+    result = xp.concatenate([focal, tissue, xp.stack([rms, is_used.sum().astype(np.float64)])])
     vv, vu, uu, *of_tissue, rms, tiles_used = (float(number) for number in to_host(result))
     if not tiles_used:
         raise ValueError(f"the surface is known in less than {_MIN_KNOWN:.0%} of every tile: nothing to fit")
@@ -323,6 +326,20 @@ def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Ar
         limit = _HUBER * xp.maximum(xp.nan_to_num(scale), 1e-6)
         weights = valid * (limit / xp.maximum(residual, limit))
     return fit
+
+
+def _share_told(xp: ModuleType, focal: Array, of_tiles: Array) -> Array:
+    """Return the share of an estimate to keep: 1 less the ratio of its squared standard error to its square, or 0.
+
+    The standard error follows from the spread of the coefficients of the tiles, (tiles, 3). Of a single tile it is
+    unknown, and the estimate is kept.
+    """
+    count = (~xp.isnan(of_tiles[:, 0])).sum()
+    spread = 1.4826 * _nanmedian(xp, xp.abs(of_tiles - _nanmedian(xp, of_tiles, axis=0)), axis=0)
+    # Variances of v², v u and u² over a tile weight the coefficients, so that squares are those of a depth.
+    weights = xp.asarray([4 / 45, 1 / 9, 4 / 45])
+    noise = xp.nan_to_num((weights * spread**2).sum()) / xp.maximum(count, 1)
+    return xp.clip(1 - noise / xp.maximum((weights * focal**2).sum(), 1e-12), 0, 1)
 
 
 def _tissue_curvature(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int]) -> Array:

@@ -156,6 +156,8 @@ def correct_mosaic(
         surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
         curvature = detect_focal_curvature(surface, tile_shape)
         log.info("%s: %s", image.name, curvature)
+        if reason := _left_out(curvature):
+            log.warning("%s: focal curvature is not corrected: %s", image.name, reason)
         depth_axis, array = image.depth_axis, image.array
         attributes = tile_attributes(image, tile_shape)
         if not correction.wrap:
@@ -184,6 +186,13 @@ def correct_mosaic(
                 mean = to_host(mean_tile(surface, tile_shape)[::step, ::step])
                 _report(reports, image, curvature, (mean, step), method, correction, overwrite)
     return curvature
+
+
+def _left_out(curvature: FocalCurvature) -> str:
+    """Return why nothing is corrected; empty if the mosaic is."""
+    if curvature.vv or curvature.vu or curvature.uu:
+        return ""
+    return f"it is not larger than its standard error over {curvature.tiles} tiles"
 
 
 def report_paths(report: str | Path) -> tuple[Path, Path]:
@@ -297,6 +306,7 @@ def _report(
         "um": _numbers(curvature, unit),
         "method": asdict(method),
         "correction": asdict(correction),
+        "left_out": _left_out(curvature),
         "keys": _KEYS,
     }
     with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
@@ -320,6 +330,7 @@ _KEYS = {
     "tiles": "tiles whose surface was averaged",
     "method": "parameters of the surface detection: the options of linum-detect-focal-curvature",
     "correction": "how A-lines were shifted",
+    "left_out": "why nothing was corrected; empty if the mosaic was",
 }
 
 

@@ -47,6 +47,23 @@ def test_a_mosaic(looks, focal_um):
     assert np.ptp(true_depth(spec)) > 3  # else nothing would have been shown
 
 
+@pytest.mark.parametrize("tiles", [2, 4])
+def test_rough_tissue_without_curvature_is_left_almost_alone(tiles):
+    """Bumps of the tissue differ from tile to tile: what they have in common by chance is not corrected in full."""
+    rng = np.random.default_rng(tiles)
+    v, u = np.meshgrid(np.linspace(-1, 1, 24), np.linspace(-1, 1, 24), indexing="ij")
+    basis = np.stack([v**2, v * u, u**2])
+    errors, chances = [], []
+    for _ in range(20):
+        bumps = rng.normal(0, 2, (tiles, tiles, 3))
+        surface = 30 + np.tensordot(bumps, basis, 1).transpose(0, 2, 1, 3).reshape(tiles * 24, -1)
+        errors.append(rms(detect_focal_curvature(surface, (24, 24)).depth(), 0))
+        chances.append(rms(np.tensordot(bumps.mean(axis=(0, 1)), basis, 1), 0))
+    assert np.sqrt(np.mean(np.square(errors))) < 0.8 * np.sqrt(np.mean(np.square(chances)))
+    with_curvature = detect_focal_curvature(surface + np.tile(6 * u**2, (tiles, tiles)), (24, 24)).depth()
+    assert rms(with_curvature, 6 * u**2) < 0.5 * rms(6 * u**2, 0)  # a clear curvature is corrected, noisy as it is
+
+
 def test_outliers_and_what_is_not_known():
     spec = MosaicSpec(tiles=(3, 3), tile_shape=(9, 40, 40), focal_um=20)
     surface = surface_depth(spec)
