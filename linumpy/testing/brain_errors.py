@@ -402,7 +402,9 @@ def _register(spec: BrainSpec, folder: Path) -> _Errors:
     slices = read_transforms(folder / "transforms.json").slices
     from_stack, first = np.linalg.inv(np.array(slices[0].matrix)[1:, 1:]), slices[0].number
     origins = {part.number: slice_origin(spec, part.number, folder.parent) for part in slices}
-    found, nothing, angles = [], [], []
+    found: list[_Floats] = []
+    nothing: list[_Floats] = []
+    angles = []
     for part in slices[1:]:
         matrix = from_stack @ np.array(part.matrix)[1:, 1:]
         motor = motor_matrix(spec, part.number, first)
