@@ -84,12 +84,13 @@ def simple_itk(spec: BrainSpec, results: Path) -> list[StageError]:
         return []
     slices = _images(results / "attenuation")
     numbers, to_first, errors = list(slices), np.eye(3), []
+    origins = {number: brain_errors.slice_origin(spec, number, results) for number in numbers}
     for above, below in itertools.pairwise(numbers):
         interval = (below - above) * spec.interval_um
         planes = [_shared(spec, *slices[number], depth) for number, depth in ((above, interval), (below, 0.0))]
         motor = brain_errors.motor_matrix(spec, below, above)
         to_first = to_first @ _registered(planes[0], planes[1], slices[above][1], motor)
-        errors.append(brain_errors.transform_errors(spec, below, to_first, numbers[0]))
+        errors.append(brain_errors.transform_errors(spec, below, to_first, numbers[0], origins))
     value = float(np.sqrt((np.concatenate(errors) ** 2).sum(axis=1).mean()))
     return [StageError("register", "RMS error of a slice's tissue", value, "µm")]
 

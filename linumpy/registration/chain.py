@@ -148,17 +148,21 @@ def solve_chain(
     weights[is_usable] = np.minimum(weights[is_usable], 1 / (tolerance / 40) ** 2)
     weights *= np.where(is_usable, [link.evidence for link in links], 0)
     median_weight = float(np.median(weights[is_usable])) if is_usable.any() else 1.0
-    prior_weight = max(1 / prior_error_um**2, 1e-6 * median_weight)
+    weak_prior = 1e-6 * median_weight
     # Residuals relative to the errors of the links, which are at least the tolerance.
     scales = 1 / np.hypot(1, np.where(is_usable, [link.error_um for link in links], 0) / tolerance)
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ prior_links @ centre)]).reshape(-1, rank + 1, rank + 1)
     robust_weights = is_usable.astype(np.float64)
-    solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
-    for number in range(_ROUNDS):
+
+    def solve(prior_weight: float) -> tuple[np.ndarray, np.ndarray]:
         all_weights = np.concatenate([weights * robust_weights, np.full(len(prior_links), prior_weight)])
         solved = _solve(count, ends_all, all_links, all_weights, reference_index, rigid)
-        residuals = _residuals(solved, ends, measured, extent)
+        return solved, _residuals(solved, ends, measured, extent)
+
+    # Links are rejected where they contradict each other. Whether they contradict the prior is part of their evidence.
+    for number in range(_ROUNDS):
+        residuals = solve(weak_prior)[1]
         if number < _ROUNDS // 2:
             # First near least absolute distances: least squares would spread the error of a wrong link to others.
             new_weights = is_usable / np.sqrt(1 + (residuals * scales / (0.1 * tolerance)) ** 2)
@@ -167,6 +171,7 @@ def solve_chain(
             if np.abs(new_weights - robust_weights).max(initial=0) < 1e-6:
                 break
         robust_weights = new_weights
+    solved, residuals = solve(max(1 / prior_error_um**2, weak_prior))
     rejected = robust_weights < 1e-3
     linked = {n for pair, is_rejected in zip(ends, rejected, strict=True) if not is_rejected for n in pair}
     return ChainSolution(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -220,18 +220,57 @@ def _depth_origin(folder: Path, name: str) -> float:
 
 def tissue_tiles(spec: BrainSpec, number: int) -> np.ndarray:
     """Return which tiles of a slice have tissue, by whose structure a position can be told: bool, (rows, columns)."""
-    shares = [brain.truth_tissue(spec, number, *place)[-1].mean() for place in np.ndindex(spec.tiles)]
+    deepest = np.array([number * spec.interval_planes + spec.tile_shape[0] - 1])
+    shares = []
+    for place in np.ndindex(spec.tiles):
+        y, x = (
+            p + np.arange(n)
+            for p, n in zip(brain.truth_positions(spec, number)[place], spec.tile_shape[1:], strict=True)
+        )
+        points = brain.truth_points(spec, number, y[:, None], x)
+        is_tissue = tissue_share(spec, deepest, brain.truth_surface(spec, number, *place), *points)[0] > 0.5
+        shares.append(is_tissue.mean())
     return np.reshape(shares, spec.tiles) > _TISSUE
 
 
 def position_errors(spec: BrainSpec, number: int, positions_um: _Floats, recorded: np.ndarray) -> _Floats:
     """Return the errors of the positions of recorded tiles with tissue in µm, less their mean: (n, 2).
 
-    The mean is arbitrary: it is the origin of the slice. `positions_um` has the shape (rows, columns, 2).
+    The mean is arbitrary: it is the origin of the slice (:func:`slice_origin`). `positions_um` has the shape (rows,
+    columns, 2).
     """
-    recorded = recorded & tissue_tiles(spec, number)
-    errors = (positions_um - brain.truth_positions(spec, number) * spec.spacing_um[1:])[recorded]
-    return np.asarray(errors - errors.mean(axis=0))
+    errors = positions_um - brain.truth_positions(spec, number) * spec.spacing_um[1:]
+    return np.asarray((errors + _origin(spec, number, positions_um, recorded))[recorded & tissue_tiles(spec, number)])
+
+
+def slice_origin(spec: BrainSpec, number: int, results: Path) -> _Floats:
+    """Return where the origin of a stitched slice truly lies, in µm from the nominal first voxel: (2,).
+
+    It is the mean over the tiles with tissue of their true less their found positions. The first tile alone, at which
+    the found positions begin, does not tell it: where it holds no tissue, its position cannot be found. Without a file
+    of positions tiles are assumed to be stitched by the true ones.
+    """
+    path = next((one for one in (results / "positions").glob("*.json") if slice_number(one) == number), None)
+    if path is None:
+        return np.asarray(brain.truth_positions(spec, number)[0, 0] * spec.spacing_um[1:])
+    return _origin(spec, number, *_found_positions(spec, path))
+
+
+def _origin(spec: BrainSpec, number: int, positions_um: _Floats, recorded: np.ndarray) -> _Floats:
+    is_compared = recorded & tissue_tiles(spec, number)
+    is_compared = is_compared if is_compared.any() else recorded
+    moves = brain.truth_positions(spec, number) * spec.spacing_um[1:] - positions_um
+    return np.asarray(moves[is_compared].mean(axis=0))
+
+
+def _found_positions(spec: BrainSpec, path: Path) -> tuple[_Floats, np.ndarray]:
+    """Return the positions of tiles in µm, (rows, columns, 2), and which tiles were recorded."""
+    content, positions, recorded = json.loads(path.read_text()), np.zeros((*spec.tiles, 2)), np.zeros(spec.tiles, bool)
+    for tile in content["tiles"]:
+        place = tile["row"], tile["column"]
+        positions[place] = np.array([tile["y"], tile["x"]]) * content["spacing_um"]
+        recorded[place] = tile["present"]
+    return positions, recorded
 
 
 def nominal_positions(spec: BrainSpec) -> _Floats:
@@ -243,12 +282,7 @@ def _positions(spec: BrainSpec, folder: Path) -> _Errors:
     """Errors of the positions of recorded tiles with tissue."""
     found, nothing = [], []
     for path in folder.glob("*.json"):
-        content, number = json.loads(path.read_text()), slice_number(path)
-        positions, recorded = np.zeros((*spec.tiles, 2)), np.zeros(spec.tiles, bool)
-        for tile in content["tiles"]:
-            place = tile["row"], tile["column"]
-            positions[place] = np.array([tile["y"], tile["x"]]) * content["spacing_um"]
-            recorded[place] = tile["present"]
+        number, (positions, recorded) = slice_number(path), _found_positions(spec, path)
         found.append(position_errors(spec, number, positions, recorded))
         nothing.append(position_errors(spec, number, nominal_positions(spec), recorded))
     errors, nominal = np.concatenate(found), np.concatenate(nothing)
@@ -259,10 +293,10 @@ def _positions(spec: BrainSpec, folder: Path) -> _Errors:
     ]
 
 
-def _to_brain(spec: BrainSpec, number: int, y_um: _Floats, x_um: _Floats) -> _Floats:
-    """Return where points of a stitched slice, whose origin is its first tile, are in the brain: (2, ...), in µm."""
-    first, (_, y, x) = brain.truth_positions(spec, number)[0, 0], spec.spacing_um
-    points = brain.truth_points(spec, number, y_um / y + first[0], x_um / x + first[1])
+def _to_brain(spec: BrainSpec, number: int, origin_um: _Floats, y_um: _Floats, x_um: _Floats) -> _Floats:
+    """Return where points of a stitched slice, counted from its origin, are in the brain: (2, ...), in µm."""
+    _, y, x = spec.spacing_um
+    points = brain.truth_points(spec, number, (y_um + origin_um[0]) / y, (x_um + origin_um[1]) / x)
     return np.stack([points[0] * y, points[1] * x])
 
 
@@ -278,9 +312,9 @@ def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.n
     voxels, (z, y, x) = _sampled(path)
     number = slice_number(path)
     points = np.meshgrid(y, x, indexing="ij")
-    in_brain = _to_brain(spec, number, points[0], points[1])
+    begin = slice_origin(spec, number, path.parent.parent)
+    in_brain = _to_brain(spec, number, begin, points[0], points[1])
     middle = [(n - 1) / 2 * s for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
-    begin = brain.truth_positions(spec, number)[0, 0] * spec.spacing_um[1:]
     above = spec.faults.water_um + sum(
         slope * (points[k] + begin[k] - middle[k]) for k, slope in enumerate(spec.faults.tilt)
     )
@@ -338,18 +372,22 @@ def _light(spec: BrainSpec, path: Path) -> tuple[float, float, float]:
     return -float(slope) / 2, float(np.median(ratio)), float((voxels[valid] == highest).mean())
 
 
-def transform_errors(spec: BrainSpec, number: int, matrix: _Floats, first: int) -> _Floats:
+def transform_errors(
+    spec: BrainSpec, number: int, matrix: _Floats, first: int, origins: Mapping[int, _Floats]
+) -> _Floats:
     """Return the errors in µm of a transform from a stitched slice to the first one, at points with tissue: (n, 2).
 
-    `matrix` is homogeneous, for (y, x, 1) in µm, (3, 3). The points are a grid over the slice.
+    `matrix` is homogeneous, for (y, x, 1) in µm, (3, 3). The points are a grid over the slice. `origins` are those of
+    :func:`slice_origin`.
     """
     ends = [np.linspace(0, (n - 1) * s, 13) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
     y, x = np.meshgrid(*ends, indexing="ij")
-    truth = _to_brain(spec, number, y, x)
+    truth = _to_brain(spec, number, origins[number], y, x)
     moved = np.tensordot(matrix, np.stack([y, x, np.ones_like(y)]), 1)
     depth, voxels = np.array([number * spec.interval_planes + 5]), truth / np.reshape(spec.spacing_um[1:], (2, 1, 1))
     tissue = tissue_share(spec, depth, np.zeros_like(y), voxels[0], voxels[1])[0] > 0.5
-    return np.asarray((_to_brain(spec, first, moved[0], moved[1]) - truth)[:, np.broadcast_to(tissue, y.shape)].T)
+    errors = _to_brain(spec, first, origins[first], moved[0], moved[1]) - truth
+    return np.asarray(errors[:, np.broadcast_to(tissue, y.shape)].T)
 
 
 def motor_matrix(spec: BrainSpec, number: int, first: int) -> _Floats:
@@ -363,18 +401,22 @@ def _register(spec: BrainSpec, folder: Path) -> _Errors:
     """Errors of the transforms of slices relative to the first slice, over their tissue."""
     slices = read_transforms(folder / "transforms.json").slices
     from_stack, first = np.linalg.inv(np.array(slices[0].matrix)[1:, 1:]), slices[0].number
-    found, nothing, angles = [], [], []
+    origins = {part.number: slice_origin(spec, part.number, folder.parent) for part in slices}
+    found: list[_Floats] = []
+    nothing: list[_Floats] = []
+    angles = []
     for part in slices[1:]:
         matrix = from_stack @ np.array(part.matrix)[1:, 1:]
-        found.append(transform_errors(spec, part.number, matrix, first))
-        nothing.append(transform_errors(spec, part.number, motor_matrix(spec, part.number, first), first))
+        motor = motor_matrix(spec, part.number, first)
+        for errors, one in ((found, matrix), (nothing, motor)):
+            errors.append(transform_errors(spec, part.number, one, first, origins))
         truth = [brain.truth_transform(spec, number)[:2, :2] for number in (first, part.number)]
         turns = [truth[0].T @ truth[1] @ linear.T for linear in (matrix[:2, :2], np.eye(2))]
         angles.append([abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))) for turn in turns])
     turned, unturned = np.max(angles, axis=0)
-    errors, motor = np.concatenate(found), np.concatenate(nothing)
+    by_pairs, by_motor = _rms(np.concatenate(found)), _rms(np.concatenate(nothing))
     return [
-        _error("RMS error of a slice's tissue", _rms(errors), "µm", _rms(motor)),
+        _error("RMS error of a slice's tissue", by_pairs, "µm", by_motor),
         _error("largest error of a rotation", turned, "°", unturned),
     ]
 
@@ -385,7 +427,8 @@ def _stack(spec: BrainSpec, folder: Path) -> _Errors:
     voxels, (z, y, x) = _sampled(folder / "stack.ome.zarr")
     points = np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
     in_slice = np.tensordot(np.linalg.inv(np.array(first.matrix)[1:, 1:]), points, 1)
-    in_brain = _to_brain(spec, first.number, in_slice[0], in_slice[1])
+    origin = slice_origin(spec, first.number, folder.parent)
+    in_brain = _to_brain(spec, first.number, origin, in_slice[0], in_slice[1])
     depth = z - first.top_um + first.number * spec.interval_um
     truth = _truth_at(spec, depth, np.zeros_like(in_brain[0]), in_brain[0], in_brain[1])
     correlation = _log_correlation(voxels, truth, _is_tissue(spec, voxels, truth))

@@ -163,6 +163,7 @@ def test_all_ways_to_a_volume_place_slices_alike(folder, tmp_path, caplog):
         registered = register_slices(folder, None, alignment, **tables)
         stacked = stack_mosaics(folder, output=tmp_path / "o.zarr", search=ZSearch(0.06, 0.02), **tables)
     assert sum("marks 1 of 3 shifts as not reliable (between slices 3 and 6)" in line for line in caplog.messages) == 2
+    assert [one.reliable_shift for one in registered.slices] == [True, True, False, True]
     for n, (one, other) in enumerate(itertools.pairwise(used)):
         expected = positions[other] - positions[one]
         above, below = np.array(stacked.plan.offsets[n : n + 2])

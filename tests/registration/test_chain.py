@@ -152,3 +152,18 @@ def test_links_of_planes_far_apart_do_not_outweigh_a_good_motor():
     by_links = solve_chain(3, off, EXTENT, prior=prior).matrices
     assert distances(by_both, truth).max() < 5
     assert distances(by_links, truth).max() > 50
+
+
+def test_a_pair_across_a_missing_slice_is_not_rejected_because_of_the_motor():
+    """Nothing but the motor, which knows no rotation, speaks against the pair, and it has less weight."""
+    truth, rng = brain(5)
+    links = links_of(truth, rng, 0.2, missing=(3,))
+    (lone,) = [n for n, link in enumerate(links) if (link.fixed, link.moving) == (2, 4)]
+    turned = truth[4] @ rigid(6, (30, -20))
+    links[lone] = PairLink(2, 4, np.linalg.inv(turned) @ truth[2], error_um=15.0)
+    truth[4] = turned
+    solution = solve_chain(5, links, EXTENT, prior=np.tile(np.eye(3), (4, 1, 1)), prior_error_um=40.0, tolerance_um=20)
+    assert not solution.rejected[lone]
+    moved = np.linalg.inv(truth[2]) @ truth[4]
+    by_motor = distances(np.eye(3)[None], moved[None])[0]
+    assert distances((np.linalg.inv(solution.matrices[2]) @ solution.matrices[4])[None], moved[None])[0] < by_motor / 4

@@ -13,7 +13,7 @@ from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.testing import brain
 from linumpy.testing.brain import BrainSpec, Faults, draw_brain
-from linumpy.testing.brain_errors import StageError, errors_of, flat_field_error, losses
+from linumpy.testing.brain_errors import StageError, errors_of, flat_field_error, losses, tissue_tiles
 from linumpy.testing.brain_files import write_brain
 
 SPEC = BrainSpec(
@@ -53,13 +53,15 @@ def test_positions_beside_nominal_ones(tmp_path):
     assert worse[0].value < 60
 
 
-def test_transforms_beside_the_motors(tmp_path):
+def write_transforms(spec, folder, origin):
+    """Write the true transforms of slices whose origins, as voxels of the slice, a function gives by their numbers."""
+
     def matrix(number):
         scale = np.diag([8.0, 8.0, 1.0])
         to_slice = np.eye(3)
-        to_slice[:2, 2] = brain.truth_positions(SPEC, number)[0, 0]
+        to_slice[:2, 2] = origin(number)
         whole = np.eye(4)
-        whole[1:, 1:] = scale @ brain.truth_transform(SPEC, number) @ to_slice @ np.linalg.inv(scale)
+        whole[1:, 1:] = scale @ brain.truth_transform(spec, number) @ to_slice @ np.linalg.inv(scale)
         return whole
 
     # Any frame of the stack will do: that of the first slice is arbitrary.
@@ -67,10 +69,14 @@ def test_transforms_beside_the_motors(tmp_path):
     stack[1:3, 3] = 50.0, -30.0
     parts = [
         SliceTransform(number=k, name=f"slice_z{k:02d}", matrix=(stack @ matrix(k)).tolist(), top_um=0.0, depth_um=9.0)
-        for k in SPEC.written
+        for k in spec.written
     ]
-    (tmp_path / "register").mkdir()
-    SliceTransforms(200.0, tuple(parts)).write(tmp_path / "register" / "transforms.json")
+    (folder / "register").mkdir(exist_ok=True)
+    SliceTransforms(200.0, tuple(parts)).write(folder / "register" / "transforms.json", overwrite=True)
+
+
+def test_transforms_beside_the_motors(tmp_path):
+    write_transforms(SPEC, tmp_path, lambda number: brain.truth_positions(SPEC, number)[0, 0])
     rms, turned = errors_of(SPEC, tmp_path)
     assert rms.value == pytest.approx(0, abs=1e-6)
     assert turned.value == pytest.approx(0, abs=1e-5)
@@ -80,6 +86,18 @@ def test_transforms_beside_the_motors(tmp_path):
     # A deformation is an error that no matrix mends, of its own size.
     warped = dataclasses.replace(SPEC, faults=dataclasses.replace(SPEC.faults, warp=2.0))
     assert 2.0 < errors_of(warped, tmp_path)[0].value < 16.0 * 2**0.5
+
+
+def test_a_first_tile_of_agarose_is_no_error_of_registration(tmp_path):
+    """Tiles with tissue, and so the images, are 100 µm off from the first tile, which nothing in the images tells."""
+    spec = dataclasses.replace(SPEC, tiles=(4, 4), coverage=0.3, seed=1)
+    assert not any(tissue_tiles(spec, number)[0, 0] for number in spec.written)
+    write_positions(spec, tmp_path / "positions", 100.0)
+    write_transforms(spec, tmp_path, lambda number: np.array([-7 - 100 / 8, -7]))
+    assert errors_of(spec, tmp_path, ["register"])[0].value == pytest.approx(0, abs=1e-6)
+    # A slice that is moved as a whole is one.
+    write_transforms(spec, tmp_path, lambda number: np.array([-7 - 100 / 8 + 2 * (number > 0), -7]))
+    assert errors_of(spec, tmp_path, ["register"])[0].value == pytest.approx(16.0, abs=1e-6)
 
 
 def test_a_flat_field_of_any_mean():

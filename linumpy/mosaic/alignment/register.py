@@ -60,10 +60,8 @@ FACE_BYTES = 2**28
 _FACE_UM = 50.0
 #: Number of planes below a cut surface that are not used: the first plane is half water.
 _RIM = 1
-#: Assumed lateral displacement of oblique structures in µm, for each µm between the planes of two slices.
-_DRIFT = 0.6
-#: Assumed displacement in pixels, where the images of a pair have as much in common as they differ.
-_CONTENTS = 0.5
+#: Standard error that oblique structures add in µm, for each µm between the planes of two slices.
+_DRIFT = 0.3
 #: Assumed standard error of the motor's shifts between neighbours in µm, with the rotation that they do not tell;
 #: without a table, that of "nothing moved" as a fraction of the range of the search. Good pairs replace both.
 _MOTOR_UM, _UNMOVED = 50.0, 1 / 8
@@ -179,14 +177,14 @@ def register_slices(
     slices = open_slices(paths, least=1, channel=channel, time=time, spacing=spacing)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
-    moves = _motor_shifts(numbers, shifts)
+    moves, reliable = _motor_shifts(numbers, shifts)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         method = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         if len(images) == 1:
             unmoved = solve_chain(1, [], (1.0, 1.0))
-            levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment)
+            levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment, reliable)
             return _log_and_write(levelled, output, overwrite)
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
@@ -216,7 +214,7 @@ def register_slices(
     evidence, reasons, solution = _solve(
         numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
     )
-    result = _transforms(paths, slices, surfaces, depths, solution, alignment)
+    result = _transforms(paths, slices, surfaces, depths, solution, alignment, reliable)
     results = _results(numbers, links, registered, evidence, reasons, solution)
     return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, overwrite)
 
@@ -229,14 +227,15 @@ def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite
     return result
 
 
-def _motor_shifts(numbers: Sequence[int], shifts: str | Path | None) -> np.ndarray:
-    """Return the motor's shift of each slice to the first one in µm along Y and X."""
+def _motor_shifts(numbers: Sequence[int], shifts: str | Path | None) -> tuple[np.ndarray, list[bool]]:
+    """Return the motor's shift of each slice to the first one in µm along Y and X, and whether the table trusts it."""
     if shifts is None:
-        return np.zeros((len(numbers), 2))
+        return np.zeros((len(numbers), 2)), [True] * len(numbers)
     steps = motor_shifts(shifts, numbers)
     for warning in unreliable_warnings(shifts, steps):
         log.warning(warning)
-    return np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
+    moves = np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
+    return moves, [True, *(step.reliable for step in steps)]
 
 
 def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int:
@@ -289,10 +288,7 @@ def _links(
             matrix = np.eye(3)
             matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * pixel
             to_image.append(matrix)
-        # The standard error takes what differs between the images for noise, but different contents displace a match.
-        share = max(float(registered.correlations[n]), 0.03) ** 2
-        contents = _CONTENTS * max(pixel) * (1 / share - 1)
-        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n], contents)
+        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n])
         link = np.linalg.inv(to_image[1]) @ registered.matrices[n] @ to_image[0]
         out.append(PairLink(fixed, moving, link, error, float(registered.evidence[n])))
     return out
@@ -359,7 +355,7 @@ def _reason(
 
 def _transforms(
     paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
-    solution: ChainSolution, alignment: Alignment,
+    solution: ChainSolution, alignment: Alignment, reliable: Sequence[bool],
 ) -> SliceTransforms:  # fmt: skip
     """Return the transforms of the slices, levelled and placed along Z, without the results of pairs."""
     first, interval = next(iter(slices)), alignment.interval_mm * 1e3
@@ -369,7 +365,12 @@ def _transforms(
         matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
         rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
         depth = depths[n] * image.spacing[0] - rim
-        transforms.append(SliceTransform(number, paths[number].name, matrix, top + rim, depth, solution.placed_by[n]))
+        transforms.append(
+            SliceTransform(
+                number=number, name=paths[number].name, matrix=matrix, top_um=top + rim, depth_um=depth,
+                placed_by=solution.placed_by[n], reliable_shift=reliable[n],
+            )
+        )  # fmt: skip
     return SliceTransforms(interval, tuple(transforms))
 
 

@@ -50,6 +50,8 @@ class SliceTransform:
     placed_by : {"pairs", "neighbours", "motor"}
         What places the slice: registered pairs; without any, its neighbours and the motor's shifts to them; or, at an
         end of the stack, the motor's shifts alone. Without a table of shifts the motor says that nothing moved.
+    reliable_shift : bool
+        Whether the table trusts the motor's shift from the slice above.
     """
 
     number: int
@@ -58,6 +60,7 @@ class SliceTransform:
     top_um: float
     depth_um: float
     placed_by: str = "pairs"
+    reliable_shift: bool = True
 
 
 @dataclass(frozen=True)
