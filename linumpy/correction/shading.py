@@ -250,8 +250,8 @@ class _Fit:
             for axis in range(2):
                 self._correct_ramp(axis, logs, weights)
             self._set_dark()
-        used = (weights.reshape(-1, 2, self.planes, len(self.modes)) > 0).any(axis=(1, 2))
-        count = int(used.any(axis=1).sum())
+        used = np.asarray((weights.reshape(-1, 2, self.planes, len(self.modes)) > 0).any(axis=(1, 2)))
+        count = int(np.any(used, axis=1).sum())
         independent = count * self.independent
         darkness = self.dark_error * (weights.sum(axis=2) / np.maximum(level, 1e-9)).sum() / max(weights.sum(), 1e-9)
         unevenness = float(np.linalg.norm(self.theta))

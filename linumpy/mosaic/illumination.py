@@ -316,8 +316,7 @@ def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illum
 
     spacing = (image.spacing[image.depth_axis], *image.lateral_spacing)
     names, source = image.lateral_names.upper(), PurePosixPath(image.name).name
-    drawn = draw_illumination(
-        fields.flat, fields.dark, fields.baseline, spacing, (names[0], names[1]), source=source
-    )  # fmt: skip
+    flat, dark, baseline = (to_host(field) for field in (fields.flat, fields.dark, fields.baseline))
+    drawn = draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)
     with replacing(path, overwrite=overwrite) as picture:
         save(drawn, picture, path.suffix)
