@@ -1,15 +1,16 @@
 """Illumination of tiles: the brightness of each position of the field of view, for every depth.
 
-In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the memory of the input, with what
-it is known from. Tiles are reduced to at most 20 planes of 32 × 32 pixels by means. :mod:`linumpy.correction.shading`
-fits sums of polynomials to the reduced tiles, which are then evaluated at every voxel. If tiles are too few, or tell
-too little, the fields are left out: a flat field of 1, no dark field, and the reason.
+In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, with what it is known from. Tiles are
+reduced to at most 20 planes of 32 × 32 pixels by means, where they are. :mod:`linumpy.correction.shading` fits sums of
+polynomials to the reduced tiles on the host, since they are small: a device would take longer to compile the fit than
+the host takes to compute it. The sums are then evaluated at every voxel. If tiles are too few, or tell too little, the
+fields are left out: a flat field of 1, no dark field, and the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -112,31 +113,30 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
         raise ValueError(f"tiles of shape {tuple(tiles.shape)}: pass an array (N, ..., Y, X) that has elements")
     if tiles.dtype.kind not in "biuf":
         raise TypeError(f"tiles of {tiles.dtype} have no intensity; real numbers are needed")
-    return illumination_of(map(reduce_tile, tiles), tiles.shape[1:], options)
+    found = illumination_of([to_host(reduce_tile(tile)) for tile in tiles], tiles.shape[1:], options)
+    flat, dark, baseline = (array_module(tiles).asarray(part) for part in (found.flat, found.dark, found.baseline))
+    return Illumination(flat=flat, dark=dark, baseline=baseline, evidence=found.evidence)
 
 
-def reduce_tile(tile: Array) -> tuple[Array, Array | None]:
-    """Reduce a tile (..., Y, X) to at most 20 planes of 32 × 32 pixels by means.
+def reduce_tile(tile: Array) -> Array:
+    """Reduce a tile (..., Y, X) to at most 20 planes of 32 × 32 pixels by means of the finite voxels.
 
     Returns
     -------
-    pixels : array of float32, (depths, h, w)
-        Means of the finite voxels; 0 where no voxel is finite.
-    valid : array of bool, (depths, h, w), or None
-        Pixels with a finite voxel; None if all voxels are finite.
+    array of float32, (depths, h, w)
+        NaN where no voxel is finite.
     """
     xp = array_module(tile)
     voxels = tile.astype(np.float32, copy=False).reshape(-1, *tile.shape[-2:])
     finite = xp.isfinite(voxels)
     if bool(finite.all()):
-        return _means(xp, voxels), None
+        return _means(xp, voxels)
     covered, sums = _means(xp, finite.astype(np.float32)), _means(xp, xp.where(finite, voxels, 0))
-    valid = covered > 1e-3
-    return xp.where(valid, sums / xp.where(valid, covered, 1), 0), valid
+    return xp.where(covered > 1e-3, sums / xp.maximum(covered, np.float32(1e-3)), np.float32(np.nan))
 
 
 def illumination_of(
-    reduced: Iterable[tuple[Array, Array | None]],
+    reduced: Sequence[np.ndarray],
     shape: tuple[int, ...],
     options: ShadingOptions | None = None,
     places: np.ndarray | None = None,
@@ -145,8 +145,8 @@ def illumination_of(
 
     Parameters
     ----------
-    reduced : iterable
-        Results of :func:`reduce_tile`, one for each tile.
+    reduced : sequence of numpy.ndarray
+        Results of :func:`reduce_tile` on the host, one for each tile.
     shape : tuple of int
         Shape (..., Y, X) of a tile.
     options : ShadingOptions, optional
@@ -157,36 +157,33 @@ def illumination_of(
     Returns
     -------
     Illumination
-        In the memory of the reduced tiles.
+        On the host.
     """
-    options, tiles = options or ShadingOptions(), list(reduced)
-    xp = array_module(tiles[0][0])
-    images = xp.stack([pixels for pixels, _ in tiles])
-    valid = xp.stack([xp.ones(pixels.shape, bool) if v is None else v for pixels, v in tiles])
-    shading = estimate_shading(images, valid, options, places)
-    parts = len(tiles) if places is None else len({(place[0] // _SAME_PART, *place[1:]) for place in places.tolist()})
+    options, images = options or ShadingOptions(), np.stack(reduced)
+    shading = estimate_shading(images, options, places)
+    parts = len(images) if places is None else len({(place[0] // _SAME_PART, *place[1:]) for place in places.tolist()})
     evidence = _evidence(shading, options, parts)
     depth = math.prod(shape[:-2])
     planes = np.arange(depth) * images.shape[1] // max(depth, 1)
-    means = (images * valid).sum(axis=(2, 3)) / xp.maximum(valid.sum(axis=(2, 3)), 1)
-    baseline = means.astype(np.float32)[:, planes].reshape(len(tiles), *shape[:-2])
+    means = np.nansum(images, axis=(2, 3)) / np.maximum(np.isfinite(images).sum(axis=(2, 3)), 1)
+    baseline = means.astype(np.float32)[:, planes].reshape(len(images), *shape[:-2])
     if evidence.left_out:
         return Illumination(
-            flat=xp.ones(shape, np.float32), dark=xp.zeros(shape, np.float32), baseline=baseline, evidence=evidence
+            flat=np.ones(shape, np.float32), dark=np.zeros(shape, np.float32), baseline=baseline, evidence=evidence
         )
     flat, dark = shading.fields((depth, shape[-2], shape[-1]))
-    dark = xp.broadcast_to(dark if options.dark else xp.zeros_like(dark), shape)
+    dark = np.broadcast_to(dark if options.dark else np.zeros_like(dark), shape)
     return Illumination(
-        flat=xp.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark=dark, baseline=baseline, evidence=evidence
+        flat=np.clip(flat, 1 / MAX_GAIN, MAX_GAIN).reshape(shape), dark=dark, baseline=baseline, evidence=evidence
     )
 
 
 def _evidence(shading: Shading, options: ShadingOptions, parts: int) -> Evidence:
     """Judge the fields by their expected error, and by the number of parts of the sample that tiles show."""
-    names = ("tiles", "independent_tiles", "coverage", "unevenness", "error")
-    xp = array_module(shading.tiles)
-    values = to_host(xp.stack([getattr(shading, name) for name in names])).tolist()
-    found = Evidence(**dict(zip(names, values, strict=True)) | {"tiles": int(values[0])})
+    found = Evidence(
+        tiles=shading.tiles, independent_tiles=shading.independent_tiles, coverage=shading.coverage,
+        unevenness=shading.unevenness, error=shading.error,
+    )  # fmt: skip
     parts = min(parts, found.tiles)
     limit = max(_USEFUL * found.unevenness, _NEGLIGIBLE)
     if options.force or (parts >= _MIN_TILES and found.error <= limit):

@@ -84,7 +84,7 @@ def estimate_illumination(
     if report is not None:
         check_picture(report, overwrite=overwrite)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        fields = _on_host(_estimate(images, tiles, options, work, None, max_tiles))
+        fields = _estimate(images, tiles, options, work, None, max_tiles)
     if report is not None:
         _report(Path(report), images[0], tiles[0], fields, overwrite)
     return fields
@@ -156,8 +156,7 @@ def fix_illumination(
         raise ValueError(f"fields of shape {fields.flat.shape} do not fit the tiles of {image.name}, {shape}")
     with tile_work(distributed, use_gpu=use_gpu) as work:
         used = fields or _estimate([image], [tile], options, work, progress, max_tiles)
-        on_host, xp = _on_host(used), work.xp
-        flat, dark = xp.asarray(used.flat), xp.asarray(used.dark)
+        flat, dark = work.xp.asarray(used.flat), work.xp.asarray(used.dark)
 
         def correct(box: Box, voxels: Array) -> Array:
             xp = array_module(voxels)
@@ -178,8 +177,8 @@ def fix_illumination(
             work,
         )
     if report is not None:
-        _report(Path(report), image, tile, on_host, overwrite)
-    return on_host
+        _report(Path(report), image, tile, used, overwrite)
+    return used
 
 
 def _opened(
@@ -190,30 +189,32 @@ def _opened(
     return image
 
 
-def _on_host(fields: Illumination) -> Illumination:
-    flat, dark, baseline = (to_host(getattr(fields, name)) for name in _FIELDS)
-    return Illumination(flat=flat, dark=dark, baseline=baseline, evidence=fields.evidence)
-
-
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
     """Return the bytes that :func:`fix_illumination` reads of a mosaic if it estimates the fields."""
     tile = needed_tile(image, tile_shape)
-    return image.nbytes + sum(box_nbytes(image.array, box) for box in _tiles(image, tile, max_tiles))
+    return image.nbytes + sum(box_nbytes(image.array, box) for _, box in _chosen([image], [tile], max_tiles))
 
 
-def _tiles(image: MosaicImage, tile: tuple[int, int], max_tiles: int) -> list[Box]:
-    """Choose at most `max_tiles` complete tiles, evenly spread in the order of the grid."""
-    rows, columns = whole_tiles(image.lateral_shape, tile)
-    count = min(max_tiles, rows * columns)
-    if count == 0:
-        return []
+def _chosen(images: Sequence[MosaicImage], tiles: Sequence[tuple[int, int]], max_tiles: int) -> list[tuple[int, Box]]:
+    """Choose complete tiles, as number of the mosaic and voxels.
+
+    They are squares of 2 × 2 tiles, since overlaps of neighbours tell much, evenly spread over all mosaics.
+    """
+    if max_tiles < 1:
+        raise ValueError(f"max_tiles={max_tiles}: at least one tile is needed")
     chosen = []
-    for number in sorted({(2 * k + 1) * rows * columns // (2 * count) for k in range(count)}):
-        box = [slice(0, n) for n in image.array.shape]
-        for axis, index, size in zip(image.lateral_axes, divmod(number, columns), tile, strict=True):
-            box[axis] = slice(index * size, (index + 1) * size)
-        chosen.append(tuple(box))
-    return chosen
+    for number, (image, tile) in enumerate(zip(images, tiles, strict=True)):
+        grid = np.ndindex(whole_tiles(image.lateral_shape, tile))
+        for place in sorted(grid, key=lambda place: (place[0] // 2, place[1] // 2, place)):
+            box = [slice(0, n) for n in image.array.shape]
+            for axis, index, size in zip(image.lateral_axes, place, tile, strict=True):
+                box[axis] = slice(index * size, (index + 1) * size)
+            chosen.append((number, tuple(box)))
+    squares, size = max(1, max_tiles // 4), min(4, max_tiles)
+    if len(chosen) <= squares * size:
+        return chosen
+    firsts = ((2 * k + 1) * len(chosen) // (2 * squares) // 4 * 4 for k in range(squares))
+    return [name for first in firsts for name in chosen[first : first + size]]
 
 
 def _estimate(
@@ -225,8 +226,6 @@ def _estimate(
     max_tiles: int,
 ) -> Illumination:
     """Estimate the fields from tiles that are spread evenly over all mosaics."""
-    if max_tiles < 1:
-        raise ValueError(f"max_tiles={max_tiles}: at least one tile is needed")
     shape = (images[0].array.shape[images[0].depth_axis], *tiles[0])
     for image, tile in zip(images, tiles, strict=True):
         if (image.array.shape[image.depth_axis], *tile) != shape:
@@ -234,30 +233,23 @@ def _estimate(
                 f"{image.name} has tiles of {(image.array.shape[image.depth_axis], *tile)} voxels and "
                 f"{images[0].name} of {shape}: illumination is estimated from tiles of one shape"
             )
-    tiles_each, remainder = divmod(max_tiles, len(images))
-    chosen = [
-        (number, box)
-        for number, (image, tile) in enumerate(zip(images, tiles, strict=True))
-        for box in _tiles(image, tile, tiles_each + (number < remainder))
-    ]
-    reduced: dict[tuple[int, ...], tuple[Array, Array | None]] = {}
+    chosen = _chosen(images, tiles, max_tiles)
+    reduced: dict[tuple[int, ...], np.ndarray] = {}
     use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
 
     def reduce(name: tuple[int, Box], voxels: Array) -> Array:
-        """Return the reduced tile, NaN where it has no valid voxel: one array can be sent from a worker."""
+        """Return the reduced tile."""
         number, box = name
         xp, image = array_module(voxels), images[number]
         measured = image.measured(box)
         if measured is not None:
             voxels = xp.where(measured.mask(xp), voxels, np.float32(np.nan))
-        pixels, valid = reduce_tile(xp.moveaxis(voxels, image.depth_axis, 0))
-        return pixels if valid is None else xp.where(valid, pixels, np.float32(np.nan))
+        return reduce_tile(xp.moveaxis(voxels, image.depth_axis, 0))
 
     def keep(name: tuple[int, Box], pixels: Array) -> None:
-        xp = array_module(pixels)
-        valid = xp.isfinite(pixels)
-        entry = (pixels, None) if bool(valid.all()) else (xp.where(valid, pixels, 0), valid)
-        reduced[(name[0], *(part.start for part in name[1]))] = entry
+        number, box = name
+        place = (box[axis].start // size for axis, size in zip(images[number].lateral_axes, tiles[number], strict=True))
+        reduced[(number, *place)] = to_host(pixels)
 
     work(
         chosen,
@@ -267,9 +259,8 @@ def _estimate(
         done=lambda name: None if progress is None else progress(box_nbytes(images[name[0]].array, name[1])),
     )
     log.info("%s: illumination of %d tiles of %s voxels", images[0].name, len(chosen), tiles[0])
-    keys = sorted(reduced)
-    places = np.array([(key[0], *(key[1 + axis] for axis in images[key[0]].lateral_axes)) for key in keys])
-    fields = illumination_of([reduced[key] for key in keys], shape, options, places)
+    places = sorted(reduced)
+    fields = illumination_of([reduced[place] for place in places], shape, options, np.array(places))
     for warning in warnings_of(fields):
         log.warning("%s: %s", images[0].name, warning)
     return fields
@@ -297,14 +288,13 @@ def summary_of(fields: Illumination) -> str:
 def write_fields(fields: Illumination, path: str | Path, summary: str | Path, *, overwrite: bool = False) -> None:
     """Write fields to a NumPy archive for :func:`read_fields`, and their numbers and warnings to a JSON file."""
     evidence = asdict(fields.evidence)
-    on_host: dict[str, Any] = {name: to_host(getattr(fields, name)) for name in _FIELDS}
+    arrays: dict[str, Any] = {name: getattr(fields, name) for name in _FIELDS}
     with replacing(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
-        np.savez(file, **on_host, evidence=json.dumps(evidence))
-    flat = on_host["flat"]
+        np.savez(file, **arrays, evidence=json.dumps(evidence))
     numbers = {
-        "gain_min": float(1 / flat.max()),
-        "gain_max": float(1 / flat.min()),
-        "dark": float(on_host["dark"].mean()),
+        "gain_min": float(1 / fields.flat.max()),
+        "gain_max": float(1 / fields.flat.min()),
+        "dark": float(fields.dark.mean()),
     }
     left_out = evidence.pop("left_out")
     write_result(summary, evidence | numbers, warnings=warnings_of(fields), left_out=left_out, overwrite=overwrite)
