@@ -31,19 +31,8 @@ _HOST_MEMORY = (1, 3)
 def as_integer(name: str, value: object, low: int, high: int, meaning: str) -> int:
     """Check an integer argument.
 
-    Parameters
-    ----------
-    name, meaning : str
-        Name of the argument, and what it is, for errors.
-    value : int
-        Floats and strings are refused, not converted.
-    low, high : int
-        The smallest and the largest value that are allowed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `value` is not an integer; it is too small or too large.
+    `name`, `meaning`: name of the argument, and what it is, for errors. `value`: floats and strings are refused, not
+    converted. `low`, `high`: the smallest and the largest value that are allowed.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r}: give an integer, the {meaning}")
@@ -75,30 +64,11 @@ def view_of(
 ) -> Array:
     """Return an argument as an array.
 
-    Parameters
-    ----------
-    buffer : int or array
-        A pointer, or an array. How many bytes a pointer refers to is not checked: `shape` and `dtype` decide.
-    name : str
-        Name of the argument, for errors.
-    shape : tuple of int
-        Required shape; an array may lack the first axis if its length is 1.
-    dtype : dtype
-        Required dtype.
-    device : int or None
-        Number of the device on which the array must lie; None: host memory.
-    writes : bool
-        Whether the sampler writes to the array: a read-only NumPy array is then refused.
-
-    Returns
-    -------
-    ndarray
-        C-contiguous; NumPy for host memory, else CuPy.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The argument has another type, dtype, shape, memory or strides, or is read-only.
+    `buffer`: a pointer, or an array. How many bytes a pointer refers to is not checked: `shape` and `dtype` decide.
+    `name`: name of the argument, for errors. `shape`: required shape; an array may lack the first axis if its length is
+    1. `dtype`: required dtype. `device`: number of the device on which the array must lie; None: host memory. `writes`:
+    whether the sampler writes to the array: a read-only NumPy array is then refused. Returns ndarray: C-contiguous;
+    NumPy for host memory, else CuPy.
     """
     dtype = np.dtype(dtype)
     if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):

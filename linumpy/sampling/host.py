@@ -49,15 +49,10 @@ def slope_along(u: np.ndarray, size: int) -> np.ndarray:
 class HostVolume(VoxelField):
     """A volume in host memory.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X), any real dtype; C-contiguous. Not copied for spline orders 0 and 1; a cubic spline keeps
-        float32 coefficients instead.
-    spline_order, low_high, value_range, labels
-        As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
-    check : callable, optional
-        Called before each evaluation; raises if the voxels cannot be read.
+    `voxels`: shape (C, Z, Y, X), any real dtype; C-contiguous. Not copied for spline orders 0 and 1; a cubic spline
+    keeps float32 coefficients instead. `spline_order`, `low_high`, `value_range`, `labels`: as of
+    :class:`~linumpy.sampling.voxel_field.VoxelField`. `check`: called before each evaluation; raises if the voxels
+    cannot be read.
     """
 
     def __init__(
@@ -152,24 +147,11 @@ def linear(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Interpolate between eight voxels.
 
-    Parameters
-    ----------
-    take : callable
-        ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32.
-    positions : list
-        For each axis (z, y, x) the cells, counted from the first voxel of the box, and the fractions; see
-        :func:`along`.
-    dims : tuple of int
-        Voxels of the box along z, y and x.
-    has_slopes : bool
-        Whether to compute derivatives, too.
-
-    Returns
-    -------
-    values : ndarray
-        Values of the points.
-    slopes : list of ndarray
-        With `has_slopes`: derivatives along z, y and x, per voxel; else empty.
+    `take`: ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32.
+    `positions`: for each axis (z, y, x) the cells, counted from the first voxel of the box, and the fractions; see
+    :func:`along`. `dims`: voxels of the box along z, y and x. `has_slopes`: whether to compute derivatives, too.
+    Returns `values`: Values of the points. Returns `slopes`: With `has_slopes`: derivatives along z, y and x, per
+    voxel; else empty.
     """
     (z, fz), (y, fy), (x, fx) = positions
     index = (z * dims[1] + y) * dims[2] + x

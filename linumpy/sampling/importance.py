@@ -18,14 +18,7 @@ _GRADIENT_POINTS = 96
 
 
 def weights_of(field: Field, mask: Array | None, importance: Array | str | None, device: int | None) -> Draw | None:
-    """Return how points are drawn by `mask` or `importance`; None if both are None: points are uniform.
-
-    Raises
-    ------
-    ValueError
-        Both are given; a mask with NaN or without a voxel; an unknown name; a density that is negative, not finite or 0
-        everywhere; arrays without three axes.
-    """
+    """Return how points are drawn by `mask` or `importance`; None if both are None: points are uniform."""
     if mask is not None and importance is not None:
         raise ValueError("mask and importance: give one of them, such as importance=density * mask")
     if mask is not None:

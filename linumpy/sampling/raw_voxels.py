@@ -35,24 +35,12 @@ _PART_NBYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class RawFile:
-    """Voxels in a file without a header.
+    """Voxels in a file without a header."""
 
-    Attributes
-    ----------
-    filename : str
-        Path of the file.
-    shape : tuple of int
-        (C, Z, Y, X): channels lie one after another, x fastest.
-    dtype : dtype
-        dtype of the voxels, with their byte order.
-    offset : int
-        Bytes before the first voxel.
-    """
-
-    filename: str
-    shape: tuple[int, int, int, int]
-    dtype: np.dtype
-    offset: int
+    filename: str  # path of the file
+    shape: tuple[int, int, int, int]  # (C, Z, Y, X): channels lie one after another, x fastest
+    dtype: np.dtype  # dtype of the voxels, with their byte order
+    offset: int  # bytes before the first voxel
 
     @property
     def nbytes(self) -> int:
@@ -91,13 +79,7 @@ class RawFile:
 
 
 def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
-    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order.
-
-    Raises
-    ------
-    ValueError
-        Not a dtype, or a dtype whose voxels are not sampled.
-    """
+    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order."""
     try:
         checked = np.dtype(_DTYPE_ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
@@ -169,21 +151,10 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
 def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
     """Copy voxels to device memory, part by part; a CuPy array is copied only if order or dtype must change.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
-    low_high : (float, float) or None
-        The range that is mapped to 0 to 1; None with `labels`.
-    labels : bool
-        Whether voxels are labels, which become int32.
-
-    Returns
-    -------
-    array : ndarray
-        CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
-    is_normalised : bool
-        Whether `low_high` has been applied; if not, kernels apply it.
+    `voxels`: shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
+    `low_high`: the range that is mapped to 0 to 1; None with `labels`. `labels`: whether voxels are labels, which
+    become int32. Returns `array`: CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
+    Returns `is_normalised`: Whether `low_high` has been applied; if not, kernels apply it.
     """
     import cupy
 

@@ -32,21 +32,8 @@ _PRECISION = 1e-6
 def open_channels(source: ZarrSource) -> list[Volume]:
     """Open the channels of an image or an array, without reading voxels.
 
-    Parameters
-    ----------
-    source : ZarrSource
-        An array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose metadata
-        names its axes.
-
-    Returns
-    -------
-    list of Volume
-        A volume for each channel; all have the same shape and dtype.
-
-    Raises
-    ------
-    ValueError
-        Wrong or missing axes, channel or time; an axis is empty.
+    `source`: an array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose
+    metadata names its axes. Returns list of Volume: A volume for each channel; all have the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
@@ -131,20 +118,9 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
     """Open a volume whose pages are read when they are needed.
 
-    Parameters
-    ----------
-    source : PagedSource
-        Defaults: `cache_bytes` is a quarter of the free device memory; `ahead` samples take half of `cache_bytes` (4
-        bytes per sample and channel) but are at least 2^16; `reader` is a new one.
-    window : int, optional
-        As for :class:`~linumpy.sampling.paging.pages.PagedVolume`.
-    xp : module, optional
-        CuPy, the default, or NumPy in tests.
-
-    Raises
-    ------
-    ValueError
-        An image of two axes; a range that float32 cannot resolve; `cache_bytes` for fewer than 16 pages.
+    `source`: defaults: `cache_bytes` is a quarter of the free device memory; `ahead` samples take half of `cache_bytes`
+    (4 bytes per sample and channel) but are at least 2^16; `reader` is a new one. `window`: as for
+    :class:`~linumpy.sampling.paging.pages.PagedVolume`. `xp`: CuPy, the default, or NumPy in tests.
     """
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader

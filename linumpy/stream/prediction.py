@@ -33,30 +33,14 @@ from linumpy.write.new_image import NewImage, plan_image
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a new image from a source; "the image" is always the new image.
+    """The prediction of a new image from a source; "the image" is always the new image."""
 
-    Attributes
-    ----------
-    volumes : Volumes
-        The source.
-    grid : CropGrid
-        Crops along the axes of space.
-    window : str
-        Weights of the blending.
-    channels : int or None
-        Channels of the predictions; None if predictions have no axis of channels.
-    argmax : bool
-        Whether the image holds labels: the channel with the largest prediction.
-    model : str
-        Name of the model.
-    """
-
-    volumes: Volumes
-    grid: CropGrid
-    window: Window
-    channels: int | None
-    argmax: bool
-    model: str
+    volumes: Volumes  # the source
+    grid: CropGrid  # crops along the axes of space
+    window: Window  # weights of the blending
+    channels: int | None  # channels of the predictions; None if predictions have no axis of channels
+    argmax: bool  # whether the image holds labels: the channel with the largest prediction
+    model: str  # name of the model
 
     @property
     def times(self) -> list[int | None]:
@@ -96,13 +80,7 @@ class Prediction:
         shards: Sequence[int] | None,
         **options: Any,
     ) -> NewImage:
-        """Plan the image, which is called `name` if the source has no name.
-
-        Raises
-        ------
-        InvalidArgument
-            The dtype cannot hold the labels.
-        """
+        """Plan the image, which is called `name` if the source has no name."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
         if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:

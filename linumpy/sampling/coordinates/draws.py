@@ -37,27 +37,15 @@ _MAX_STRATA_BITS = 10
 
 @dataclass(frozen=True)
 class Draw:
-    """How coordinates are drawn.
+    """How coordinates are drawn."""
 
-    Attributes
-    ----------
-    use : Use
-        IID, STRATIFIED, SOBOL or WEIGHTED. STRATIFIED needs `strata_bits`; WEIGHTED needs `grid` and either `ids` or
-        `cumulative`.
-    strata_bits : int
-        Binary logarithm of the number of strata along each axis.
-    grid : tuple of int
-        Cells of the grid of weights, along z, y and x.
-    ids : array of int64 or None
-        The cells of a mask, which have equal weights; all other cells have none.
-    cumulative : array of uint64 or None
-        Sums of the weights up to and including each cell, scaled so that the last sum is 2^63.
-    """
-
+    #: IID, STRATIFIED, SOBOL or WEIGHTED. STRATIFIED needs `strata_bits`; WEIGHTED needs `grid` and either `ids` or
+    #: `cumulative`.
     use: Use = Use.IID
-    strata_bits: int = 0
-    grid: tuple[int, int, int] = (1, 1, 1)
-    ids: Array | None = None
+    strata_bits: int = 0  # binary logarithm of the number of strata along each axis
+    grid: tuple[int, int, int] = (1, 1, 1)  # cells of the grid of weights, along z, y and x
+    ids: Array | None = None  # the cells of a mask, which have equal weights; all other cells have none
+    #: Sums of the weights up to and including each cell, scaled so that the last sum is 2^63.
     cumulative: Array | None = None
 
     def moved(self, xp: ModuleType) -> Draw:
@@ -68,11 +56,6 @@ class Draw:
 
 def stratified(strata: int) -> Draw:
     """Return a drawing whose blocks of `strata`³ consecutive samples have one sample in each box of a grid, shuffled.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `strata`, the number of boxes along each axis, is not an integer, or not a power of two from 2 to 1024.
     """
     bits = as_integer("strata", strata, 2, 2**_MAX_STRATA_BITS, "boxes along each axis").bit_length() - 1
     if strata != 2**bits:
@@ -85,16 +68,8 @@ def stratified(strata: int) -> Draw:
 def weighted(density: np.ndarray) -> Draw:
     """Return a drawing by a density that is constant in each cell of a grid over the volume.
 
-    Parameters
-    ----------
-    density : ndarray
-        Shape (Z, Y, X), of any size; finite, not negative, not zero everywhere. It need not be normalised. Bool is a
-        mask: the density is uniform in the true voxels.
-
-    Raises
-    ------
-    ValueError
-        Another density, or a mask without a true voxel or with 2^32 or more.
+    `density`: shape (Z, Y, X), of any size; finite, not negative, not zero everywhere. It need not be normalised. Bool
+    is a mask: the density is uniform in the true voxels.
     """
     density = np.asarray(density)
     if density.ndim != 3 or not density.size:
@@ -116,16 +91,9 @@ def weighted(density: np.ndarray) -> Draw:
 def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Fill an array with coordinates.
 
-    Parameters
-    ----------
-    method : Draw
-        How to draw; its arrays lie in the memory of `coords`.
-    key : (int, int)
-        Key of the generator.
-    first : int
-        Number of the first sample in the stream.
-    coords : ndarray
-        Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
+    `method`: how to draw; its arrays lie in the memory of `coords`. `key`: key of the generator. `first`: number of the
+    first sample in the stream. `coords`: shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued
+    on the current stream.
     """
     if isinstance(coords, np.ndarray):
 
@@ -157,12 +125,7 @@ def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> Non
 def host_coordinates(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
     """Compute the coordinates of samples by NumPy: (n, 3) float32.
 
-    Parameters
-    ----------
-    method, key
-        As for :func:`draw`.
-    index : ndarray of uint64
-        Numbers of the samples.
+    `method`, `key`: as for :func:`draw`. `index`: numbers of the samples.
     """
     if method.use == Use.WEIGHTED:
         return _weighted(method, key, index)

@@ -49,13 +49,7 @@ def numbers(index: ArrayLike, use: Use, key: tuple[int, int], last: ArrayLike = 
 
 
 def key_of(seed: int | None) -> tuple[int, int]:
-    """Return the generator's key for a seed; without a seed, a random key of the operating system.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The seed is not an integer of at most 64 bits.
-    """
+    """Return the generator's key for a seed; without a seed, a random key of the operating system."""
     if seed is None:
         seed = secrets.randbits(64)
     seed = as_integer("seed", seed, 0, 2**64 - 1, "seed of the stream of samples")

@@ -33,21 +33,12 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True)
 class OrderedCells:
-    """Cells of a grid of weights, sorted by boxes.
+    """Cells of a grid of weights, sorted by boxes."""
 
-    Attributes
-    ----------
-    grid : tuple of int
-        Cells along z, y and x.
-    ids : array of int64
-        Cells whose weight is not 0, sorted.
-    cumulative : array of uint64 or None
-        Sums of the weights up to and including each of these cells, scaled so that the last sum is 2^63; None if all
-        weights are equal.
-    """
-
-    grid: tuple[int, int, int]
-    ids: Array
+    grid: tuple[int, int, int]  # cells along z, y and x
+    ids: Array  # cells whose weight is not 0, sorted
+    #: Sums of the weights up to and including each of these cells, scaled so that the last sum is 2^63; None if all
+    #: weights are equal.
     cumulative: Array | None
 
     def moved(self, xp: ModuleType) -> OrderedCells:
@@ -60,17 +51,8 @@ class OrderedCells:
 def in_order(weights: Draw, boxes: Boxes) -> OrderedCells:
     """Sort the cells of weights by boxes.
 
-    Parameters
-    ----------
-    weights : Draw
-        From :func:`linumpy.sampling.coordinates.draws.weighted`; its arrays may lie on a device.
-    boxes : Boxes
-        Boxes of the volume.
-
-    Returns
-    -------
-    OrderedCells
-        In host memory.
+    `weights`: from :func:`linumpy.sampling.coordinates.draws.weighted`; its arrays may lie on a device. `boxes`: boxes
+    of the volume. Returns OrderedCells: In host memory.
     """
     if weights.ids is not None:
         ids = to_host(weights.ids)
@@ -91,16 +73,8 @@ def _order(ids: np.ndarray, grid: tuple[int, int, int], boxes: Boxes) -> np.ndar
 def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
     """Fill an array with coordinates of the samples of a window, from sample `begin` of the window on.
 
-    Parameters
-    ----------
-    window : Window
-        A window of the boxes by which `cells` are sorted.
-    cells : OrderedCells
-        With its arrays in the memory of `coords`.
-    begin : int
-        First sample.
-    coords : ndarray
-        As for :func:`linumpy.sampling.coordinates.draws.draw`.
+    `window`: a window of the boxes by which `cells` are sorted. `cells`: with its arrays in the memory of `coords`.
+    `begin`: first sample. `coords`: as for :func:`linumpy.sampling.coordinates.draws.draw`.
     """
     if isinstance(coords, np.ndarray):
 

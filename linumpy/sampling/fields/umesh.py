@@ -38,26 +38,11 @@ def open_exastitch(
 ) -> StitchedField:
     """Open a mesh, grids, or both.
 
-    Parameters
-    ----------
-    umesh : path, optional
-        Unstructured elements; its triangles and quads have no volume and are ignored.
-    grids : path, optional
-        Records of int32: lower[3], level, cells[3], and the ids of all vertices, x fastest. A vertex whose id has no
-        value leaves the cells around it empty.
-    scalar : path, optional
-        float32 values, indexed by the ids of grids and by the tags of the mesh's vertices; needed for `grids`. Without
-        `scalar`, or for a mesh without tags, the first set of values in the mesh's file is used.
-    background : float, optional
-        The value outside all grids and elements.
-
-    Raises
-    ------
-    SourceError
-        Neither `umesh` nor `grids` is given, or `grids` without `scalar`; a file is truncated or damaged; a vertex of
-        the mesh has no value or is not finite; no grid and no element has a volume; the domain is too large.
-    UnsupportedLayoutError
-        A ``.umesh`` file with grids inside.
+    `umesh`: unstructured elements; its triangles and quads have no volume and are ignored. `grids`: records of int32:
+    lower[3], level, cells[3], and the ids of all vertices, x fastest. A vertex whose id has no value leaves the cells
+    around it empty. `scalar`: float32 values, indexed by the ids of grids and by the tags of the mesh's vertices;
+    needed for `grids`. Without `scalar`, or for a mesh without tags, the first set of values in the mesh's file is
+    used. `background`: the value outside all grids and elements.
     """
     if umesh is None and grids is None:
         raise SourceError("give umesh=, grids= or both")
@@ -86,14 +71,8 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
 class StitchedField(device_tables.TableField):
     """Grids of vertices and unstructured elements as a field.
 
-    Attributes
-    ----------
-    n_channels : int
-        1.
-    value_range : (float, float)
-        Range of all finite values of grids and of vertices of elements.
-    domain : (2, 3) float64
-        The box that the unit cube covers.
+    `n_channels`: 1. `value_range`: range of all finite values of grids and of vertices of elements. `domain`: the box
+    that the unit cube covers: (2, 3) float64.
     """
 
     n_channels = 1
@@ -207,13 +186,7 @@ def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
 
 
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64.
-
-    Raises
-    ------
-    ValueError
-        There is no box; a corner is not finite; the boxes reach too far.
-    """
+    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
     ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
     low, high = (np.concatenate(end) for end in ends)
     if not len(low):

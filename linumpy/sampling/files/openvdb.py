@@ -72,15 +72,7 @@ class _Topology:
 
 
 def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read the grid with this name, by default the first.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, has no such grid, or the grid has no active voxel.
-    UnsupportedLayoutError
-        A version, codec, transform or type of grid that is not read, or a tree of several buffers.
-    """
+    """Read the grid with this name, by default the first."""
     with opened(path) as cursor:
         version = _read_header(cursor)
         seekable = bool(cursor.number("u1", "the flag of grid offsets"))

@@ -24,23 +24,12 @@ _WIDTHS = ("<u8", "<u4")
 
 @dataclass(frozen=True)
 class Mesh:
-    """An unstructured mesh.
+    """An unstructured mesh."""
 
-    Attributes
-    ----------
-    vertices : (n, 3) float32
-        x, y, z.
-    values : (n,) float32, or (0,) where the file has none
-        The first set of values of the vertices.
-    tags : (n,) uint64, or (0,)
-        For each vertex the index of its value in another file.
-    tets, pyramids, wedges, hexes : (m, 4), (m, 5), (m, 6), (m, 8) int32
-        Vertices of elements, in VTK's order.
-    """
-
-    vertices: np.ndarray
-    values: np.ndarray
-    tags: np.ndarray
+    vertices: np.ndarray  # x, y, z: (n, 3) float32
+    values: np.ndarray  # the first set of values of the vertices: (n,) float32, or (0,) where the file has none
+    tags: np.ndarray  # for each vertex the index of its value in another file: (n,) uint64, or (0,)
+    #: Vertices of elements, in VTK's order: (m, 4), (m, 5), (m, 6), (m, 8) int32.
     tets: np.ndarray
     pyramids: np.ndarray
     wedges: np.ndarray
@@ -48,15 +37,7 @@ class Mesh:
 
 
 def read_umesh(path: str | os.PathLike[str]) -> Mesh:
-    """Read a mesh.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, has values of elements, or an element has a vertex that does not exist.
-    UnsupportedLayoutError
-        A file with grids inside.
-    """
+    """Read a mesh."""
     with opened(path) as cursor:
         magic = cursor.number("<u8", "the magic number")
         if magic == _WITH_GRIDS:

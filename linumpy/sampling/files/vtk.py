@@ -39,20 +39,7 @@ _messages_lock = threading.Lock()
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
     """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
 
-    Returns
-    -------
-    ndarray
-        Shape (components, Z, Y, X), in native byte order.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, or has no such array; its pieces do not cover the image; a piece is no regular
-        file below the folder of the file that names it; the vtk package is not installed.
-    UnsupportedLayoutError
-        Another kind of data set, points that are not evenly spaced, or an array without numbers.
-    OSError
-        The file cannot be opened.
+    Returns ndarray: Shape (components, Z, Y, X), in native byte order.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:

@@ -23,20 +23,11 @@ _KINDS = ("ImageData", "RectilinearGrid", "StructuredGrid")
 
 @dataclass(frozen=True)
 class Header:
-    """The pieces of a file.
+    """The pieces of a file."""
 
-    Attributes
-    ----------
-    name : str
-        Path of the file, for errors.
-    extent : (2, 3) int64
-        First and last point of the image along x, y, z.
-    pieces : list of (extent, Header or None)
-        Extents of the pieces, and the headers of their files where the pieces are files.
-    """
-
-    name: str
-    extent: np.ndarray
+    name: str  # path of the file, for errors
+    extent: np.ndarray  # first and last point of the image along x, y, z: (2, 3) int64
+    #: Extents of the pieces, and the headers of their files where the pieces are files.
     pieces: list[tuple[np.ndarray, Header | None]]
 
     def check_filled(self, of_cells: bool, box: np.ndarray | None = None) -> None:
@@ -61,18 +52,7 @@ def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ..
 
 
 def read_header(path: str) -> Header:
-    """Read the extents of a file and of the files of its pieces.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged; a piece lies outside of the whole extent, or is no regular file below the
-        folder of the file that names it.
-    UnsupportedLayoutError
-        Another kind of data set.
-    OSError
-        The file itself cannot be opened, or is no regular file.
-    """
+    """Read the extents of a file and of the files of its pieces."""
     return _header(path, _read_image(path))
 
 

@@ -32,20 +32,10 @@ class PageCache:
     scatter kernels may access these chunks; a sampler's kernel reads pages in place, in native byte order, by the
     table.
 
-    Parameters
-    ----------
-    volumes : sequence of Volume
-        A volume for each channel.
-    paging : Paging
-        Pages of the volume.
-    slots : int
-        Number of slots: pages that are in memory at the same time.
-    dtype : dtype
-        dtype of the voxels in memory.
-    reader : Reader
-        Its ``submit_rows(array, regions, slots, rows, kept)`` returns a ticket, whose ``result()`` waits for all pages.
-    xp : module
-        CuPy; in tests NumPy, with a reader of host memory.
+    `volumes`: a volume for each channel. `paging`: pages of the volume. `slots`: number of slots: pages that are in
+    memory at the same time. `dtype`: dtype of the voxels in memory. `reader`: its ``submit_rows(array, regions, slots,
+    rows, kept)`` returns a ticket, whose ``result()`` waits for all pages. `xp`: cuPy; in tests NumPy, with a reader of
+    host memory.
     """
 
     def __init__(
@@ -109,13 +99,7 @@ class PageCache:
             tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
 
     def wait(self, pages: np.ndarray) -> None:
-        """Wait until pages are in memory; kernels that are queued on the current stream from now on may read them.
-
-        Raises
-        ------
-        ChunkError, OSError
-            A page could not be read. The next request reads this page and all pages of the same job again.
-        """
+        """Wait until pages are in memory; kernels that are queued on the current stream from now on may read them."""
         assert self.holds(pages), "more pages are requested at once than there are slots"
         reads = self._read_of[self._slot[pages]]
         try:

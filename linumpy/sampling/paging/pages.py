@@ -58,21 +58,10 @@ class _Future:
 class PagedVolume(Field):
     """A field whose voxels are read when they are needed; linear interpolation.
 
-    Parameters
-    ----------
-    cache : PageCache
-        Pages of the volume.
-    xp : module
-        CuPy, or NumPy in tests.
-    low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), clipped to 0 to 1.
-    value_range : (float, float)
-        Range of decoded values.
-    ahead : int
-        Number of independent samples whose values are computed in one pass over the volume; they take 4 bytes for each
-        sample and channel.
-    window : int, optional
-        Default number of samples that are sorted by box together; without it two for each voxel, at least 2^20.
+    `cache`: pages of the volume. `xp`: CuPy, or NumPy in tests. `low_high`: voxels become (v - low) / (high - low),
+    clipped to 0 to 1. `value_range`: range of decoded values. `ahead`: number of independent samples whose values are
+    computed in one pass over the volume; they take 4 bytes for each sample and channel. `window`: default number of
+    samples that are sorted by box together; without it two for each voxel, at least 2^20.
     """
 
     def __init__(

@@ -27,19 +27,12 @@ _PAGES_OF_A_BOX = 8
 
 @dataclass(frozen=True)
 class Paging:
-    """The pages of a volume, and the parts that are sampled one after another.
+    """The pages of a volume, and the parts that are sampled one after another."""
 
-    Attributes
-    ----------
-    dims, page : tuple of int
-        Voxels of the volume and of a page along z, y and x.
-    part : tuple of int
-        Number of pages of a part along z, y and x.
-    """
-
+    #: Voxels of the volume and of a page along z, y and x.
     dims: tuple[int, int, int]
     page: tuple[int, int, int]
-    part: tuple[int, int, int]
+    part: tuple[int, int, int]  # number of pages of a part along z, y and x
 
     @cached_property
     def pages(self) -> ZYX:
@@ -84,13 +77,7 @@ class Paging:
 
 
 def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
-    """Choose pages, and parts that take at most half of the slots together with their neighbouring pages.
-
-    Raises
-    ------
-    ValueError
-        There are fewer than 16 slots: twice the eight pages at a corner.
-    """
+    """Choose pages, and parts that take at most half of the slots together with their neighbouring pages."""
     page = page_shape(dims, chunks, voxels)
     if slots < 16:
         raise ValueError(

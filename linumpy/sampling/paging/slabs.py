@@ -36,17 +36,10 @@ _PLANES = 16
 
 @dataclass(frozen=True)
 class SlabPlan:
-    """The slabs of a volume: `z` × `y` boxes of whole rows. They divide the unit cube into equal parts.
+    """The slabs of a volume: `z` × `y` boxes of whole rows. They divide the unit cube into equal parts."""
 
-    Attributes
-    ----------
-    dims : tuple of int
-        Voxels along z, y and x.
-    z, y : int
-        Number of slabs along each axis.
-    """
-
-    dims: tuple[int, int, int]
+    dims: tuple[int, int, int]  # voxels along z, y and x
+    #: Number of slabs along each axis.
     z: int
     y: int
 
@@ -111,23 +104,9 @@ class _HeldSlab:
 class SlabVolume(Field):
     """A field whose samples come from the slabs in memory.
 
-    Parameters
-    ----------
-    source : RawFile
-        The file.
-    low_high : (float, float)
-        The range of voxels that is mapped to 0 to 1.
-    slabs, replaced : int
-        Number of slabs in memory, and number of them that are replaced after each batch.
-    key : (int, int)
-        Key of the generator that shuffles the slabs.
-    slab_nbytes : int
-        Approximate size of a slab in the file, in bytes.
-
-    Raises
-    ------
-    ValueError
-        `replaced` is not from 1 to `slabs`; the file is too short.
+    `source`: the file. `low_high`: the range of voxels that is mapped to 0 to 1. `slabs`, `replaced`: number of slabs
+    in memory, and number of them that are replaced after each batch. `key`: key of the generator that shuffles the
+    slabs. `slab_nbytes`: approximate size of a slab in the file, in bytes.
     """
 
     orders = ("iid", "binned")

@@ -20,16 +20,8 @@ from linumpy.stream.resampling.resample import fill_borders, resample
 class Assembler:
     """Assembles batches. On a device, the pipeline's stream must be CuPy's current stream.
 
-    Parameters
-    ----------
-    config : Config
-        Its `pad`, `pad_value` and `batch_size` are used.
-    memory : Memory
-        Memory of the batches.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-    threads : Executor or None
-        Threads that resample NumPy arrays.
+    `config`: its `pad`, `pad_value` and `batch_size` are used. `memory`: memory of the batches. `stream`: the
+    pipeline's stream; None without a GPU. `threads`: threads that resample NumPy arrays.
     """
 
     def __init__(self, config: Config, memory: Memory, stream: Stream | None, threads: Executor | None) -> None:

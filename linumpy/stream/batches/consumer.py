@@ -27,29 +27,11 @@ _STARVED_SECONDS = 1.0
 class Consumer:
     """Pops batches, one at a time.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    producer : Producer
-        Submits the batches.
-    memory : Memory
-        Memory of batches and staged crops.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-    threads : Executor or None
-        Threads that resample NumPy arrays.
-
-    Attributes
-    ----------
-    popping : threading.RLock
-        Held while a batch is popped.
-    progress : Progress
-        Progress after the last batch that was popped.
-    wait_io, wait_compute : Metric
-        Time that :meth:`pop` waited for reads, and until resampling was queued (without a GPU: done).
-    emitted, truncated, skipped : int
-        Batches that were popped; partial batches among them; faulty samples that were left out.
+    `producer`: submits the batches. `memory`: memory of batches and staged crops. `stream`: the pipeline's stream; None
+    without a GPU. `threads`: threads that resample NumPy arrays. `popping`: held while a batch is popped. `progress`:
+    progress after the last batch that was popped. `wait_io`, `wait_compute`: time that :meth:`pop` waited for reads,
+    and until resampling was queued (without a GPU: done). `emitted`, `truncated`, `skipped`: batches that were popped;
+    partial batches among them; faulty samples that were left out.
     """
 
     def __init__(
@@ -198,14 +180,8 @@ def _no_batch_message(waiting: int, batch_size: int) -> str:
 class Batches:
     """Iterator over batches; after an error it continues, first with the other samples of the same batch.
 
-    Parameters
-    ----------
-    producer : Producer
-        Producer of the pipeline.
-    pop : callable
-        ``Pipeline.pop``; this bound method keeps the pipeline alive.
-    n : int or None
-        Number of batches; None for all.
+    `producer`: producer of the pipeline. `pop`: ``Pipeline.pop``; this bound method keeps the pipeline alive. `n`:
+    number of batches; None for all.
     """
 
     def __init__(self, producer: Producer, pop: Callable[[], Batch], n: int | None) -> None:

@@ -49,28 +49,15 @@ class Checked:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A sample that is to be read.
-
-    Attributes
-    ----------
-    sample : Sample
-        The sample.
-    position : int
-        Number of the sample among all that were pushed, in all ranks.
-    index, epoch : int
-        Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
-    folder : str
-        Folder from which relative paths start: the working folder at the time of the push.
-    requests : list of ArrayRequest or None
-        The requested arrays of a sample that was checked when it was pushed.
-    """
+    """A sample that is to be read."""
 
     sample: Sample
-    position: int
+    position: int  # number of the sample among all that were pushed, in all ranks
+    #: Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
     index: int
     epoch: int
-    folder: str
-    requests: list[ArrayRequest] | None = None
+    folder: str  # folder from which relative paths start: the working folder at the time of the push
+    requests: list[ArrayRequest] | None = None  # the requested arrays of a sample that was checked when it was pushed
 
 
 Pushed = Iterable[Sample | Checked] | Indexed
@@ -88,17 +75,8 @@ class Feed:
 
     One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock.
 
-    Parameters
-    ----------
-    config : Config
-        Its ``rank``, ``world_size`` and ``epoch`` are used.
-
-    Attributes
-    ----------
-    epochs : list of int
-        First epoch of each :class:`Epochs` that was pushed.
-    was_pushed : bool
-        Whether :meth:`push` was called.
+    `config`: its ``rank``, ``world_size`` and ``epoch`` are used. `epochs`: first epoch of each :class:`Epochs` that
+    was pushed. `was_pushed`: whether :meth:`push` was called.
     """
 
     def __init__(self, config: Config) -> None:
@@ -112,13 +90,7 @@ class Feed:
         self.epochs: list[int] = []
 
     def push(self, samples: Iterable[Sample | Checked]) -> None:
-        """Append samples; an :class:`Epochs` iterable advances by one iteration.
-
-        Raises
-        ------
-        ArgumentTypeError
-            `samples` is neither a sample nor an iterable.
-        """
+        """Append samples; an :class:`Epochs` iterable advances by one iteration."""
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise ArgumentTypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
         pushed: Pushed = samples
@@ -142,17 +114,8 @@ class Feed:
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
         """Skip the samples before a position, without drawing samples of an :class:`Indexed` sequence.
 
-        Parameters
-        ----------
-        position : int
-            Number of the first sample.
-        epochs : iterable of int
-            Saved value of :attr:`epochs`: the next samplers that are pushed begin with these epochs.
-
-        Raises
-        ------
-        RuntimeError
-            Samples were pushed already, which another thread may have begun to pull.
+        `position`: number of the first sample. `epochs`: saved value of :attr:`epochs`: the next samplers that are
+        pushed begin with these epochs.
         """
         if self.was_pushed:
             raise RuntimeError("a state must be loaded before samples are pushed: make a new pipeline")
@@ -160,16 +123,7 @@ class Feed:
         self._resumed_epochs = deque(epochs)
 
     def next(self) -> Pulled | Flush | None:
-        """Return the next sample of this rank, or a flush; None if all iterables are exhausted.
-
-        Raises
-        ------
-        TypeError
-            The iterable yielded an object that is no sample; the next call continues after that object.
-        BaseException
-            Any error of the iterable. After an ``Exception`` of an :class:`Indexed` sequence the next call continues
-            with the next sample, after any other error with the next iterable.
-        """
+        """Return the next sample of this rank, or a flush; None if all iterables are exhausted."""
         while self._current is not None or self._waiting:
             if self._current is None:
                 waiting = self._waiting.popleft()

@@ -29,62 +29,33 @@ class PulledBatch:
 
 @dataclass
 class InFlight:
-    """A batch that is being submitted, or whose reads were submitted.
+    """A batch that is being submitted, or whose reads were submitted."""
 
-    Attributes
-    ----------
-    batch_id : int
-        Number of the batch.
-    end : int
-        Position after the last sample of the batch; 0 for a batch without samples.
-    requested : list of (Pulled, list of ArrayRequest)
-        The samples as they were pulled, each with the requested arrays of its parts.
-    raised : BaseException or None
-        An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.
-    samples : list of Sample
-        The sample of each row.
-    faulty : list of StreamError
-        Errors of samples that have no row.
-    parts : tuple of PartShape
-        Shape and dtype of each part.
-    lease : Lease or None
-        Slot of memory of the batch; None for a batch without rows.
-    arrays : list of Array
-        The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
-        batch.
-    tickets : list of (rows, ticket)
-        Reads that share a ticket, and the row of each read.
-    direct, staged : list of list
-        For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
-    stage : (int, int)
-        Offset in the memory and size of the staged crops of the batch.
-    is_filled : bool
-        Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
-    moved : int
-        Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
-    read_errors : dict or None
-        The error of each row that cannot be read; None before the reads are over.
-    raised_errors : int
-        Number of errors of samples that ``pop`` has raised.
-    """
-
-    batch_id: int
-    end: int
-    requested: list[Requested]
+    batch_id: int  # number of the batch
+    end: int  # position after the last sample of the batch; 0 for a batch without samples
+    requested: list[Requested]  # the samples as they were pulled, each with the requested arrays of its parts
+    #: An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.
     raised: BaseException | None = None
-    samples: list[Sample] = field(default_factory=list)
-    faulty: list[StreamError] = field(default_factory=list)
-    parts: tuple[PartShape, ...] = ()
-    lease: Lease | None = None
+    samples: list[Sample] = field(default_factory=list)  # the sample of each row
+    faulty: list[StreamError] = field(default_factory=list)  # errors of samples that have no row
+    parts: tuple[PartShape, ...] = ()  # shape and dtype of each part
+    lease: Lease | None = None  # slot of memory of the batch; None for a batch without rows
+    #: The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
+    #: batch.
     arrays: list[Array] = field(default_factory=list)
+    #: Reads that share a ticket, and the row of each read.
     tickets: list[tuple[list[int], ReadTicket]] = field(default_factory=list)
+    #: For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
     direct: list[list[CropRead]] = field(default_factory=list)
     staged: list[list[Staged]] = field(default_factory=list)
-    stage: tuple[int, int] = (0, 0)
+    stage: tuple[int, int] = (0, 0)  # offset in the memory and size of the staged crops of the batch
+    #: Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
     is_filled: bool = False
+    #: Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
     moved: int = 0
+    #: The error of each row that cannot be read; None before the reads are over.
     read_errors: dict[int, StreamError] | None = None
-    raised_errors: int = 0
+    raised_errors: int = 0  # number of errors of samples that ``pop`` has raised
 
     def all_errors(self, errors: Mapping[int, StreamError]) -> tuple[StreamError, ...]:
         """Return the errors of samples without a row, then `errors`, those of rows that cannot be read."""

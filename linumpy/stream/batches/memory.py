@@ -40,24 +40,10 @@ class _Stage(NamedTuple):
 class Lease:
     """A slot in use. Arrays of the batch hold the lease; the slot is free when the last of these arrays is gone.
 
-    Parameters
-    ----------
-    slot : int
-        The slot.
-    offset : int
-        Offset of the slot in the memory.
-    memory : Memory
-        The memory. Its queue gets the slot when the lease is deleted, with events after the work that the streams of
-        the batch's readers have queued.
-
-    Attributes
-    ----------
-    nbytes, address : int
-        Size of the slot, and its address.
-    streams : set of int
-        Streams that read the batch.
-    events : list
-        Events that the consumer passed to ``Batch.release``.
+    `slot`: the slot. `offset`: offset of the slot in the memory. `memory`: the memory. Its queue gets the slot when the
+    lease is deleted, with events after the work that the streams of the batch's readers have queued. `nbytes`,
+    `address`: size of the slot, and its address. `streams`: streams that read the batch. `events`: events that the
+    consumer passed to ``Batch.release``.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
@@ -117,28 +103,10 @@ def _device_memory(nbytes: int, device_id: int) -> Any:
 class Memory:
     """One allocation on the device, or on the host.
 
-    Parameters
-    ----------
-    nbytes : int
-        Size of the allocation.
-    device_id : int or None
-        CUDA device; None for host memory.
-
-    Attributes
-    ----------
-    base : object
-        Owner of the allocation.
-    address : int
-        Address of the memory; offsets start there.
-    slots, slot_nbytes : int
-        Number of slots, and bytes of a slot; 0 before :meth:`divide`.
-    freed : queue.SimpleQueue
-        Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
-
-    Raises
-    ------
-    MemoryError
-        The device has less free memory.
+    `nbytes`: size of the allocation. `device_id`: CUDA device; None for host memory. `base`: owner of the allocation.
+    `address`: address of the memory; offsets start there. `slots`, `slot_nbytes`: number of slots, and bytes of a slot;
+    0 before :meth:`divide`. `freed`: free slots; None wakes up the thread that waits for a slot, when the pipeline is
+    closed.
     """
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
@@ -158,19 +126,9 @@ class Memory:
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
         """Divide the memory, once: slots for batches, and a ring for staged crops.
 
-        Parameters
-        ----------
-        slot_nbytes : int
-            Bytes of a batch.
-        stage_nbytes : int
-            Estimated bytes of the staged crops of a full batch; 0 where no crop is staged.
-        lookahead : int
-            Batches that are read ahead. There are at most `lookahead` + 2 slots, two of them for the consumer.
-
-        Raises
-        ------
-        InvalidArgument
-            Two batches, and the staged crops of one, do not fit.
+        `slot_nbytes`: bytes of a batch. `stage_nbytes`: estimated bytes of the staged crops of a full batch; 0 where no
+        crop is staged. `lookahead`: batches that are read ahead. There are at most `lookahead` + 2 slots, two of them
+        for the consumer.
         """
         minimum = 2 * slot_nbytes + stage_nbytes
         if minimum > self.nbytes:
@@ -199,11 +157,6 @@ class Memory:
 
     def take_slot(self, timeout: float | None) -> Lease | None:
         """Wait for a free slot, and until consumers no longer use it; None after `timeout` seconds without a free slot.
-
-        Raises
-        ------
-        ShutdownError
-            :meth:`stop` was called.
         """
         try:
             freed = self.freed.get(timeout=timeout)
@@ -237,13 +190,7 @@ class Memory:
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:
-        """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now.
-
-        Raises
-        ------
-        InvalidArgument
-            The ring has fewer bytes.
-        """
+        """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now."""
         if nbytes == 0:
             return self._stage_begin
         if nbytes > self.stage_capacity:

@@ -28,23 +28,10 @@ def never_checked_later(info: ArrayInfo) -> bool:
 class Planner:
     """Plans batches, one after another; all samples must have the shapes of the first sample.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    sources : Sources
-        Waits for the arrays, and opens them again where they were rewritten.
-    memory : Memory
-        Memory of the batches, which is divided when the first batch is planned.
-    changed : threading.Condition
-        Its lock guards :attr:`metric`.
-
-    Attributes
-    ----------
-    parts : tuple of PartShape or None
-        Shape and dtype of each part of all batches; None before the first sample.
-    metric : Metric
-        Time that planning takes, without the wait for arrays; its output bytes are the bytes to read.
+    `sources`: waits for the arrays, and opens them again where they were rewritten. `memory`: memory of the batches,
+    which is divided when the first batch is planned. `changed`: its lock guards :attr:`metric`. `parts`: shape and
+    dtype of each part of all batches; None before the first sample. `metric`: time that planning takes, without the
+    wait for arrays; its output bytes are the bytes to read.
     """
 
     def __init__(self, config: Config, sources: Sources, memory: Memory, changed: threading.Condition) -> None:
@@ -56,17 +43,8 @@ class Planner:
     def check(self, samples: Sequence[Checked], *, is_first: bool) -> None:
         """Raise the error of the first sample that cannot be planned; any thread may call this.
 
-        Parameters
-        ----------
-        samples : sequence of Checked
-            Samples that are pushed together.
-        is_first : bool
-            Whether nothing was pushed before, so that the first of them determines the shapes of all batches.
-
-        Raises
-        ------
-        StreamError
-            The error, with the sample and the stage.
+        `samples`: samples that are pushed together. `is_first`: whether nothing was pushed before, so that the first of
+        them determines the shapes of all batches.
         """
         known: dict[Key, ArrayInfo] = {}
         parts = self.parts or self._first_parts
@@ -89,23 +67,9 @@ class Planner:
     def plan(self, item: InFlight, is_checked_later: IsCheckedLater) -> list[CropRead]:
         """Plan the samples of a batch; an exception becomes the error of the sample that raised it.
 
-        Parameters
-        ----------
-        item : InFlight
-            The batch. Planned samples are appended to `samples`, errors to `faulty`.
-        is_checked_later : callable
-            Returns True for an array whose metadata files the core checks when it reads the array. Metadata files of
-            other arrays are checked here.
-
-        Returns
-        -------
-        list of CropRead
-            Sample after sample, a read for each part.
-
-        Raises
-        ------
-        InvalidArgument
-            The memory holds less than two batches.
+        `item`: the batch. Planned samples are appended to `samples`, errors to `faulty`. `is_checked_later`: returns
+        True for an array whose metadata files the core checks when it reads the array. Metadata files of other arrays
+        are checked here. Returns list of CropRead: Sample after sample, a read for each part.
         """
         crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}

@@ -40,35 +40,11 @@ class Producer:
     A *turn* is the time from a wake-up of a thread, which must get the interpreter's lock, until the thread sleeps
     again. Most batches take one turn of one thread. Beside a busy Python thread each turn waits 5 ms for the lock.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    reader : linumpy.gpu.Reader
-        Reads the crops.
-    memory : Memory
-        Memory of batches and staged crops; divided when the first batch is planned.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-
-    Attributes
-    ----------
-    sources : Sources
-        Opens arrays.
-    feed : Feed
-        Samples that were pushed.
-    submitter : Submitter
-        Plans and submits batches; one thread at a time calls it.
-    changed : threading.Condition
-        Guards the attributes that the consumer reads, and is notified when they change.
-    ready : deque of InFlight
-        Batches whose reads were submitted.
-    taken : InFlight or None
-        The batch that is being popped.
-    failure : BaseException or None
-        The exception that ended a thread.
-    closed : bool
-        Whether :meth:`stop` was called.
+    `reader`: reads the crops. `memory`: memory of batches and staged crops; divided when the first batch is planned.
+    `stream`: the pipeline's stream; None without a GPU. `sources`: opens arrays. `feed`: samples that were pushed.
+    `submitter`: plans and submits batches; one thread at a time calls it. `changed`: guards the attributes that the
+    consumer reads, and is notified when they change. `ready`: batches whose reads were submitted. `taken`: the batch
+    that is being popped. `failure`: the exception that ended a thread. `closed`: whether :meth:`stop` was called.
     """
 
     def __init__(self, config: Config, reader: Reader, memory: Memory, stream: Stream | None) -> None:

@@ -15,18 +15,10 @@ _EQUAL_ENTRIES = ("version", "seed", "epoch", "rank", "world_size", "batch_size"
 
 
 class Progress(NamedTuple):
-    """How many batches and samples were popped.
+    """How many batches and samples were popped."""
 
-    Attributes
-    ----------
-    batch_id : int
-        Number of the next batch.
-    position : int
-        Position, among all samples that were pushed, after the last sample that was popped.
-    """
-
-    batch_id: int = 0
-    position: int = 0
+    batch_id: int = 0  # number of the next batch
+    position: int = 0  # position, among all samples that were pushed, after the last sample that was popped
 
 
 def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[str, object]:
@@ -39,13 +31,7 @@ def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[
 
 
 def progress_and_epochs(state: Mapping[str, object], config: Config) -> tuple[Progress, list[int]]:
-    """Check a state, and return its progress and its epochs.
-
-    Raises
-    ------
-    InvalidArgument
-        The state is of another configuration, lacks entries, or has entries of a wrong type.
-    """
+    """Check a state, and return its progress and its epochs."""
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
     expected = state_of(config, Progress(), ())

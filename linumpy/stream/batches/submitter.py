@@ -32,33 +32,12 @@ _COLLECT_SECONDS = 0.4
 class Submitter:
     """Plans and submits one batch at a time; waits while no memory is free.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    reader : linumpy.gpu.Reader
-        Reads the crops.
-    sources : Sources
-        Opens arrays.
-    memory : Memory
-        Slots of batches and the ring of staged crops.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-    changed : threading.Condition
-        Notified when a submission starts to wait for the ring of staged crops, and when the consumer frees part of it.
-
-    Attributes
-    ----------
-    planner : Planner
-        Plans the batches.
-    batch_id : int
-        Number of the next batch.
-    waves : int
-        Number of batches whose reads were submitted; a batch that is submitted again counts again.
-    starved_since : float or None
-        Time, by ``time.perf_counter``, since which a batch waits for a free slot; None if no batch waits.
-    waits_for_stage : bool
-        Whether a submission waits for the ring of staged crops.
+    `reader`: reads the crops. `sources`: opens arrays. `memory`: slots of batches and the ring of staged crops.
+    `stream`: the pipeline's stream; None without a GPU. `changed`: notified when a submission starts to wait for the
+    ring of staged crops, and when the consumer frees part of it. `planner`: plans the batches. `batch_id`: number of
+    the next batch. `waves`: number of batches whose reads were submitted; a batch that is submitted again counts again.
+    `starved_since`: time, by ``time.perf_counter``, since which a batch waits for a free slot; None if no batch waits.
+    `waits_for_stage`: whether a submission waits for the ring of staged crops.
     """
 
     def __init__(
@@ -100,13 +79,7 @@ class Submitter:
         return all(self._sources.are_open(requests) for _, requests in batch.samples)
 
     def submit(self, batch: PulledBatch) -> InFlight:
-        """Plan and submit a batch; an exception is stored in the batch.
-
-        Raises
-        ------
-        ShutdownError
-            The pipeline is closed.
-        """
+        """Plan and submit a batch; an exception is stored in the batch."""
         end = batch.samples[-1][0].position + 1 if batch.samples else 0
         item = InFlight(self.batch_id, end, batch.samples)
         self.batch_id += 1

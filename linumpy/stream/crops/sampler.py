@@ -52,19 +52,12 @@ class Volume:
 
 
 class _CellTable(NamedTuple):
-    """Cells of all volumes that hold voxels of a class, or of any class.
+    """Cells of all volumes that hold voxels of a class, or of any class."""
 
-    Attributes
-    ----------
-    volumes, cells : numpy.ndarray
-        Index of the volume, and of the cell in the histogram of the volume.
-    cumulative : numpy.ndarray
-        Cumulative probability of the cells; see :func:`_cumulative`.
-    """
-
+    #: Index of the volume, and of the cell in the histogram of the volume.
     volumes: np.ndarray
     cells: np.ndarray
-    cumulative: np.ndarray
+    cumulative: np.ndarray  # cumulative probability of the cells; see :func:`_cumulative`
 
 
 class CropSampler:

@@ -122,19 +122,9 @@ class Blend:
 
     The value of a voxel does not depend on the box, since predictions are added in the order of :meth:`add`.
 
-    Parameters
-    ----------
-    grid : CropGrid
-        The crops.
-    write : callable
-        Takes a region of the volume and its voxels in float32, with the leading axes of predictions.
-    window : {"linear", "gaussian", "flat"}
-        As for :class:`Stitcher`.
-    planes : int
-        Planes along the first axis that are written at a time: regions end at multiples of `planes`, or at the end of
-        the box.
-    box : tuple of slice, optional
-        The voxels that are written; by default the whole volume.
+    `write`: takes a region of the volume and its voxels in float32, with the leading axes of predictions. `window`: as
+    for :class:`Stitcher`. `planes`: planes along the first axis that are written at a time: regions end at multiples of
+    `planes`, or at the end of the box. `box`: the voxels that are written; by default the whole volume.
     """
 
     def __init__(

@@ -31,14 +31,7 @@ _MAX_FRACTION = 15 / 16
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
     """Set :attr:`CropRead.needed` of the reads of a batch.
 
-    Parameters
-    ----------
-    reads : sequence of CropRead
-        Sample after sample, a read for each part.
-    parts : sequence of PartShape
-        The parts.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
+    `reads`: sample after sample, a read for each part. `pad`: values outside of volumes: ``Config.pad``.
     """
     groups: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
@@ -61,14 +54,8 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
 def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
     """Plan the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None for the whole region.
 
-    Parameters
-    ----------
-    reads : sequence of CropRead
-        Staged crops of one part, whose elastic grids have the same shape, scale and origin.
-    shape : sequence of int
-        Shape of the crops.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
+    `reads`: staged crops of one part, whose elastic grids have the same shape, scale and origin. `shape`: shape of the
+    crops. `pad`: values outside of volumes: ``Config.pad``.
     """
     resamplings = [read.resampling for read in reads if read.resampling is not None]
     start, size, volume = (

@@ -21,17 +21,8 @@ _NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
     """Plan the regions that staged crops read, and the resampling of each staged crop.
 
-    Parameters
-    ----------
-    planned : sequence of CropRead or WarpedCrop
-        The crops of all samples of a batch.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
-
-    Returns
-    -------
-    list of CropRead
-        In the order of `planned`; reads of direct crops are unchanged.
+    `planned`: the crops of all samples of a batch. `pad`: values outside of volumes: ``Config.pad``. Returns list of
+    CropRead: In the order of `planned`; reads of direct crops are unchanged.
     """
     reads = {number: crop for number, crop in enumerate(planned) if isinstance(crop, CropRead)}
     staged = [(number, crop) for number, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
@@ -156,14 +147,8 @@ def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np
 def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -> np.ndarray:
     """Compute the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
 
-    Parameters
-    ----------
-    voxels : numpy.ndarray
-        Indices of voxels along the axis, or coordinates between voxels.
-    nodes : int
-        Number of control points along the axis.
-    scale, origin : float
-        Map from voxels to control points: :attr:`Resampling.grid_scale` and ``grid_origin``.
+    `voxels`: indices of voxels along the axis, or coordinates between voxels. `nodes`: number of control points along
+    the axis. `scale`, `origin`: map from voxels to control points: :attr:`Resampling.grid_scale` and ``grid_origin``.
     """
     n = len(voxels)
     coordinates = voxels * scale + origin

@@ -23,13 +23,7 @@ from linumpy.stream.planning.warp import NEUTRAL, Warp, draw_warp
 
 
 def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
-    """Return the shape and dtype of a part in the batch.
-
-    Raises
-    ------
-    DtypeMismatch
-        The array holds complex numbers, and the part has another dtype than stored.
-    """
+    """Return the shape and dtype of a part in the batch."""
     dtype = part.dtype
     if dtype is None:
         dtype = Dtype.STORED if part.kind == "labels" else config.dtype
@@ -39,17 +33,7 @@ def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartS
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
-    """Raise if a sample differs from the first sample of a pipeline.
-
-    Raises
-    ------
-    InvalidArgument
-        The names of the parts, or the shapes of crops, differ.
-    RankMismatch
-        The numbers of axes, or the dropped axes, differ.
-    DtypeMismatch
-        The dtypes differ.
-    """
+    """Raise if a sample differs from the first sample of a pipeline."""
     if [part.name for part in first] != [part.name for part in other]:
         named = (", ".join(part.name for part in parts) for parts in (other, first))
         raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
@@ -71,12 +55,7 @@ def plan_whole(
 
     Most samples are of this kind. The read is the same as by :func:`plan_sample`, planned in less time.
 
-    Parameters
-    ----------
-    sample, infos, config, row
-        As for :func:`plan_sample`.
-    parts : sequence of PartShape
-        The parts of the batch.
+    `sample`, `infos`, `config`, `row`: as for :func:`plan_sample`. `parts`: the parts of the batch.
     """
     info, part = infos[0], parts[0]
     aabb, shape = sample.aabb, part.shape
@@ -99,23 +78,8 @@ def plan_sample(
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
 
-    Parameters
-    ----------
-    sample : Sample
-        The sample.
-    infos : sequence of ArrayInfo
-        The array of each part.
-    config : Config
-        Its dtype, pad, augmentation and seed are used.
-    row : int
-        Position in the batch.
-    index, epoch : int
-        Together with the seed they determine the augmentation.
-
-    Raises
-    ------
-    RankMismatch, DtypeMismatch, InvalidArgument
-        The crop does not fit an array or the configuration, or the position or spacing of an array is unknown.
+    `infos`: the array of each part. `config`: its dtype, pad, augmentation and seed are used. `row`: position in the
+    batch. `index`, `epoch`: together with the seed they determine the augmentation.
     """
     crops, shapes = _checked_crops(sample, infos, config)
     warp = _warp(crops, infos, config, index, epoch)

@@ -45,25 +45,17 @@ def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Gener
 
 @dataclass(frozen=True)
 class Intensity:
-    """Change of intensities of one sample; the defaults change nothing.
+    """Change of intensities of one sample; the defaults change nothing."""
 
-    Attributes
-    ----------
-    low, span : float
-        Minimum of the intensity range, and its width.
-    gamma, contrast, noise, blur : float
-        Exponent; factor; standard deviations of the noise in units of the values, and of the blur in µm.
-    key : int
-        Key of Philox4x32, 64 bits, for the random numbers of the noise.
-    """
-
+    #: Minimum of the intensity range, and its width.
     low: float = 0.0
     span: float = 1.0
+    #: Exponent; factor; standard deviations of the noise in units of the values, and of the blur in µm.
     gamma: float = 1.0
     contrast: float = 1.0
     noise: float = 0.0
     blur: float = 0.0
-    key: int = 0
+    key: int = 0  # key of Philox4x32, 64 bits, for the random numbers of the noise
 
     @property
     def is_neutral(self) -> bool:
@@ -76,46 +68,24 @@ NEUTRAL = Intensity()
 
 @dataclass(frozen=True)
 class Warp:
-    """The augmentation drawn for one sample; offsets in µm from the centre, axes (Z, Y, X).
+    """The augmentation drawn for one sample; offsets in µm from the centre, axes (Z, Y, X)."""
 
-    Attributes
-    ----------
-    matrix, translation : numpy.ndarray
-        ``M`` and ``t`` of the module's head, float64 (3, 3) and (3,).
-    nodes : numpy.ndarray or None
-        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The centre of the
-        grid is the centre of the crop. None without elastic displacement.
-    node_spacing : float
-        Distance of control points in µm.
-    intensity : Intensity
-        Change of intensities of images; labels keep their values.
-    """
-
+    #: ``M`` and ``t`` of the module's head, float64 (3, 3) and (3,).
     matrix: np.ndarray
     translation: np.ndarray
+    #: Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The centre of the grid
+    #: is the centre of the crop. None without elastic displacement.
     nodes: np.ndarray | None
-    node_spacing: float
-    intensity: Intensity
+    node_spacing: float  # distance of control points in µm
+    intensity: Intensity  # change of intensities of images; labels keep their values
 
 
 def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoch: int, index: int, flat: int) -> Warp:
     """Draw the augmentation of a sample.
 
-    Parameters
-    ----------
-    augment : Augment
-        The ranges.
-    half_extent : sequence of float
-        Maximum distance between a voxel's centre and the centre of the crop, over all parts, in µm along (Z, Y, X).
-    seed, epoch, index : int
-        They determine the random numbers.
-    flat : int
-        How many of the axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z only.
-
-    Raises
-    ------
-    InvalidArgument
-        The elastic grid has too many control points.
+    `augment`: the ranges. `half_extent`: maximum distance between a voxel's centre and the centre of the crop, over all
+    parts, in µm along (Z, Y, X). `seed`, `epoch`, `index`: they determine the random numbers. `flat`: how many of the
+    axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
     source = generator(AUGMENT_STREAM, seed, epoch, index)
     drawn = _Uniforms(source, 14 + len(augment.scale) + (augment.gamma is not None) + (augment.contrast is not None))

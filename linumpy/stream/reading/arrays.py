@@ -101,14 +101,6 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
 
     An array in :data:`OPENED` is returned in the state in which it was opened.
-
-    Raises
-    ------
-    InvalidArgument
-        Chunks or elements exceed the limits; the array has no axes; an axis of space is not among the last axes; or
-        the spacing or origin of `key` has another number of axes of space.
-    FileNotFoundError, SourceError, ValueError
-        See :func:`linumpy.io.open.open_source`.
     """
     info = OPENED.get(key)
     if info is None:

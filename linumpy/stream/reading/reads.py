@@ -34,32 +34,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """A region of an array, and the output into which it is read.
-
-    Attributes
-    ----------
-    info : ArrayInfo
-        The array.
-    region : Box
-        Region of the array.
-    array, index : cupy.ndarray or numpy.ndarray, tuple
-        The output ``array[index]``; elements are cast to its dtype.
-    address, strides : int, tuple of int
-        Address of the output, and its strides in bytes along all axes of the array.
-    bfloat16 : bool
-        Whether elements are cast to bfloat16; the output, uint16, holds the bits.
-    needed : numpy.ndarray or None
-        Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for the whole
-        region.
-    """
+    """A region of an array, and the output into which it is read."""
 
     info: ArrayInfo
-    region: Box
+    region: Box  # region of the array
+    #: The output ``array[index]``; elements are cast to its dtype.
     array: Array
     index: tuple[int | slice, ...]
+    #: Address of the output, and its strides in bytes along all axes of the array.
     address: int
     strides: tuple[int, ...]
-    bfloat16: bool = False
+    bfloat16: bool = False  # whether elements are cast to bfloat16; the output, uint16, holds the bits
+    #: Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for the whole
+    #: region.
     needed: np.ndarray | None = None
 
     @property
@@ -84,10 +71,7 @@ class ReadJob:
 class Fallback:
     """Reads by zarr-python, for arrays that the reader does not support; logs the reason once for each array.
 
-    Parameters
-    ----------
-    pool : Executor
-        Threads that read.
+    `pool`: threads that read.
     """
 
     def __init__(self, pool: Executor) -> None:
@@ -148,10 +132,7 @@ class FallbackTicket:
 class ReaderTicket:
     """A region for which the reader has a ticket of its own.
 
-    Parameters
-    ----------
-    ticket : Ticket or Exception
-        The reader's ticket, or the exception of the submission.
+    `ticket`: the reader's ticket, or the exception of the submission.
     """
 
     def __init__(self, ticket: Ticket | Exception) -> None:
@@ -191,21 +172,10 @@ Submitted = tuple[Sequence[int], ReadTicket]
 def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: object) -> list[Submitted]:
     """Submit jobs: by one call all jobs that share a ticket, as the head of this module says, and others one by one.
 
-    Parameters
-    ----------
-    reader : linumpy.gpu.Reader
-        The reader, on the device of the outputs.
-    jobs : sequence of ReadJob
-        The reads.
-    fallback : Fallback
-        Reads the arrays that the reader does not support.
-    memory : object
-        Owner of the outputs' memory, which the native core holds while it writes there.
-
-    Returns
-    -------
-    list of (indices of jobs, ticket)
-        An error of a submission is an error of its ticket, except for jobs that are submitted together.
+    `reader`: the reader, on the device of the outputs. `jobs`: the reads. `fallback`: reads the arrays that the reader
+    does not support. `memory`: owner of the outputs' memory, which the native core holds while it writes there. Returns
+    list of (indices of jobs, ticket): An error of a submission is an error of its ticket, except for jobs that are
+    submitted together.
     """
     submitted: list[Submitted] = []
     together: dict[tuple[int, bool, str], list[int]] = {}

@@ -32,18 +32,9 @@ class ArrayRequest(NamedTuple):
 class Sources:
     """The arrays of a pipeline, opened by threads ahead of their use.
 
-    Parameters
-    ----------
-    config : Config
-        Its ``n_zarrs_meta_cache``, ``n_io_threads``, limits of chunks and elements, spacing, origin and storage options
-        are used.
-
-    Attributes
-    ----------
-    pool : ThreadPoolExecutor
-        Threads that open arrays, and that read by zarr-python.
-    hits, misses : int
-        Requests for arrays that were kept; requests for other arrays, and arrays that were opened again.
+    `config`: its ``n_zarrs_meta_cache``, ``n_io_threads``, limits of chunks and elements, spacing, origin and storage
+    options are used. `pool`: threads that open arrays, and that read by zarr-python. `hits`, `misses`: requests for
+    arrays that were kept; requests for other arrays, and arrays that were opened again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,12 +49,7 @@ class Sources:
 
         An error, such as of a path, is returned as a single request, which raises the error.
 
-        Parameters
-        ----------
-        sample : Sample
-            The sample.
-        folder : str
-            Folder from which relative paths start.
+        `folder`: folder from which relative paths start.
         """
         try:
             return [self._get(key) for key in self._keys(sample, folder)]
@@ -117,19 +103,8 @@ class Sources:
     ) -> list[ArrayInfo]:
         """Wait for requested arrays, check their metadata files, and open rewritten arrays again.
 
-        Parameters
-        ----------
-        requests : sequence of ArrayRequest
-            Requests that :meth:`request` returned.
-        checked : dict
-            Arrays that need no check; the arrays of `requests` are added.
-        is_checked_later : callable
-            Returns True for arrays whose metadata files are not checked here.
-
-        Raises
-        ------
-        Exception
-            Any error of :func:`~linumpy.stream.reading.arrays.open_info`.
+        `requests`: requests that :meth:`request` returned. `checked`: arrays that need no check; the arrays of
+        `requests` are added. `is_checked_later`: returns True for arrays whose metadata files are not checked here.
         """
         infos = []
         for request in requests:

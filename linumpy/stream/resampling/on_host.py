@@ -24,35 +24,17 @@ from linumpy.stream.planning.warp import Intensity
 
 @dataclass(frozen=True)
 class Staged:
-    """A staged crop.
+    """A staged crop."""
 
-    Attributes
-    ----------
-    read : CropRead
-        The region that was read, and its resampling.
-    voxels : cupy.ndarray, numpy.ndarray or None
-        Voxels of the region; None where nothing was read.
-    """
-
-    read: CropRead
-    voxels: Array | None
+    read: CropRead  # the region that was read, and its resampling
+    voxels: Array | None  # voxels of the region; None where nothing was read
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
     """Fill a row of a batch.
 
-    Parameters
-    ----------
-    row : numpy.ndarray
-        The row; for bf16 its bits as uint16.
-    part : PartShape
-        The part of the row.
-    staged : Staged
-        The voxels that were read, and how they are resampled.
-    pad : str
-        Values outside of the volume: ``Config.pad``.
-    fill : float
-        Value for ``pad="constant"``.
+    `row`: the row; for bf16 its bits as uint16. `part`: the part of the row. `staged`: the voxels that were read, and
+    how they are resampled. `pad`: values outside of the volume: ``Config.pad``. `fill`: value for ``pad="constant"``.
     """
     resampling = staged.read.resampling
     assert resampling is not None

@@ -40,18 +40,9 @@ _MAX_BLOCKS = 2**20
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
     """Return the specification of a kernel of augment.cu.
 
-    Parameters
-    ----------
-    name : {"augment", "blur"}
-        The kernel.
-    source, out : numpy.dtype
-        Stored dtype, and dtype of the batch in memory.
-    dtype : Dtype
-        Dtype of the part: bf16 for bfloat16 in uint16.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
+    `name`: the kernel. `source`, `out`: stored dtype, and dtype of the batch in memory. `dtype`: dtype of the part:
+    bf16 for bfloat16 in uint16. `order`: 0 for nearest voxels, 1 for linear interpolation. `pad`: values outside of
+    volumes: ``Config.pad``.
     """
     out_type = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
     copies = dtype is not Dtype.BF16 and source == out
@@ -67,30 +58,9 @@ def resample(
 ) -> list[Array]:
     """Resample staged crops into their rows of a batch.
 
-    Parameters
-    ----------
-    batch : cupy.ndarray or numpy.ndarray
-        The whole batch of one part, contiguous; for bf16 its bits as uint16.
-    part : PartShape
-        The part.
-    staged : sequence of Staged
-        The crops.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
-    fill : float
-        Value for ``pad="constant"``.
-    pool : Executor or None
-        Threads for NumPy arrays; None to use the caller's thread.
-
-    Returns
-    -------
-    list
-        Device arrays that the queued work reads, and that must outlive it; empty for NumPy arrays.
-
-    Raises
-    ------
-    ValueError
-        On a device: an axis of the crop, with the radius of the blur, does not fit into shared memory.
+    `batch`: the whole batch of one part, contiguous; for bf16 its bits as uint16. `pad`: values outside of volumes:
+    ``Config.pad``. `fill`: value for ``pad="constant"``. `pool`: threads for NumPy arrays; None to use the caller's
+    thread. Returns list: Device arrays that the queued work reads, and that must outlive it; empty for NumPy arrays.
     """
     if isinstance(batch, np.ndarray):
         work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
