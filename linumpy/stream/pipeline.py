@@ -14,13 +14,11 @@ from linumpy.device import resolve, usable_cores
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
 from linumpy.stream.batches.batch import Batch
-from linumpy.stream.batches.consumer import Batches, Consumer
-from linumpy.stream.batches.memory import Memory
+from linumpy.stream.batches.consumer import Batches, Consumer, progress_and_epochs, state_of
+from linumpy.stream.batches.memory import Memory, Stream
 from linumpy.stream.batches.producer import Producer
-from linumpy.stream.batches.state import progress_and_epochs, state_of
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError, as_stream_error
-from linumpy.stream.on_device import Stream
 from linumpy.stream.stats import Metric, Stats
 
 if TYPE_CHECKING:
@@ -219,7 +217,7 @@ class Pipeline:
         self._producer.check_open()
         with self._producer.changed:
             self._consumer.reset_metrics()
-            self._flush_wait, self._producer.submitter.planner.metric = Metric("flush_wait"), Metric("plan")
+            self._flush_wait, self._producer.submitter.metric = Metric("flush_wait"), Metric("plan")
             self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +245,7 @@ class Pipeline:
         producer = self._producer
         with producer.changed:
             producer.feed.start_at(progress.position, epochs)
-            producer.submitter.batch_id = progress.batch_id
+            producer.batch_id = progress.batch_id
         self._consumer.progress = progress
 
     def close(self) -> None:
@@ -273,7 +271,7 @@ class Pipeline:
         producer, consumer, reader = self._producer, self._consumer, self._reader.stats()
         times = reader.times
         return Stats(
-            plan=producer.submitter.planner.metric,
+            plan=producer.submitter.metric,
             io=Metric.summed("io", reader.slabs, reader.io_seconds, reader.bytes_read, reader.bytes_read),
             h2d=Metric.summed("h2d", times.copies, times.copy_seconds, times.copied_nbytes, times.copied_nbytes),
             decompress=Metric.summed("decompress", times.decoded, times.decode_seconds, 0, times.decoded_nbytes),

@@ -13,10 +13,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
-from linumpy.stream.batches.memory import Lease
+from linumpy.stream.batches.memory import CupyEvent, Event, Lease
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError
-from linumpy.stream.on_device import CupyEvent, Event
 from linumpy.stream.resampling.on_host import bfloat16_as_float32
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError
-from linumpy.stream.reading.sources import ArrayRequest
+from linumpy.stream.reading.arrays import ArrayRequest
 
 
 @runtime_checkable
@@ -52,12 +52,11 @@ class Pulled:
     """A sample that is to be read."""
 
     sample: Sample
+    requests: list[ArrayRequest]  # the array of each part
     position: int  # number of the sample among all that were pushed, in all ranks
     #: Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
     index: int
     epoch: int
-    folder: str  # folder from which relative paths start: the working folder at the time of the push
-    requests: list[ArrayRequest] | None = None  # the requested arrays of a sample that was checked when it was pushed
 
 
 Pushed = Iterable[Sample | Checked] | Indexed
@@ -67,27 +66,22 @@ class Flush:
     """Marks, among the pushed samples, where a batch ends that may not be full."""
 
 
-FLUSH = Flush()
-
-
 class Feed:
     """The samples of this rank, pulled from one pushed iterable after another.
 
-    One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock.
-
-    `config`: its ``rank``, ``world_size`` and ``epoch`` are used. `epochs`: first epoch of each :class:`Epochs` that
-    was pushed. `was_pushed`: whether :meth:`push` was called.
+    One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock. `request` takes a
+    sample, and the folder from which relative paths start: the working folder at the time of the push.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, request: Callable[[Sample, str], list[ArrayRequest]]) -> None:
+        self._config, self._request = config, request
         self._waiting: deque[tuple[Pushed, str] | Flush] = deque()
         self._current: Iterator[tuple[int, Sample | Checked | Exception]] | None = None
         self._position = self._resume = 0
-        self.was_pushed = False
-        self._folder = ""  # folder from which relative paths of the current iterable start
+        self._folder = ""  # of the current iterable
         self._resumed_epochs: deque[int] = deque()
-        self.epochs: list[int] = []
+        self.was_pushed = self.is_in_iterable = False  # `is_in_iterable`: whether :meth:`next` runs code of the user
+        self.epochs: list[int] = []  # first epoch of each :class:`Epochs` that was pushed
 
     def push(self, samples: Iterable[Sample | Checked]) -> None:
         """Append samples; an :class:`Epochs` iterable advances by one iteration."""
@@ -104,7 +98,7 @@ class Feed:
 
     def flush(self) -> None:
         """End a batch after the samples that were pushed so far."""
-        self._waiting.append(FLUSH)
+        self._waiting.append(Flush())
 
     @property
     def has_more(self) -> bool:
@@ -131,24 +125,29 @@ class Feed:
                     return waiting
                 samples, self._folder = waiting
                 self._current = self._numbered(samples)
+            self.is_in_iterable = True
             try:
                 numbered = next(self._current, None)
             except BaseException:
                 self._current = None
                 raise
+            finally:
+                self.is_in_iterable = False
             if numbered is not None:
-                position, sample = numbered
-                if isinstance(sample, Exception):
-                    raise sample
-                requests = sample.requests if isinstance(sample, Checked) else None
-                sample = sample.sample if isinstance(sample, Checked) else sample
-                if not isinstance(sample, Sample):
-                    raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
-                index = position if sample.index is None else sample.index
-                epoch = self._config.epoch if sample.epoch is None else sample.epoch
-                return Pulled(sample, position, index, epoch, self._folder, requests)
+                return self._pulled(*numbered)
             self._current = None
         return None
+
+    def _pulled(self, position: int, item: Sample | Checked | Exception) -> Pulled:
+        if isinstance(item, Exception):
+            raise item
+        sample = item.sample if isinstance(item, Checked) else item
+        if not isinstance(sample, Sample):
+            raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
+        requests = item.requests if isinstance(item, Checked) else self._request(sample, self._folder)
+        index = position if sample.index is None else sample.index
+        epoch = self._config.epoch if sample.epoch is None else sample.epoch
+        return Pulled(sample, requests, position, index, epoch)
 
     def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Checked | Exception]]:
         """Yield position and sample, or the error of a sample, for the samples of this rank that are not skipped."""

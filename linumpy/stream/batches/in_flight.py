@@ -1,4 +1,4 @@
-"""Records of batches that are not popped yet: pulled, then submitted."""
+"""The record of a batch from the first pulled sample until the batch is popped."""
 
 from __future__ import annotations
 
@@ -8,37 +8,25 @@ from dataclasses import dataclass, field
 from linumpy.arrays import Array
 from linumpy.stream.batches.feed import Pulled
 from linumpy.stream.batches.memory import Lease
+from linumpy.stream.batches.reads import ReadTicket
 from linumpy.stream.config import Sample
 from linumpy.stream.errors import StreamError
 from linumpy.stream.planning.records import CropRead, PartShape
-from linumpy.stream.reading.reads import ReadTicket
-from linumpy.stream.reading.sources import ArrayRequest
 from linumpy.stream.resampling.on_host import Staged
-
-#: A pulled sample, and the requested array of each part.
-Requested = tuple[Pulled, list[ArrayRequest]]
-
-
-@dataclass(frozen=True)
-class PulledBatch:
-    """Samples of a batch whose arrays are being opened, or no samples and an error that the iterable raised."""
-
-    samples: list[Requested]
-    error: BaseException | None = None
 
 
 @dataclass
 class InFlight:
-    """A batch that is being submitted, or whose reads were submitted."""
+    """A batch that was pulled, whose arrays are being opened, or whose reads were submitted."""
 
-    batch_id: int  # number of the batch
-    end: int  # position after the last sample of the batch; 0 for a batch without samples
-    requested: list[Requested]  # the samples as they were pulled, each with the requested arrays of its parts
-    #: An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.
+    batch_id: int
+    pulled: list[Pulled]
+    #: The exception of the iterable, in place of samples; other than by an ``Exception``, such as an interrupt, it is
+    #: raised by ``pop`` as it is.
     raised: BaseException | None = None
     samples: list[Sample] = field(default_factory=list)  # the sample of each row
     faulty: list[StreamError] = field(default_factory=list)  # errors of samples that have no row
-    parts: tuple[PartShape, ...] = ()  # shape and dtype of each part
+    parts: tuple[PartShape, ...] = ()
     lease: Lease | None = None  # slot of memory of the batch; None for a batch without rows
     #: The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
     #: batch.
@@ -53,9 +41,13 @@ class InFlight:
     is_filled: bool = False
     #: Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
     moved: int = 0
-    #: The error of each row that cannot be read; None before the reads are over.
-    read_errors: dict[int, StreamError] | None = None
+    read_errors: dict[int, StreamError] | None = None  # by row; None before the reads are over
     raised_errors: int = 0  # number of errors of samples that ``pop`` has raised
+
+    @property
+    def end(self) -> int:
+        """Position after the last sample of the batch; 0 for a batch without samples."""
+        return self.pulled[-1].position + 1 if self.pulled else 0
 
     def all_errors(self, errors: Mapping[int, StreamError]) -> tuple[StreamError, ...]:
         """Return the errors of samples without a row, then `errors`, those of rows that cannot be read."""

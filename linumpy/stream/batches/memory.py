@@ -12,16 +12,68 @@ import math
 import queue
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
-from linumpy.stream.on_device import Event
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
+
+
+class Event(Protocol):
+    """An event of CuPy or PyTorch."""
+
+    def synchronize(self) -> None:
+        """Wait until the work before the event is done."""
+
+
+class CupyEvent(Event, Protocol):
+    """An event that CuPy recorded."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the work before the event is done."""
+
+
+class Stream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int:
+        """The stream's ``cudaStream_t``."""
+
+    def record(self, event: CupyEvent) -> CupyEvent:
+        """Record an event after the work that is queued."""
+
+    def synchronize(self) -> None:
+        """Wait until the work that is queued is done."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> object: ...
+
+
+@contextmanager
+def on_stream(stream: Stream | None, device_id: int | None) -> Iterator[None]:
+    """Make a stream CuPy's current stream, on its device, in a ``with`` block; do nothing for None."""
+    if stream is None:
+        yield
+        return
+    import cupy
+
+    with cupy.cuda.Device(device_id), stream:
+        yield
+
+
+def recorded(stream: Stream) -> CupyEvent:
+    """Record a new event on a stream."""
+    import cupy
+
+    return stream.record(cupy.cuda.Event(disable_timing=True))
+
 
 #: An event of a consumer, before which a slot must not be reused; None stands for all work of the device.
 Released = Event | int | None
@@ -40,17 +92,14 @@ class _Stage(NamedTuple):
 class Lease:
     """A slot in use. Arrays of the batch hold the lease; the slot is free when the last of these arrays is gone.
 
-    `slot`: the slot. `offset`: offset of the slot in the memory. `memory`: the memory. Its queue gets the slot when the
-    lease is deleted, with events after the work that the streams of the batch's readers have queued. `nbytes`,
-    `address`: size of the slot, and its address. `streams`: streams that read the batch. `events`: events that the
-    consumer passed to ``Batch.release``.
+    The memory's queue then gets the slot, with events after the work that streams which read the batch have queued.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
-        self.streams: set[int] = set()
-        self.events: list[Released] = []
+        self.streams: set[int] = set()  # streams that read the batch
+        self.events: list[Released] = []  # that the consumer passed to ``Batch.release``
         self._owner = memory.base
         arguments = (memory.freed, slot, self.streams, self.events, memory.device_id)
         weakref.finalize(self, _give_back, *arguments).atexit = False
@@ -101,13 +150,7 @@ def _device_memory(nbytes: int, device_id: int) -> Any:
 
 
 class Memory:
-    """One allocation on the device, or on the host.
-
-    `nbytes`: size of the allocation. `device_id`: CUDA device; None for host memory. `base`: owner of the allocation.
-    `address`: address of the memory; offsets start there. `slots`, `slot_nbytes`: number of slots, and bytes of a slot;
-    0 before :meth:`divide`. `freed`: free slots; None wakes up the thread that waits for a slot, when the pipeline is
-    closed.
-    """
+    """One allocation on a CUDA device, or on the host if `device_id` is None; `base` owns it."""
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
         self.nbytes, self.device_id = nbytes, device_id
@@ -118,17 +161,17 @@ class Memory:
         else:
             memory = _device_memory(nbytes, device_id)
             self.base, self.address = memory, int(memory.ptr)
-        self.slot_nbytes = self.slots = 0
+        self.slot_nbytes = self.slots = 0  # bytes of a slot, and number of slots; 0 before :meth:`divide`
         self._stage_begin = 0
         self._stages: deque[_Stage] = deque()  # in the order in which they were taken
+        #: Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
         """Divide the memory, once: slots for batches, and a ring for staged crops.
 
-        `slot_nbytes`: bytes of a batch. `stage_nbytes`: estimated bytes of the staged crops of a full batch; 0 where no
-        crop is staged. `lookahead`: batches that are read ahead. There are at most `lookahead` + 2 slots, two of them
-        for the consumer.
+        There are at most `lookahead` + 2 slots, two of them for the consumer. `stage_nbytes`: estimated bytes of the
+        staged crops of a full batch.
         """
         minimum = 2 * slot_nbytes + stage_nbytes
         if minimum > self.nbytes:
@@ -146,18 +189,12 @@ class Memory:
             self.freed.put((slot, []))
 
     @property
-    def stage_capacity(self) -> int:
-        """Bytes of the ring for staged crops."""
-        return self.nbytes - self._stage_begin
-
-    @property
     def has_slot(self) -> bool:
         """Whether a slot is free."""
         return not self.freed.empty()
 
     def take_slot(self, timeout: float | None) -> Lease | None:
-        """Wait for a free slot, and until consumers no longer use it; None after `timeout` seconds without a free slot.
-        """
+        """Wait for a free slot, and until consumers no longer use it; None if no slot is free for `timeout` seconds."""
         try:
             freed = self.freed.get(timeout=timeout)
         except queue.Empty:
@@ -193,11 +230,10 @@ class Memory:
         """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now."""
         if nbytes == 0:
             return self._stage_begin
-        if nbytes > self.stage_capacity:
-            missing = nbytes - self.stage_capacity
+        if nbytes > (capacity := self.nbytes - self._stage_begin):
             raise InvalidArgument(
-                f"staged crops of a batch take {nbytes} bytes, {self.stage_capacity} are free beside {self.slots} "
-                f"batches: pass device_buffer_bytes >= {self.nbytes + missing}"
+                f"staged crops of a batch take {nbytes} bytes, {capacity} are free beside {self.slots} batches: pass "
+                f"device_buffer_bytes >= {self._stage_begin + nbytes}"
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
@@ -219,24 +255,25 @@ class Memory:
         while self._stages and self._stages[0].batch_id <= batch_id:
             self._stages.popleft()
 
-    def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
-        """Return an array at an offset, which holds no lease."""
-        return self._array(self.address + offset, shape, dtype, self.base)
-
-    def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
-        """Return an array in a slot; no other batch gets the slot while the array exists."""
-        return self._array(lease.address + offset, shape, dtype, lease)
-
-    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: object) -> Array:
-        nbytes = math.prod(shape) * dtype.itemsize
+    def array(
+        self,
+        offset: int,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        *,
+        strides: tuple[int, ...] | None = None,
+        lease: Lease | None = None,
+    ) -> Array:
+        """Return an array at an offset; no other batch gets the slot of `lease` while the array exists."""
+        owner, address = lease or self.base, self.address + offset
         if self.device_id is None:
             base = np.asarray(owner)
-            begin = address - int(base.ctypes.data)
-            return base[begin : begin + nbytes].view(dtype).reshape(tuple(shape))
+            return np.ndarray(tuple(shape), dtype, base, address - int(base.ctypes.data), strides)
         import cupy
 
+        nbytes = math.prod(shape) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
-        array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+        array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
         return array
 
 

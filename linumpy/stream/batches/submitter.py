@@ -5,21 +5,27 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from linumpy.gpu.kernels import address_of
-from linumpy.stream.batches.in_flight import InFlight, PulledBatch
-from linumpy.stream.batches.memory import Lease, Memory
-from linumpy.stream.batches.planner import Planner, never_checked_later
+from linumpy.stream.batches.feed import Checked, Pulled
+from linumpy.stream.batches.in_flight import InFlight
+from linumpy.stream.batches.memory import Event, Lease, Memory, Stream, on_stream, stage_estimate
+from linumpy.stream.batches.reads import OtherReads, Placed, submit
 from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
-from linumpy.stream.on_device import Event, Stream, on_stream
-from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, stage_offsets
-from linumpy.stream.reading.reads import Fallback, ReadJob, submit
-from linumpy.stream.reading.sources import IsCheckedLater, Sources
+from linumpy.stream.planning.reach import with_needed, with_regions
+from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
+from linumpy.stream.planning.samples import check_alike, check_sample, plan_sample, plan_whole
+from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
+from linumpy.stream.stats import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from linumpy.gpu import Reader
     from linumpy.plan.layout import ArrayLayout
 
@@ -27,17 +33,17 @@ if TYPE_CHECKING:
 _PLAN_SECONDS = 0.01
 #: After so many seconds without free memory the garbage collector is run once.
 _COLLECT_SECONDS = 0.4
+#: Whether an array need not be opened again: because its metadata files are unchanged, or the core checks them.
+IsCurrent = Callable[[ArrayInfo], bool]
+_holds = attrgetter("holds")
 
 
 class Submitter:
     """Plans and submits one batch at a time; waits while no memory is free.
 
-    `reader`: reads the crops. `sources`: opens arrays. `memory`: slots of batches and the ring of staged crops.
-    `stream`: the pipeline's stream; None without a GPU. `changed`: notified when a submission starts to wait for the
-    ring of staged crops, and when the consumer frees part of it. `planner`: plans the batches. `batch_id`: number of
-    the next batch. `waves`: number of batches whose reads were submitted; a batch that is submitted again counts again.
-    `starved_since`: time, by ``time.perf_counter``, since which a batch waits for a free slot; None if no batch waits.
-    `waits_for_stage`: whether a submission waits for the ring of staged crops.
+    All samples must have the shapes of the first sample, for which the memory is divided. The lock of `changed` guards
+    `metric`; it is notified when a submission starts to wait for the ring of staged crops, and when the consumer frees
+    part of it.
     """
 
     def __init__(
@@ -51,10 +57,13 @@ class Submitter:
     ) -> None:
         self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
         self._sources, self._changed = sources, changed
-        self._fallback = Fallback(sources.pool)
-        self.planner = Planner(config, sources, memory, changed)
-        self.batch_id = self.waves = 0
-        self.starved_since: float | None = None
+        self._others = OtherReads(reader, sources.pool, memory)
+        self.parts: tuple[PartShape, ...] | None = None  # None before the first sample
+        self._first_parts: tuple[PartShape, ...] | None = None  # of the first sample, if it was checked before
+        #: Time that planning takes, without the wait for arrays; its output bytes are the bytes to read.
+        self.metric = Metric("plan")
+        self.waves = 0  # batches whose reads were submitted; a batch that is submitted again counts again
+        self.starved_since: float | None = None  # by ``time.perf_counter``; None if no batch waits for a free slot
         self.waits_for_stage = self._closed = False
         self._stage_free: Event | None = None
 
@@ -66,39 +75,65 @@ class Submitter:
         """Set the event after which no kernel reads the staged crops that were freed last."""
         self._stage_free = event
 
-    def can_submit_at_once(self, batch: PulledBatch) -> bool:
+    def check(self, samples: Sequence[Checked], *, is_first: bool) -> None:
+        """Raise the error of the first sample that cannot be planned, with the sample and the stage; any thread may.
+
+        `is_first`: nothing was pushed before, so that the first of these samples determines the shapes of all batches.
+        """
+        known: dict[Key, ArrayInfo] = {}
+        parts = self.parts or self._first_parts
+        for entry in samples:
+            sample, stage = entry.sample, "open"
+            try:
+                infos = self._sources.wait_for(entry.requests, known, _holds)
+                stage = "plan"
+                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
+                    continue
+                shapes = check_sample(sample, infos, self._config)
+                if parts is not None and shapes != parts:
+                    check_alike(parts, shapes)
+            except Exception as error:
+                raise as_stream_error(error, sample, stage) from error
+            parts = parts or shapes
+        if is_first:
+            self._first_parts = parts
+
+    def can_submit_at_once(self, item: InFlight) -> bool:
         """Whether a batch can be submitted without a wait for memory or for arrays that are being opened.
 
         False for the first batch: its arrays determine the shapes of all batches, so their metadata files are checked
         before they are read.
         """
-        if batch.error is not None:
+        if item.raised is not None:
             return True
-        if not self._memory.has_slot or self.planner.parts is None:
+        if not self._memory.has_slot or self.parts is None:
             return False
-        return all(self._sources.are_open(requests) for _, requests in batch.samples)
+        return all(self._sources.are_open(pulled.requests) for pulled in item.pulled)
 
-    def submit(self, batch: PulledBatch) -> InFlight:
-        """Plan and submit a batch; an exception is stored in the batch."""
-        end = batch.samples[-1][0].position + 1 if batch.samples else 0
-        item = InFlight(self.batch_id, end, batch.samples)
-        self.batch_id += 1
-        if isinstance(batch.error, Exception):
-            item.faulty.append(iterable_error(batch.error))
-        elif batch.error is not None:
-            item.raised = batch.error
-        else:
-            self._try_submit(item, self._is_checked_later)
-        return item
+    def submit(self, item: InFlight) -> None:
+        """Plan and submit a batch; an exception other than :class:`ShutdownError` is stored in the batch."""
+        if isinstance(item.raised, Exception):
+            item.faulty.append(iterable_error(item.raised))
+            item.raised = None
+        elif item.raised is None:
+            self._try_submit(item, self._is_current)
 
     def submit_again(self, item: InFlight) -> None:
         """Plan and submit a batch again, because one of its arrays was rewritten before it was read."""
         item.samples, item.faulty, item.tickets = [], [], []
-        self._try_submit(item, never_checked_later)
+        self._try_submit(item, _holds)
 
-    def _try_submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+    def _is_current(self, info: ArrayInfo) -> bool:
+        is_checked_later = self.parts is not None and self._is_native(info)
+        return is_checked_later or info.holds
+
+    def _is_native(self, info: ArrayInfo) -> bool:
+        """Whether the core reads an array, and checks its metadata files then."""
+        return info.unsupported is None and self._reader.reads_natively(cast("ArrayLayout", info.source))
+
+    def _try_submit(self, item: InFlight, is_current: IsCurrent) -> None:
         try:
-            self._submit(item, is_checked_later)
+            self._submit(item, is_current)
         except ShutdownError:
             raise
         except Exception as error:
@@ -107,44 +142,109 @@ class Submitter:
             item.samples.clear()
             item.faulty.append(as_stream_error(error))
 
-    def _is_checked_later(self, info: ArrayInfo) -> bool:
-        """Whether the core checks the metadata files of an array when it reads the array; False for the first batch."""
-        if self.planner.parts is None or info.unsupported is not None:
-            return False
-        return self._reader.reads_natively(cast("ArrayLayout", info.source))
-
-    def _submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+    def _submit(self, item: InFlight, is_current: IsCurrent) -> None:
         while True:
-            begin, reads = time.perf_counter(), self.planner.plan(item, is_checked_later)
+            begin, reads = time.perf_counter(), self._plan(item, is_current)
             if not item.samples:
                 return
             item.lease = item.lease or self._take_slot()
             waited = time.perf_counter() - begin > _PLAN_SECONDS
-            if not waited or all(is_checked_later(read.info) or read.info.holds for read in reads):
+            if not waited or all(is_current(read.info) for read in reads):
                 break
             item.samples.clear()  # an array was rewritten during the wait for memory
             item.faulty.clear()
-        assert self.planner.parts is not None
-        item.parts, item.arrays = self.planner.parts, []
+        assert self.parts is not None
+        item.parts, item.arrays = self.parts, []
         offset = item.lease.offset
         for part in item.parts:
-            item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
+            item.arrays.append(self._memory.array(offset, (len(item.samples), *part.shape), part.element))
             offset += part.nbytes(self._config.batch_size)
-        jobs, rows = self._jobs(item, reads)
+        groups = self._placed(item, reads)
         if self._closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            # The reader holds the lease, so that the slot is not reused while the reader writes there.
-            submitted = submit(self._reader, jobs, self._fallback, item.lease)
-        item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in submitted]
+            for (_, is_native, dtype, is_bfloat16), placed in groups.items():
+                if is_native:
+                    item.tickets.append(submit(self._reader, placed, dtype, is_bfloat16, item.lease))
+                else:
+                    item.tickets += self._others.submit(placed, dtype, is_bfloat16)
         self.waves += 1
+
+    def _plan(self, item: InFlight, is_current: IsCurrent) -> list[CropRead]:
+        """Plan the samples of a batch: for each sample, a read for each part.
+
+        Planned samples are appended to `samples`, the errors of others to `faulty`.
+        """
+        crops: list[CropRead | WarpedCrop] = []
+        checked: dict[Key, ArrayInfo] = {}
+        opened = [self._open_infos(pulled, item, checked, is_current) for pulled in item.pulled]
+        begin = time.perf_counter()
+        for pulled, infos in zip(item.pulled, opened, strict=True):
+            if infos is None:
+                continue
+            row = len(item.samples)
+            try:
+                try:
+                    shapes, planned = self._plan_sample(pulled, infos, row)
+                except Exception:
+                    if all(info.holds for info in infos):
+                        raise
+                    infos = self._sources.wait_for(pulled.requests, {}, _holds)
+                    shapes, planned = self._plan_sample(pulled, infos, row)
+            except Exception as error:
+                item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
+                continue
+            if self.parts is None:
+                self.parts = shapes
+            crops += planned
+            item.samples.append(pulled.sample)
+        pad = self._config.pad or "edge"
+        reads = with_regions(crops, pad)
+        self._divide(reads)
+        if self.parts is not None and self._config.augment is not None:
+            reads = with_needed(reads, self.parts, pad)
+        nbytes = sum(read.read_nbytes for read in reads)
+        with self._changed:
+            self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
+        return reads
+
+    def _open_infos(
+        self, pulled: Pulled, item: InFlight, checked: dict[Key, ArrayInfo], is_current: IsCurrent
+    ) -> list[ArrayInfo] | None:
+        """Wait for the arrays of a sample; None, with the error in `faulty`, where one cannot be opened."""
+        try:
+            return self._sources.wait_for(pulled.requests, checked, is_current)
+        except Exception as error:
+            item.faulty.append(as_stream_error(error, pulled.sample, "open"))
+            return None
+
+    def _plan_sample(
+        self, pulled: Pulled, infos: list[ArrayInfo], row: int
+    ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
+        if self.parts is not None and (read := plan_whole(pulled.sample, infos, self._config, self.parts, row)):
+            return self.parts, (read,)
+        shapes, planned = plan_sample(pulled.sample, infos, self._config, row, pulled.index, pulled.epoch)
+        if self.parts is not None and shapes != self.parts:
+            check_alike(self.parts, shapes)
+        return shapes, planned
+
+    def _divide(self, reads: list[CropRead]) -> None:
+        """Divide the memory when the first batch with a valid sample is planned."""
+        if self.parts is None or self._memory.slots:
+            return
+        slot_nbytes = sum(part.nbytes(self._config.batch_size) for part in self.parts)
+        stage_nbytes = stage_estimate(self.parts, reads, self._config)
+        try:
+            self._memory.divide(slot_nbytes, stage_nbytes, self._config.lookahead_batches)
+        except Exception:
+            self.parts = None
+            raise
 
     def _take_slot(self) -> Lease:
         """Wait for a free slot; run the garbage collector once if that takes long."""
         collected = False
         while True:
-            lease = self._memory.take_slot(timeout=0.05)
-            if lease is not None:
+            if (lease := self._memory.take_slot(timeout=0.05)) is not None:
                 self.starved_since = None
                 return lease
             if self.starved_since is None:
@@ -167,40 +267,36 @@ class Submitter:
             self._stage_free.synchronize()
         return offset
 
-    def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
-        """Return the jobs of a batch for the reader, and the row of each job; set the crops and stage of the batch."""
+    def _placed(self, item: InFlight, reads: list[CropRead]) -> dict[tuple[int, bool, np.dtype, bool], list[Placed]]:
+        """Return the outputs of reads, grouped by what one submission has in common; set the crops of the batch.
+
+        A group has the rank of its arrays, whether the core reads them, the dtype of outputs, and whether it is
+        bfloat16.
+        """
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
         if offsets[-1] > item.stage[1]:
             item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
         layouts = [(address_of(array), *_strides(part)) for array, part in zip(item.arrays, item.parts, strict=True)]
-        jobs: list[ReadJob] = []
-        rows: list[int] = []
+        groups: dict[tuple[int, bool, np.dtype, bool], list[Placed]] = {}
         for number, read in enumerate(reads):
-            part = number % count
+            part, (first, row_nbytes, strides) = item.parts[number % count], layouts[number % count]
+            dtype, is_bfloat16 = part.element, part.dtype is Dtype.BF16
+            address = first + read.row * row_nbytes
             if read.resampling is not None:
-                voxels = None
+                voxels, dtype, is_bfloat16 = None, read.info.dtype, False
                 if read.region is not None:
-                    voxels = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
-                    output = voxels, (), address_of(voxels), voxels.strides
-                    jobs.append(ReadJob(read.info, read.region, *output, needed=read.needed))
-                    rows.append(read.row)
-                item.staged[part].append(Staged(read, voxels))
-                continue
-            if not read.is_whole:
-                item.direct[part].append(read)
+                    voxels = self._memory.array(item.stage[0] + offsets[number], read.stage_shape, dtype)
+                    address, strides = address_of(voxels), voxels.strides
+                item.staged[number % count].append(Staged(read, voxels))
+            elif not read.is_whole:
+                item.direct[number % count].append(read)
+                address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
             if read.region is not None:
-                first, row_nbytes, strides = layouts[part]
-                address = first + read.row * row_nbytes
-                index: tuple[int | slice, ...] = (read.row,)
-                if not read.is_whole:
-                    address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
-                    index = (read.row, *(slice(a, b) for a, b in read.inside))
-                is_bf16 = item.parts[part].dtype is Dtype.BF16
-                jobs.append(ReadJob(read.info, read.region, item.arrays[part], index, address, strides, is_bf16))
-                rows.append(read.row)
-        return jobs, rows
+                key = len(read.region), self._is_native(read.info), dtype, is_bfloat16
+                groups.setdefault(key, []).append((read, address, strides))
+        return groups
 
 
 def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:

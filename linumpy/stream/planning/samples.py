@@ -3,7 +3,7 @@
 A *direct* crop is read into its row of the batch. A *staged* crop is augmented, or its border repeats voxels of the
 array: a region of the array is read into a buffer, and resampled from there into the batch. For all staged crops of a
 batch together, :mod:`~linumpy.stream.planning.reach` plans the regions, which hold every voxel that a crop depends on,
-and :mod:`~linumpy.stream.planning.needed` plans the chunks of these regions that are read.
+and the chunks of these regions that are read.
 """
 
 from __future__ import annotations

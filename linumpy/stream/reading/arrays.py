@@ -1,6 +1,7 @@
-"""Opens the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
+"""Arrays that samples name: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
-Coordinates of voxels come from OME-Zarr metadata. Where the metadata lack them, the user may pass them.
+:class:`Sources` opens them ahead, by threads, and keeps them while their metadata files are unchanged. Coordinates of
+voxels come from OME-Zarr metadata. Where the metadata lack them, the user may pass them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +31,7 @@ from linumpy.io.source import local_name, local_path, open_node, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.alignment import Grid, is_own
 from linumpy.stream.planning.records import ArrayInfo
 
 _Lengths = tuple[float, ...] | None
@@ -222,3 +224,122 @@ def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: Metad
         source, grid.name, layout.shape, layout.chunk_shape,
         layout.object_shape, layout.dtype, grid, layout.unsupported, look,
     )  # fmt: skip
+
+
+class ArrayRequest(NamedTuple):
+    """An array that a sample needs: open, or being opened."""
+
+    key: Key
+    opened: Future[ArrayInfo] | ArrayInfo
+    is_shared: bool = False  # whether another sample requested the array before
+
+
+class Sources:
+    """The arrays of a pipeline, opened by threads ahead of their use.
+
+    Arrays are checked against the configuration's limits of chunks and elements.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        #: Threads that open arrays, and that read by zarr-python.
+        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
+        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0  # requests for kept arrays; requests for others, and arrays opened again
+
+    def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
+        """Request the arrays of a sample, one for each part; threads start to open arrays that are not kept.
+
+        An error, such as of a path, is returned as a single request, which raises the error. Relative paths start from
+        `folder`.
+        """
+        try:
+            return [self._get(key) for key in self._keys(sample, folder)]
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [ArrayRequest(Key(sample.uri, sample.level), failed)]
+
+    def _keys(self, sample: Sample, folder: str) -> list[Key]:
+        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
+        for part in sample.parts:
+            if is_own(sample, part):
+                keys.append(keys[0]._replace(level=part.level))
+            else:
+                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+        return keys
+
+    def _get(self, key: Key) -> ArrayRequest:
+        with self._lock:
+            kept = self._kept.get(key)
+            if isinstance(kept, Future) and kept.done():
+                kept = None if kept.exception() else kept.result()
+                if kept is not None:
+                    self._kept[key] = kept
+            if kept is not None:
+                self._kept.move_to_end(key)
+                self.hits += 1
+                return ArrayRequest(key, kept, is_shared=True)
+            self.misses += 1
+            opened: Future[ArrayInfo] | ArrayInfo
+            if OPENED.get(key) is None:
+                opened = self.pool.submit(open_info, key, self._config)
+            else:  # faster here than in a thread
+                opened = open_info(key, self._config)
+            self._keep(key, opened)
+            return ArrayRequest(key, opened)
+
+    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
+        self._kept[key] = opened
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._config.n_zarrs_meta_cache:
+            self._kept.popitem(last=False)
+
+    @staticmethod
+    def are_open(requests: Sequence[ArrayRequest]) -> bool:
+        """Whether none of the requested arrays is still being opened."""
+        return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
+
+    def wait_for(
+        self,
+        requests: Sequence[ArrayRequest],
+        checked: dict[Key, ArrayInfo],
+        is_current: Callable[[ArrayInfo], bool],
+    ) -> list[ArrayInfo]:
+        """Wait for requested arrays, and open again those that are not current, because they were rewritten.
+
+        Arrays in `checked` are not checked again; the arrays of `requests` are added to it.
+        """
+        infos = []
+        for request in requests:
+            info = checked.get(request.key)
+            if info is None:
+                info = checked[request.key] = self._wait_for_one(request, is_current)
+            infos.append(info)
+        return infos
+
+    def _wait_for_one(self, request: ArrayRequest, is_current: Callable[[ArrayInfo], bool]) -> ArrayInfo:
+        opened = request.opened
+        try:
+            info = opened if isinstance(opened, ArrayInfo) else opened.result()
+            if is_current(info):
+                return info
+        except Exception:
+            if not request.is_shared:
+                raise  # else open it again: an array that was missing for an earlier sample may exist now
+        return self.opened_again(request.key)
+
+    def opened_again(self, key: Key) -> ArrayInfo:
+        """Open an array again, after it was rewritten."""
+        OPENED.forget(key)
+        info = open_info(key, self._config)
+        with self._lock:
+            self.misses += 1
+            self._keep(key, info)
+        return info
+
+    def close(self) -> None:
+        """Stop the threads, and forget all arrays."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()

@@ -1,5 +1,7 @@
 """If this fails, an augmented crop holds values of uninitialised memory, or reads more than it needs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import zarr
@@ -10,16 +12,16 @@ from linumpy import stream
 from linumpy.core import native
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.boundary import fold
+from linumpy.stream.batches import reads as reads_module
 from linumpy.stream.batches import submitter as submitter_module
+from linumpy.stream.batches.memory import Memory
 from linumpy.stream.config import Part
-from linumpy.stream.planning import needed as needed_module
+from linumpy.stream.planning import reach as reach_module
 from linumpy.stream.planning.alignment import Grid
-from linumpy.stream.planning.needed import with_needed
-from linumpy.stream.planning.reach import read_bounds, with_regions
+from linumpy.stream.planning.reach import read_bounds, with_needed, with_regions
 from linumpy.stream.planning.records import ArrayInfo
 from linumpy.stream.planning.samples import plan_sample
-from linumpy.stream.reading import reads as reads_module
-from linumpy.stream.reading import sources as sources_module
+from linumpy.stream.reading import arrays
 from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, fill_row
 from linumpy.write.writer import write_omezarr
@@ -240,18 +242,18 @@ def images(request, tmp_path_factory):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Fill staged boxes with bytes that are NaN, before they are read; count the boxes that are not read as a whole."""
-    cut = []
+    """Fill the memory of staged crops with bytes that are NaN, before crops are read there; list the sizes."""
+    filled, original = [], Memory.take_stage
 
-    def submit(reader, jobs, fallback, memory):
-        for job in jobs:
-            if not job.index:
-                job.array.view(np.uint8)[...] = 0xFF
-                cut.append(job.needed is not None)
-        return reads_module.submit(reader, jobs, fallback, memory)
+    def take_stage(self, nbytes, batch_id):
+        offset = original(self, nbytes, batch_id)
+        if offset is not None:
+            self.array(offset, (nbytes,), np.dtype("u1"))[...] = 0xFF
+            filled.append(nbytes)
+        return offset
 
-    monkeypatch.setattr(submitter_module, "submit", submit)
-    return cut
+    monkeypatch.setattr(Memory, "take_stage", take_stage)
+    return filled
 
 
 READERS = ["core", "no core", "zarr-python"]
@@ -273,10 +275,10 @@ def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, re
         monkeypatch.setattr(reads_module, "read_chunks_on_host", read_one)
         take_nothing(monkeypatch)
     got, stats = run(images, pad)
-    assert sum(poisoned) > len(poisoned) / 2
+    assert len(poisoned) == 3
     voxels = sum(read)
     with monkeypatch.context() as patch:
-        patch.setattr(needed_module, "needed_boxes", lambda reads, shape, pad: [None] * len(reads))
+        patch.setattr(reach_module, "needed_boxes", lambda reads, shape, pad: [None] * len(reads))
         expected, whole = run(images, pad)
     assert [one.tobytes() for one in got] == [one.tobytes() for one in expected]
     assert stats.plan.output_bytes < 0.9 * whole.plan.output_bytes
@@ -286,16 +288,14 @@ def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, re
 
 def take_nothing(monkeypatch):
     """Let every array be one that zarr-python reads."""
-    from dataclasses import replace
-
-    from linumpy.stream.reading import arrays
+    original = arrays.open_info
 
     def opened(key, config):
-        info = arrays.open_info(key, config)
+        info = original(key, config)
         source = zarr.open_array(f"{info.source.root}", mode="r")
         return replace(info, source=source, unsupported="the test says so", look=None)
 
-    monkeypatch.setattr(sources_module, "open_info", opened)
+    monkeypatch.setattr(arrays, "open_info", opened)
 
 
 @pytest.mark.needs_core
@@ -305,22 +305,22 @@ def test_the_bytes_of_the_chunks_that_are_needed_are_read_once(tmp_path, pipelin
     path = make_array(tmp_path / "a.zarr", values, (8, 8, 8))
     p, seen = pipeline(batch_size=1, augment=AUGMENT, pad="reflect", spacing=(1, 1, 1)), []
 
-    def submit(reader, jobs, fallback, memory):
-        seen.extend(jobs)
-        return reads_module.submit(reader, jobs, fallback, memory)
+    def planned(*arguments):
+        seen.extend(with_needed(*arguments))
+        return seen
 
-    monkeypatch.setattr(submitter_module, "submit", submit)
+    monkeypatch.setattr(submitter_module, "with_needed", planned)
     p.push(stream.Sample(path, ((20, 50),) * 3))
     p.pop().release()
-    (job,) = seen
+    (read,) = seen
     files, chunks = 0, 0
-    for box in job.needed.tolist():
+    for box in read.needed.tolist():
         for at in np.ndindex(*((b - 1) // 8 - a // 8 + 1 for a, b in box)):
             names = [str(a // 8 + k) for (a, _), k in zip(box, at, strict=True)]
             files += (tmp_path / "a.zarr" / "c").joinpath(*names).stat().st_size
             chunks += 1
     assert p.stats.io.input_bytes == files
-    assert chunks < 0.9 * np.prod([(b - 1) // 8 - a // 8 + 1 for a, b in job.region])
+    assert chunks < 0.9 * np.prod([(b - 1) // 8 - a // 8 + 1 for a, b in read.region])
 
 
 def test_an_error_is_that_of_a_chunk_that_is_needed(tmp_path, pipeline):
