@@ -204,7 +204,8 @@ def predict(
             if progress is None
             else nullcontext(progress)
         )
-        with shown as report, _on(target_device), _evaluating(model) as call:
+        on_device = target_device.xp.cuda.Device(target_device.index) if target_device.is_cuda else nullcontext()
+        with shown as report, on_device, _evaluating(model) as call:
             if limit is None:
                 free = free_memory() if target_device.is_cuda else host_memory()
                 limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
@@ -346,10 +347,6 @@ def _address(array: zarr.Array) -> str:
             f"{address} cannot be opened a second time: predict takes arrays in local folders and ZIP files, and URLs"
         )
     return address
-
-
-def _on(device: Device) -> AbstractContextManager[object]:
-    return device.xp.cuda.Device(device.index) if device.is_cuda else nullcontext()
 
 
 @contextmanager

@@ -62,6 +62,8 @@ class Pipeline:
     """
 
     def __init__(self, config: Config, *, reader: Reader | None = None) -> None:
+        from linumpy.gpu import Reader
+
         if not isinstance(config, Config):
             raise ArgumentTypeError(f"config must be a Config (got {type(config).__name__})")
         self.config = config
@@ -71,7 +73,9 @@ class Pipeline:
         self._stream: Stream | None = None
         try:
             self._memory = Memory(config.device_buffer_bytes, self.device_id)
-            self._reader = self._make_reader() if reader is None else reader
+            device_name = "cpu" if self.device_id is None else self.device_id
+            cache_bytes = config.allowed_cache_bytes
+            self._reader = reader or Reader(device_name, config.host_buffer_bytes, cache_bytes=cache_bytes, timed=True)
         except Exception as error:
             raise as_stream_error(error) from error
         if self.device_id is not None:
@@ -92,13 +96,6 @@ class Pipeline:
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send its config and the samples, and make a Pipeline there")
-
-    def _make_reader(self) -> Reader:
-        from linumpy.gpu import Reader
-
-        config = self.config
-        device = "cpu" if self.device_id is None else self.device_id
-        return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes, timed=True)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite.

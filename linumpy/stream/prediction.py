@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -21,8 +20,8 @@ from linumpy import __version__
 from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.source import name_on_disk
-from linumpy.io.volume import Volume, Volumes
-from linumpy.resample.identity import identify_data, unknown_data
+from linumpy.io.volume import Volumes
+from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
@@ -33,7 +32,7 @@ from linumpy.write.new_image import NewImage, plan_image
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a new image from a source; "the image" is always the new image."""
+    """The prediction of a new image from a source; `image` below means the output."""
 
     volumes: Volumes  # the source
     grid: CropGrid  # crops along the axes of space
@@ -109,7 +108,7 @@ class Prediction:
         settings = {
             "linumpy": __version__,
             "source": name_on_disk(array),
-            "source metadata": _digest(array.metadata.to_dict()),
+            "source metadata": digest_of(array.metadata.to_dict()),
             "source volumes": [volume.index for volume in self.volumes.volumes.values()],
             "model": self.model,
             "crops": (self.grid.shape, self.grid.starts),
@@ -121,16 +120,12 @@ class Prediction:
             "chunks": image.chunks,
             "shards": image.shards,
             "compressors": image.compressors,
-            "metadata": _digest(image.metadata),
+            "metadata": digest_of(image.metadata),
         }
         counts = tuple(-(-n // size) for n, size in zip(image.shapes[0], image.stored[0], strict=True))
         data = identify_data(array) or unknown_data()  # such a run is never continued
         named = tuple((key, str(value)) for key, value in settings.items())
         return Request("predict", counts, named, (("source data", data),))
-
-    def volume_of(self, time: int | None) -> Volume:
-        """Return the first channel's volume of a time."""
-        return self.volumes.volumes[tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)]
 
     def channel_axis(self) -> int | None:
         """Return the axis of channels of a crop in a batch; None if the crop has no such axis."""
@@ -143,7 +138,8 @@ class Prediction:
     def sample(self, time: int | None, index: int) -> Sample:
         """Return the sample of a crop, with all channels, at a time."""
         spatial = iter(self.grid.sample_at(index).aabb)
-        aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volume_of(time).index]
+        first = tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)  # the first channel
+        aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volumes.volumes[first].index]
         chosen = self.volumes.chosen
         if chosen is not None and "c" in self.volumes.leading:
             aabb[chosen.leading["c"]] = (0, self.inputs)
@@ -182,7 +178,3 @@ def name_of(model: Any) -> str:
             value = as_array(value.detach().cpu(), np)
         digest.update(np.ascontiguousarray(value).tobytes())
     return f"{name} {digest.hexdigest()[:16]}"
-
-
-def _digest(document: object) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]

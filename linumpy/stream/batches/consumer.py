@@ -110,7 +110,12 @@ class Consumer:
                 elif producer.failure is not None:
                     raise as_stream_error(producer.failure)
                 elif producer.is_idle:
-                    raise TryAgain(_no_batch_message(producer.waiting_samples, self._config.batch_size))
+                    waiting = producer.waiting_samples
+                    raise TryAgain(
+                        f"{waiting} samples wait for a batch of {self._config.batch_size}: push more, or flush"
+                        if waiting
+                        else "no batch is being read: push samples first"
+                    )
                 else:
                     self._check_starved(begin)
                     producer.changed.wait(0.05)
@@ -240,17 +245,11 @@ class Consumer:
         if item.stage[1]:
             if self._stream is not None:
                 with on_stream(self._stream, self._memory.device_id):
-                    self._producer.submitter.set_stage_event(recorded(self._stream))
+                    self._producer.submitter.stage_free = recorded(self._stream)
             with self._producer.changed:
                 self._memory.give_stages(item.batch_id)
                 self._producer.changed.notify_all()
         item.arrays, item.lease, item.tickets = [], None, []
-
-
-def _no_batch_message(waiting: int, batch_size: int) -> str:
-    if waiting:
-        return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
-    return "no batch is being read: push samples first"
 
 
 class Batches:

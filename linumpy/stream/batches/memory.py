@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,37 +23,9 @@ from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
-
-class Event(Protocol):
-    """An event of CuPy or PyTorch."""
-
-    def synchronize(self) -> None:
-        """Wait until the work before the event is done."""
-
-
-class CupyEvent(Event, Protocol):
-    """An event that CuPy recorded."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the work before the event is done."""
-
-
-class Stream(Protocol):
-    """A stream of CuPy."""
-
-    @property
-    def ptr(self) -> int:
-        """The stream's ``cudaStream_t``."""
-
-    def record(self, event: CupyEvent) -> CupyEvent:
-        """Record an event after the work that is queued."""
-
-    def synchronize(self) -> None:
-        """Wait until the work that is queued is done."""
-
-    def __enter__(self) -> object: ...
-    def __exit__(self, *error: object) -> object: ...
+#: A ``cupy.cuda.Stream``, and an event of CuPy or PyTorch; CuPy has no types.
+Stream = Any
+Event = Any
 
 
 @contextmanager
@@ -68,7 +40,7 @@ def on_stream(stream: Stream | None, device_id: int | None) -> Iterator[None]:
         yield
 
 
-def recorded(stream: Stream) -> CupyEvent:
+def recorded(stream: Stream) -> Event:
     """Record a new event on a stream."""
     import cupy
 
@@ -79,14 +51,6 @@ def recorded(stream: Stream) -> CupyEvent:
 Released = Event | int | None
 #: A free slot, and the events before which it must not be reused.
 Freed = tuple[int, list[Released]]
-
-
-class _Stage(NamedTuple):
-    """The part of the ring that the staged crops of a batch take, as offsets in the memory."""
-
-    begin: int
-    end: int
-    batch_id: int
 
 
 class Lease:
@@ -129,12 +93,6 @@ def _give_back(
     freed.put((slot, events))
 
 
-def _is_over(event: Event) -> bool:
-    """Whether the work before an event of CuPy (``done``) or PyTorch (``query``) is done; False for any other event."""
-    query = getattr(event, "query", None)
-    return bool(query() if query is not None else getattr(event, "done", False))
-
-
 def _device_memory(nbytes: int, device_id: int) -> Any:
     """Allocate outside of CuPy's pool: freeing then waits for all streams, which may still read a tensor."""
     import cupy
@@ -163,7 +121,8 @@ class Memory:
             self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0  # bytes of a slot, and number of slots; 0 before :meth:`divide`
         self._stage_begin = 0
-        self._stages: deque[_Stage] = deque()  # in the order in which they were taken
+        #: Parts of the ring that are taken, in order: begin and end as offsets in the memory, and the batch's number.
+        self._stages: deque[tuple[int, int, int]] = deque()
         #: Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
@@ -219,7 +178,8 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            elif not _is_over(event):  # waiting releases the interpreter's lock
+            # Waiting releases the interpreter's lock. PyTorch's events have ``query``, CuPy's ``done``.
+            elif not (event.query() if hasattr(event, "query") else getattr(event, "done", False)):
                 event.synchronize()
 
     def stop(self) -> None:
@@ -237,13 +197,13 @@ class Memory:
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
-            self._stages.append(_Stage(begin, begin + nbytes, batch_id))
+            self._stages.append((begin, begin + nbytes, batch_id))
         return begin
 
     def _next_stage(self, nbytes: int) -> int | None:
         if not self._stages:
             return self._stage_begin
-        used_begin, used_end = self._stages[0].begin, self._stages[-1].end
+        used_begin, used_end = self._stages[0][0], self._stages[-1][1]
         if used_end > used_begin:
             if used_end + nbytes <= self.nbytes:
                 return used_end
@@ -252,7 +212,7 @@ class Memory:
 
     def give_stages(self, batch_id: int) -> None:
         """Free the bytes of the ring that a batch and earlier batches took; allowed any number of times."""
-        while self._stages and self._stages[0].batch_id <= batch_id:
+        while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
     def array(

@@ -191,7 +191,7 @@ class Producer:
         """End the threads, and close :attr:`sources`; allowed any number of times."""
         with self.changed:
             is_first, self.closed = not self.closed, True
-            self.submitter.close()
+            self.submitter.closed = True
             for condition in (self.changed, self._pulls, self._submits):
                 condition.notify_all()
         self._memory.stop()

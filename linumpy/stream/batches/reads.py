@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: A read, and the address and the strides in bytes of its output, along all axes of the array.
-Placed = tuple[CropRead, int, tuple[int, ...]]
+Placed = tuple[CropRead, int, Sequence[int]]
 
 
 class ReadTicket(Protocol):

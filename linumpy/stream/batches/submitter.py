@@ -18,7 +18,7 @@ from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.planning.reach import with_needed, with_regions
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
-from linumpy.stream.planning.samples import check_alike, check_sample, plan_sample, plan_whole
+from linumpy.stream.planning.samples import check_alike, checked_crops, plan_sample, plan_whole
 from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
@@ -64,16 +64,9 @@ class Submitter:
         self.metric = Metric("plan")
         self.waves = 0  # batches whose reads were submitted; a batch that is submitted again counts again
         self.starved_since: float | None = None  # by ``time.perf_counter``; None if no batch waits for a free slot
-        self.waits_for_stage = self._closed = False
-        self._stage_free: Event | None = None
-
-    def close(self) -> None:
-        """Make a waiting submission raise; called while holding `changed`."""
-        self._closed = True
-
-    def set_stage_event(self, event: Event) -> None:
-        """Set the event after which no kernel reads the staged crops that were freed last."""
-        self._stage_free = event
+        self.waits_for_stage = False
+        self.closed = False  # set by :meth:`Producer.stop`, so that a waiting submission raises
+        self.stage_free: Event | None = None  # after it no kernel reads the staged crops that were freed last
 
     def check(self, samples: Sequence[Checked], *, is_first: bool) -> None:
         """Raise the error of the first sample that cannot be planned, with the sample and the stage; any thread may.
@@ -89,7 +82,7 @@ class Submitter:
                 stage = "plan"
                 if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
                     continue
-                shapes = check_sample(sample, infos, self._config)
+                _, shapes = checked_crops(sample, infos, self._config)
                 if parts is not None and shapes != parts:
                     check_alike(parts, shapes)
             except Exception as error:
@@ -160,7 +153,7 @@ class Submitter:
             item.arrays.append(self._memory.array(offset, (len(item.samples), *part.shape), part.element))
             offset += part.nbytes(self._config.batch_size)
         groups = self._placed(item, reads)
-        if self._closed:
+        if self.closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
             for (_, is_native, dtype, is_bfloat16), placed in groups.items():
@@ -177,11 +170,14 @@ class Submitter:
         """
         crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}
-        opened = [self._open_infos(pulled, item, checked, is_current) for pulled in item.pulled]
+        opened: list[tuple[Pulled, list[ArrayInfo]]] = []
+        for pulled in item.pulled:
+            try:
+                opened.append((pulled, self._sources.wait_for(pulled.requests, checked, is_current)))
+            except Exception as error:
+                item.faulty.append(as_stream_error(error, pulled.sample, "open"))
         begin = time.perf_counter()
-        for pulled, infos in zip(item.pulled, opened, strict=True):
-            if infos is None:
-                continue
+        for pulled, infos in opened:
             row = len(item.samples)
             try:
                 try:
@@ -207,16 +203,6 @@ class Submitter:
         with self._changed:
             self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
         return reads
-
-    def _open_infos(
-        self, pulled: Pulled, item: InFlight, checked: dict[Key, ArrayInfo], is_current: IsCurrent
-    ) -> list[ArrayInfo] | None:
-        """Wait for the arrays of a sample; None, with the error in `faulty`, where one cannot be opened."""
-        try:
-            return self._sources.wait_for(pulled.requests, checked, is_current)
-        except Exception as error:
-            item.faulty.append(as_stream_error(error, pulled.sample, "open"))
-            return None
 
     def _plan_sample(
         self, pulled: Pulled, infos: list[ArrayInfo], row: int
@@ -257,14 +243,14 @@ class Submitter:
         """Wait until the ring has free bytes; return their offset in the memory."""
         with self._changed:
             while (offset := self._memory.take_stage(nbytes, batch_id)) is None:
-                if self._closed:
+                if self.closed:
                     raise ShutdownError("the pipeline is closed")
                 self.waits_for_stage = True
                 self._changed.notify_all()
                 self._changed.wait(0.05)
             self.waits_for_stage = False
-        if nbytes and self._stage_free is not None:
-            self._stage_free.synchronize()
+        if nbytes and self.stage_free is not None:
+            self.stage_free.synchronize()
         return offset
 
     def _placed(self, item: InFlight, reads: list[CropRead]) -> dict[tuple[int, bool, np.dtype, bool], list[Placed]]:
@@ -278,12 +264,12 @@ class Submitter:
         offsets = stage_offsets(reads)
         if offsets[-1] > item.stage[1]:
             item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
-        layouts = [(address_of(array), *_strides(part)) for array, part in zip(item.arrays, item.parts, strict=True)]
+        layouts = [(address_of(array), array.strides) for array in item.arrays]
         groups: dict[tuple[int, bool, np.dtype, bool], list[Placed]] = {}
         for number, read in enumerate(reads):
-            part, (first, row_nbytes, strides) = item.parts[number % count], layouts[number % count]
+            part, (first, (row_nbytes, *rest)) = item.parts[number % count], layouts[number % count]
             dtype, is_bfloat16 = part.element, part.dtype is Dtype.BF16
-            address = first + read.row * row_nbytes
+            address, strides = first + read.row * row_nbytes, tuple(rest)
             if read.resampling is not None:
                 voxels, dtype, is_bfloat16 = None, read.info.dtype, False
                 if read.region is not None:
@@ -297,12 +283,3 @@ class Submitter:
                 key = len(read.region), self._is_native(read.info), dtype, is_bfloat16
                 groups.setdefault(key, []).append((read, address, strides))
         return groups
-
-
-def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:
-    """Return the bytes of a row of a batch, and the strides of its axes in bytes."""
-    strides, step = [], part.element.itemsize
-    for n in reversed(part.shape):
-        strides.append(step)
-        step *= n
-    return step, tuple(reversed(strides))

@@ -81,7 +81,7 @@ def plan_sample(
     `infos`: the array of each part. `config`: its dtype, pad, augmentation and seed are used. `row`: position in the
     batch. `index`, `epoch`: together with the seed they determine the augmentation.
     """
-    crops, shapes = _checked_crops(sample, infos, config)
+    crops, shapes = checked_crops(sample, infos, config)
     warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
         _plan_crop(row, crop, info, part, shape, config, warp)
@@ -90,14 +90,10 @@ def plan_sample(
     return shapes, reads
 
 
-def check_sample(sample: Sample, infos: Sequence[ArrayInfo], config: Config) -> tuple[PartShape, ...]:
-    """Return the shape and dtype of all parts; parameters and errors as for :func:`plan_sample`."""
-    return _checked_crops(sample, infos, config)[1]
-
-
-def _checked_crops(
+def checked_crops(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config
 ) -> tuple[list[Crop], tuple[PartShape, ...]]:
+    """Return the crop of each part, and its shape and dtype in the batch; errors as for :func:`plan_sample`."""
     parts, image = sample.all_parts(), infos[0].grid
     crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
     shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
@@ -154,29 +150,21 @@ def _plan_crop(
     if warp is None and not any(_reaches_out(crop, info)):
         return CropRead(row, info, crop.aabb, _whole(shape.shape), None, is_whole=True)
     if warp is None and config.pad == "constant":
-        return _direct(row, crop.aabb, info)
-    return _staged(row, crop, info, part, warp)
-
-
-@lru_cache(maxsize=256)
-def _whole(shape: tuple[int, ...]) -> Box:
-    return tuple((0, n) for n in shape)
-
-
-def _direct(row: int, aabb: Box, info: ArrayInfo) -> CropRead:
-    region = tuple((max(start, 0), min(stop, n)) for (start, stop), n in zip(aabb, info.shape, strict=True))
-    if any(start >= stop for start, stop in region):
-        return CropRead(row, info, None, ((0, 0),) * len(aabb), None)
-    inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(region, aabb, strict=True))
-    return CropRead(row, info, region, inside, None)
-
-
-def _staged(row: int, crop: Crop, info: ArrayInfo, part: Part, warp: Warp | None) -> WarpedCrop:
+        region = tuple((max(start, 0), min(stop, n)) for (start, stop), n in zip(crop.aabb, info.shape, strict=True))
+        if any(start >= stop for start, stop in region):
+            return CropRead(row, info, None, ((0, 0),) * len(region), None)
+        inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(region, crop.aabb, strict=True))
+        return CropRead(row, info, region, inside, None)
     if warp is None:
         return WarpedCrop(row, info, crop._replace(exact_start=None, step=None), _NO_WARP, 0)
     if part.kind == "image":
         return WarpedCrop(row, info, crop, warp, 1)
     return WarpedCrop(row, info, crop, replace(warp, intensity=NEUTRAL), 0)
+
+
+@lru_cache(maxsize=256)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, n) for n in shape)
 
 
 #: The augmentation of a crop that is only padded.

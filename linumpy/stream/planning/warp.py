@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.stream.augment import Augment, Elastic, Range
+from linumpy.stream.augment import Augment, Range
 from linumpy.stream.errors import InvalidArgument
 
 #: Second word of Philox's key: each use of random numbers has a stream of its own.
@@ -100,15 +100,18 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
         shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
         scales[:flat], flips[:flat], shift[:flat] = [1.0] * flat, [1.0] * flat, [0.0] * flat
     intensity = _draw_intensity(augment, drawn, source)
-    matrix = (
-        _rotation(angles) @ _shear(shears) * np.array([scale * flip for scale, flip in zip(scales, flips, strict=True)])
-    )
-    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, source, flat)
-    spacing = 1.0 if augment.elastic is None else augment.elastic.spacing
+    shear = _IDENTITY.copy()
+    shear[1, 0], shear[2, 0], shear[2, 1] = shears
+    matrix = _rotation(angles) @ shear * np.array([scale * flip for scale, flip in zip(scales, flips, strict=True)])
+    nodes, spacing = None, 1.0
+    if augment.elastic is not None:
+        spacing = augment.elastic.spacing
+        nodes = source.standard_normal((3, *node_counts(half_extent, spacing))) * augment.elastic.sigma
+        nodes[:flat] = 0.0
     return Warp(matrix, np.array(shift), nodes, spacing, intensity)
 
 
-def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
+def node_counts(half_extent: Sequence[float], spacing: float) -> list[int]:
     """Return the number of control points along each axis.
 
     The crop is covered by whole distances of control points; a cubic B-spline needs one control point before and two
@@ -119,13 +122,7 @@ def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int,
         raise InvalidArgument(
             f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit"
         )
-    return counts[0], counts[1], counts[2]
-
-
-def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], source: np.random.Generator, flat: int) -> np.ndarray:
-    nodes = source.standard_normal((3, *node_counts(half_extent, elastic.spacing))) * elastic.sigma
-    nodes[:flat] = 0.0
-    return nodes
+    return counts
 
 
 def _draw_intensity(augment: Augment, drawn: _Uniforms, source: np.random.Generator) -> Intensity:
@@ -170,9 +167,3 @@ def _rotation(degrees: Sequence[float]) -> np.ndarray:
         turn[second, first], turn[first, second] = sin, -sin
         result = turn @ result
     return result
-
-
-def _shear(shears: Sequence[float]) -> np.ndarray:
-    matrix = _IDENTITY.copy()
-    matrix[1, 0], matrix[2, 0], matrix[2, 1] = shears
-    return matrix

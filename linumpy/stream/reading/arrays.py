@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import zarr
 
-from linumpy.device import call_after_fork
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
@@ -60,43 +59,19 @@ def with_absolute_paths(sample: Sample) -> Sample:
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
-class OpenedArrays:
-    """Local arrays that pipelines have opened. The caller checks whether the metadata files are unchanged."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
-
-    def get(self, key: Key) -> ArrayInfo | None:
-        """Return an array in the state in which it was opened; None where it is not kept."""
-        with self._lock:
-            if key in self._infos:
-                self._infos.move_to_end(key)
-            return self._infos.get(key)
-
-    def keep(self, key: Key, info: ArrayInfo) -> None:
-        """Keep an array that the reader supports and whose metadata files can be checked; ignore any other array."""
-        if info.look is not None and info.unsupported is None:
-            with self._lock:
-                self._infos[key] = info
-                self._infos.move_to_end(key)
-                while len(self._infos) > _MAX_OPENED:
-                    self._infos.popitem(last=False)
-
-    def forget(self, key: Key) -> None:
-        """Forget an array that was rewritten."""
-        with self._lock:
-            self._infos.pop(key, None)
-
-    def after_fork(self) -> None:
-        """Replace the lock in a child process: the parent may have held it at the fork."""
-        self._lock = threading.Lock()
-
-
 #: Maximum number of arrays that are kept, for all pipelines together.
 _MAX_OPENED = 2048
-OPENED = OpenedArrays()
-call_after_fork(OPENED.after_fork)
+#: Local arrays that pipelines have opened, the least recently used first. A dict's own methods need no lock: if two
+#: threads look for an array at the same time, one of them may have to open it again.
+OPENED: dict[Key, ArrayInfo] = {}
+
+
+def opened_before(key: Key) -> ArrayInfo | None:
+    """Return an array in the state in which it was opened; None where it is not kept."""
+    info = OPENED.pop(key, None)
+    if info is not None:
+        OPENED[key] = info
+    return info
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
@@ -104,11 +79,22 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
 
     An array in :data:`OPENED` is returned in the state in which it was opened.
     """
-    info = OPENED.get(key)
+    info = opened_before(key)
     if info is None:
         info = _opened(key, config.storage_options)
-        OPENED.keep(key, info)
-    _check_limits(info, key.uri, config)
+        if info.look is not None and info.unsupported is None:  # its metadata files can be checked
+            OPENED[key] = info
+            for oldest in list(OPENED)[:-_MAX_OPENED]:
+                OPENED.pop(oldest, None)
+    limit = config.max_bytes_per_element
+    if 0 < limit < info.dtype.itemsize:
+        raise InvalidArgument(f"{key.uri} holds {info.dtype}, more than max_bytes_per_element={limit}")
+    nbytes = math.prod(info.chunk_shape) * info.dtype.itemsize
+    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
+        raise InvalidArgument(
+            f"{key.uri} has chunks of {nbytes} bytes, more than "
+            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
+        )
     return info
 
 
@@ -123,18 +109,6 @@ def _opened(key: Key, options: Mapping[str, object] | None) -> ArrayInfo:
         array = open_source(node, level)
         return _info(read_layout(array), array, _plain_grid(key, array.shape), look)
     return _image_info(node, key)
-
-
-def _check_limits(info: ArrayInfo, uri: str, config: Config) -> None:
-    limit = config.max_bytes_per_element
-    if 0 < limit < info.dtype.itemsize:
-        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={limit}")
-    nbytes = math.prod(info.chunk_shape) * info.dtype.itemsize
-    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
-        raise InvalidArgument(
-            f"{uri} has chunks of {nbytes} bytes, more than "
-            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
-        )
 
 
 def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
@@ -283,7 +257,7 @@ class Sources:
                 return ArrayRequest(key, kept, is_shared=True)
             self.misses += 1
             opened: Future[ArrayInfo] | ArrayInfo
-            if OPENED.get(key) is None:
+            if opened_before(key) is None:
                 opened = self.pool.submit(open_info, key, self._config)
             else:  # faster here than in a thread
                 opened = open_info(key, self._config)
@@ -332,7 +306,7 @@ class Sources:
 
     def opened_again(self, key: Key) -> ArrayInfo:
         """Open an array again, after it was rewritten."""
-        OPENED.forget(key)
+        OPENED.pop(key, None)
         info = open_info(key, self._config)
         with self._lock:
             self.misses += 1
