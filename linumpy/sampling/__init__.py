@@ -195,6 +195,6 @@ def sample_dataset(
         Of coords (batch_size, 3) and values (batch_size, channels), new tensors for each batch. A pass continues the
         sampler's stream. Not for worker processes: use ``DataLoader(dataset, batch_size=None)``.
     """
-    from linumpy.sampling.torch_dataset import make_dataset
+    from linumpy.sampling.sampler import make_dataset
 
     return make_dataset(sampler, batch_size, batches, order)

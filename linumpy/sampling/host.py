@@ -40,12 +40,6 @@ def along(u: np.ndarray, size: int) -> Position:
     return cell, position.astype(np.float32)
 
 
-def slope_along(u: np.ndarray, size: int) -> np.ndarray:
-    """Return the factor from slopes per voxel to slopes per unit of the cube; 0 beyond the outermost centres."""
-    position = u * np.float64(size) - 0.5
-    return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
-
-
 class HostVolume(VoxelField):
     """A volume in host memory.
 
@@ -90,7 +84,11 @@ class HostVolume(VoxelField):
             out[channel] = value
             if gradient is not None:
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
-                    gradient[channel, 2 - axis] = slope * slope_along(coords[:, 2 - axis], size)
+                    u = coords[:, 2 - axis]
+                    position = u * np.float64(size) - 0.5
+                    # Slopes per voxel become slopes per unit of the cube; 0 beyond the outermost centres.
+                    per_unit = np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
+                    gradient[channel, 2 - axis] = slope * per_unit
 
     def _take(self, channel: int, index: np.ndarray, offset: int = 0) -> np.ndarray:
         flat = self._flat[channel, offset:]

@@ -162,7 +162,10 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     if isinstance(voxels, cupy.ndarray):
         if labels or kept:
             return cupy.ascontiguousarray(voxels.astype(np.int32, copy=False) if labels else voxels), False
-        return _normalised_on_device(voxels, low_high), low_high is not None
+        result = cupy.empty(voxels.shape, np.float32)
+        for source, out in zip(voxels, result, strict=True):
+            out[...] = normalised(source, low_high)
+        return result, low_high is not None
     native = voxels.dtype.newbyteorder("=")
     target = native if kept else np.dtype(np.int32 if labels else np.float32)
     target_voxels = cupy.empty(voxels.shape, target)
@@ -174,12 +177,3 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
                 np.ascontiguousarray(cast_elements(part, target) if kept or labels else normalised(part, low_high))
             )
     return target_voxels, low_high is not None and not kept
-
-
-def _normalised_on_device(voxels: Array, low_high: tuple[float, float] | None) -> Array:
-    import cupy
-
-    result = cupy.empty(voxels.shape, np.float32)
-    for source, out in zip(voxels, result, strict=True):
-        out[...] = normalised(source, low_high)
-    return result

@@ -145,7 +145,8 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
     voxel = len(volumes) * dtype.itemsize
     page = page_shape(first.shape, first.chunks)
-    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _count_pages(first.shape, page) + 16)
+    pages = math.prod(-(-n // p) for n, p in zip(first.shape, page, strict=True))
+    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * pages + 16)
     dims = (first.shape[0], first.shape[1], first.shape[2])
     cache = PageCache(volumes, plan_paging(dims, first.chunks, slots), slots, dtype, reader, xp)
     return PagedVolume(
@@ -171,10 +172,6 @@ def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
             f"range=({low}, {high}): float32 rounds such voxels by {rounding / (high - low):.1g} of the range; use "
             "device 'cuda' or 'cpu', which apply the range in float64"
         )
-
-
-def _count_pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
-    return math.prod(-(-n // p) for n, p in zip(shape, page, strict=True))
 
 
 def _known_range(dtype: np.dtype) -> tuple[float, float]:

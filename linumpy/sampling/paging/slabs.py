@@ -177,7 +177,8 @@ class SlabVolume(Field):
             order = None if in_order else np.argsort(chosen, kind="stable")
             for slab, begin, end in zip(self._slabs, ends - counts, ends, strict=True):
                 self._fill(slab, key, first, coords, out, slice(begin, end), order)
-            self._request()
+            if self.held < self.plan.count:  # else all slabs are in memory
+                self._submit(self.replaced)
 
     def _fill(
         self,
@@ -225,7 +226,11 @@ class SlabVolume(Field):
     def _receive(self) -> None:
         """Wait for the requested slabs, which replace the oldest slabs; the first call requests a full set."""
         if self._process != os.getpid():
-            self._begin_in_child()
+            # Request the pending slabs again, from new threads: a forked child does not inherit its parent's threads.
+            count, self._coming = len(self._coming), []
+            self._pool, self._process = _readers(), os.getpid()
+            self._taken -= count
+            self._submit(count)
         if not self._slabs and not self._coming:
             self._submit(self.held)
         coming, self._coming = self._coming, []
@@ -238,18 +243,6 @@ class SlabVolume(Field):
                 self._submit(len(coming))
             raise
         self._slabs = (self._slabs + new)[-self.held :]
-
-    def _begin_in_child(self) -> None:
-        """Request the pending slabs again, from new threads: a forked child does not inherit its parent's threads."""
-        count, self._coming = len(self._coming), []
-        self._pool, self._process = _readers(), os.getpid()
-        self._taken -= count
-        self._submit(count)
-
-    def _request(self) -> None:
-        """Request the slabs of the next batch, unless all are in memory."""
-        if self.held < self.plan.count:
-            self._submit(self.replaced)
 
     def _submit(self, count: int) -> None:
         # The next pass may begin with slabs that are still in memory.
