@@ -48,13 +48,13 @@ class Prediction:
         return [None] if axis < 0 else list(range(self.volumes.leading_shape[axis]))
 
     @property
-    def inputs(self) -> int:
+    def input_channels(self) -> int:
         """Number of channels of the source."""
         axis = self.volumes.leading.find("c")
         return 1 if axis < 0 else self.volumes.leading_shape[axis]
 
     @property
-    def written(self) -> int | None:
+    def output_channels(self) -> int | None:
         """Number of channels of the image; None if the image has no axis of channels."""
         return None if self.argmax else self.channels
 
@@ -62,7 +62,7 @@ class Prediction:
     def leading(self) -> tuple[int, ...]:
         """Sizes of the image's axes before the axes of space: times, then channels."""
         times = () if self.times == [None] else (len(self.times),)
-        return times if self.written is None else (*times, self.written)
+        return times if self.output_channels is None else (*times, self.output_channels)
 
     @property
     def carried(self) -> Carried:
@@ -85,7 +85,7 @@ class Prediction:
         if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
             raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
-        axes = ("t" if self.times != [None] else "") + ("" if self.written is None else "c") + self.volumes.axes
+        axes = ("t" if self.times != [None] else "") + ("" if self.output_channels is None else "c") + self.volumes.axes
         predicted = {"source": name_on_disk(first.array), "model": self.model, "crop": list(self.grid.shape)}
         return plan_image(
             self.leading + first.shape,
@@ -142,7 +142,7 @@ class Prediction:
         aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volumes.volumes[first].index]
         chosen = self.volumes.chosen
         if chosen is not None and "c" in self.volumes.leading:
-            aabb[chosen.leading["c"]] = (0, self.inputs)
+            aabb[chosen.leading["c"]] = (0, self.input_channels)
         return Sample(self.grid.uri, tuple(aabb), index=index)
 
 

@@ -32,10 +32,8 @@ class ArrayInfo:
 
     source: ArrayLayout | zarr.Array  # a layout for the reader, or an array that only zarr-python can read
     name: str
-    #: Shapes of the array, of its (inner) chunks, and of its shards (or chunks, where it has none).
     shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    object_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]  # of inner chunks, where the array has shards
     dtype: np.dtype  # dtype of the array, in the byte order of this machine
     grid: Grid  # coordinates of the voxels
     unsupported: str | None = None  # why the reader cannot read the array; None if it can

@@ -57,11 +57,6 @@ class Intensity:
     blur: float = 0.0
     key: int = 0  # key of Philox4x32, 64 bits, for the random numbers of the noise
 
-    @property
-    def is_neutral(self) -> bool:
-        """Whether gamma, contrast and noise change no value; the blur is not considered."""
-        return self.gamma == 1 and self.contrast == 1 and self.noise == 0
-
 
 NEUTRAL = Intensity()
 

@@ -116,7 +116,10 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
         look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
-        group = _reopened(key.uri)  # after `look` has recorded the state of the metadata files
+        reopened = open_node(key.uri)  # after `look` has recorded the state of the metadata files
+        if isinstance(reopened, zarr.Array):
+            raise SourceError(f"{key.uri} was replaced while it was being opened")
+        group = reopened
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
             opened = open_image(group, spacing=spacing)
@@ -136,13 +139,6 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
         origin = image.origin[0] if key.origin is None or not missing else key.origin
         grid = replace(grid, spacing=image.spacing[0], origin=origin)
     return _info(read_layout(array), array, grid, look)
-
-
-def _reopened(uri: str) -> zarr.Group:
-    node = open_node(uri)
-    if isinstance(node, zarr.Array):
-        raise SourceError(f"{uri} was replaced while it was being opened")
-    return node
 
 
 def _folders(path: str, array: zarr.Array) -> list[str]:
@@ -195,9 +191,15 @@ def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: Metad
         assert array is not None
         source = array
     return ArrayInfo(
-        source, grid.name, layout.shape, layout.chunk_shape,
-        layout.object_shape, layout.dtype, grid, layout.unsupported, look,
-    )  # fmt: skip
+        source=source,
+        name=grid.name,
+        shape=layout.shape,
+        chunk_shape=layout.chunk_shape,
+        dtype=layout.dtype,
+        grid=grid,
+        unsupported=layout.unsupported,
+        look=look,
+    )
 
 
 class ArrayRequest(NamedTuple):
@@ -249,20 +251,15 @@ class Sources:
             kept = self._kept.get(key)
             if isinstance(kept, Future) and kept.done():
                 kept = None if kept.exception() else kept.result()
-                if kept is not None:
-                    self._kept[key] = kept
-            if kept is not None:
-                self._kept.move_to_end(key)
-                self.hits += 1
-                return ArrayRequest(key, kept, is_shared=True)
-            self.misses += 1
-            opened: Future[ArrayInfo] | ArrayInfo
-            if opened_before(key) is None:
-                opened = self.pool.submit(open_info, key, self._config)
-            else:  # faster here than in a thread
-                opened = open_info(key, self._config)
-            self._keep(key, opened)
-            return ArrayRequest(key, opened)
+            is_shared = kept is not None
+            self.hits += is_shared
+            self.misses += not is_shared
+            if kept is None and opened_before(key) is None:
+                kept = self.pool.submit(open_info, key, self._config)
+            elif kept is None:  # faster here than in a thread
+                kept = open_info(key, self._config)
+            self._keep(key, kept)
+            return ArrayRequest(key, kept, is_shared)
 
     def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
         self._kept[key] = opened
@@ -302,15 +299,11 @@ class Sources:
         except Exception:
             if not request.is_shared:
                 raise  # else open it again: an array that was missing for an earlier sample may exist now
-        return self.opened_again(request.key)
-
-    def opened_again(self, key: Key) -> ArrayInfo:
-        """Open an array again, after it was rewritten."""
-        OPENED.pop(key, None)
-        info = open_info(key, self._config)
+        OPENED.pop(request.key, None)
+        info = open_info(request.key, self._config)
         with self._lock:
             self.misses += 1
-            self._keep(key, info)
+            self._keep(request.key, info)
         return info
 
     def close(self) -> None:
