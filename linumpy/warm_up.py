@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy import __version__, device, kernel_cache
+from linumpy import device, kernel_cache
+from linumpy.version import __version__
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.device import describe, kvikio_mode, usable_cores
 from linumpy.packages import version_of
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from linumpy import __version__, kernel_cache
+from linumpy import kernel_cache
+from linumpy.version import __version__
 from linumpy.errors import LinumpyError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.errors import ResumeError
 from linumpy.io.output.files import replacing
 from linumpy.io.output.folders import lock_work

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.mosaic.io.figures import draw_positions
 from linumpy.pictures import render, scale_bar_label, scale_bar_um
 from linumpy.quality.findings import (

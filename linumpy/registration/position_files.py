@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.errors import SourceError
 from linumpy.io.output.files import check_file, replacing
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions

@@ -16,7 +16,7 @@ from typing import Any
 
 import zarr
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.errors import SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.source import describe_source, local_store, name_on_disk

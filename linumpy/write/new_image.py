@@ -23,7 +23,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike
 
-from linumpy import __version__
+from linumpy.version import __version__
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.codecs import zarr_codecs
 from linumpy.io.ngff.axes import MICROMETERS
