@@ -24,7 +24,7 @@ from linumpy.gpu.ndimage.by_scipy import scipy_call
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
-from linumpy.plan.grid.regrid import centred
+from linumpy.plan.boundary import centred
 
 
 def shift(

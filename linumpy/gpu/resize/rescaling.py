@@ -19,8 +19,7 @@ from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, r
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_grid
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.resize import resizing
-from linumpy.plan.grid.blocks import anti_aliasing_sigmas
-from linumpy.plan.grid.regrid import centred
+from linumpy.plan.boundary import anti_aliasing_sigmas, centred
 
 
 def resize(
