@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from linumpy.version import __version__
+from linumpy.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu

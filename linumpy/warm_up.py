@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy import device, kernel_cache
-from linumpy.version import __version__
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_files import write_brain
+from linumpy.version import __version__
 
 log = logging.getLogger(__name__)
 

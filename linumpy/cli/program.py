@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from linumpy import kernel_cache
-from linumpy.version import __version__
 from linumpy.errors import LinumpyError
+from linumpy.version import __version__
 
 log = logging.getLogger(__name__)
 

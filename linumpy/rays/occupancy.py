@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.arrays import Array, array_module, is_device_array, to_host
 from linumpy.errors import SourceError
 from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD

@@ -28,8 +28,8 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, open_source_volumes
-from linumpy.plan.encode.encoding import BY_CODEC
 from linumpy.plan.boundary import anti_aliasing_sigmas
+from linumpy.plan.encode.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each

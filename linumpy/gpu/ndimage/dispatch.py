@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Spline, Target

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import bits_of, is_small
-from linumpy.device import free_memory, is_device_array, require_cuda
+from linumpy.arrays import bits_of, is_device_array, is_small
+from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
