@@ -238,7 +238,7 @@ def _submit_together(reader: Reader, jobs: Sequence[ReadJob], memory: object) ->
     rows, regions = _needed_boxes(regions, [job.needed for job in jobs])
     layouts, looks = zip(*((info.source, info.look) for info in infos.values()), strict=True)
     dtype = "bfloat16" if jobs[0].bfloat16 else jobs[0].array.dtype
-    return rows, reader.submit_together(list(layouts), regions, dtype, memory, looks)
+    return rows, reader.submit_regions(list(layouts), regions, dtype, memory, looks)
 
 
 def _needed_boxes(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[int], Regions]:
