@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy import __version__
 from linumpy.errors import SourceError
 from linumpy.io.output.files import check_file, replacing
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
+from linumpy.version import __version__
 
 #: Columns of a CSV table; `present` is 1 or 0.
 COLUMNS = ("row", "column", "y", "x", "present")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from linumpy.renamed import renamed_parameter
 from linumpy.sampling.arguments import Buffer
 from linumpy.sampling.field import Field
+from linumpy.sampling.renamed import renamed_parameter
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset

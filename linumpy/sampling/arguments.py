@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import require_cuda
 
 #: Memory that a caller passes: a pointer, or a NumPy, CuPy, torch or DLPack array.
@@ -28,22 +29,9 @@ MAX_SAMPLES = 2**33
 _HOST_MEMORY = (1, 3)
 
 
-def as_integer(name: str, value: object, low: int, high: int, meaning: str) -> int:
-    """Check an integer argument.
-
-    `name`, `meaning`: name of the argument, and what it is, for errors. `value`: floats and strings are refused, not
-    converted. `low`, `high`: the smallest and the largest value that are allowed.
-    """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r}: give an integer, the {meaning}")
-    if not low <= int(value) <= high:
-        raise ValueError(f"{name}={value}: give the {meaning}, from {low} to {high}")
-    return int(value)
-
-
 def as_count(count: object) -> int:
     """Check the number of samples of a call."""
-    return as_integer("count", count, 0, MAX_SAMPLES, "number of samples")
+    return integer("count", count, 0, MAX_SAMPLES, meaning="the number of samples")
 
 
 def is_torch(array: object) -> bool:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import require_cuda, to_host
-from linumpy.sampling.arguments import as_integer
 from linumpy.sampling.coordinates.draws import Draw, weighted
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
@@ -263,7 +263,7 @@ def _setting(argument: str, value: int | None, variable: str, default: int) -> i
         if not (text.isascii() and text.isdigit()):
             raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
         argument, value = f"in the environment {variable}", int(text)
-    return default if value is None else as_integer(argument, value, 1, 2**31, "number of slabs")
+    return default if value is None else integer(argument, value, 1, 2**31, meaning="the number of slabs")
 
 
 def _print_source(file: RawFile, low_high: Range, cache: str) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling.arguments import (
     MAX_SAMPLES,
     Buffer,
     as_count,
-    as_integer,
     dtype_name,
     is_torch,
     stream_of,
@@ -81,7 +81,7 @@ class Sampler:
         self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
         if window is not None:
-            window = as_integer("window", window, 1, MAX_SAMPLES, "samples that are put in order together")
+            window = integer("window", window, 1, MAX_SAMPLES, meaning="the samples that are put in order together")
         self._window_size = window or field.window_size
         self._window: Uploaded | None = None
         self._used = 0  # number of samples of the window that calls have returned

@@ -13,11 +13,12 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
-from linumpy.sampling.arguments import MAX_SAMPLES, as_integer
+from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.paging.page_cache import PageCache
 from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
@@ -131,9 +132,9 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     kept = first.dtype.str[1:] in KEPT
     _check_precision(low_high, kept)
     if cache_bytes is not None:
-        cache_bytes = as_integer("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
+        cache_bytes = integer("cache_bytes", cache_bytes, 1, 2**62, meaning="the bytes of device memory for pages")
     if ahead is not None:
-        ahead = as_integer("ahead", ahead, 1, MAX_SAMPLES, "samples that are made in one pass over the volume")
+        ahead = integer("ahead", ahead, 1, MAX_SAMPLES, meaning="the samples that are made in one pass over the volume")
     if xp is None:
         xp = require_cuda()
     if reader is None:

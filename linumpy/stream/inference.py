@@ -323,9 +323,8 @@ def _config(
     if kind is Dtype.BF16:
         raise InvalidArgument(f"input_dtype must be f32, f16 or stored, since NumPy has no bfloat16 (got {dtype!r})")
     itemsize = kind.numpy(task.volumes.first.dtype).itemsize
-    nbytes = (
-        batch_size * task.input_channels * math.prod(task.grid.shape) * max(itemsize, task.volumes.first.dtype.itemsize)
-    )
+    voxels = batch_size * task.input_channels * math.prod(task.grid.shape)
+    nbytes = voxels * max(itemsize, task.volumes.first.dtype.itemsize)
     return Config(
         batch_size=batch_size,
         host_buffer_bytes=_READER_NBYTES,

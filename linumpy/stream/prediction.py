@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy import __version__
 from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.source import name_on_disk
@@ -27,6 +26,7 @@ from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.crops.stitch import CropGrid, Window, cast
 from linumpy.stream.errors import InvalidArgument
+from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, plan_image
 
 

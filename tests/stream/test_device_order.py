@@ -35,8 +35,7 @@ class _ArrayType(type):
     def __instancecheck__(cls, one):
         return isinstance(one, Array)
 
-    def __call__(cls, shape, dtype, pointer, strides=None):
-        assert strides is None
+    def __call__(cls, shape, dtype, pointer):
         nbytes = int(np.prod(shape)) * dtype.itemsize
         return Array(cls.device, cls.device.at(pointer.mem.ptr)[:nbytes].view(dtype).reshape(shape), pointer.mem)
 

@@ -173,8 +173,13 @@ def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: 
     """
     if total > MAX_SAMPLES:
         raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
-    starts = _count_on_host(boxes, key, first, total) if xp is np else count_on_device(boxes, key, first, total, xp)
-    return Window(boxes, key, first, total, starts)
+    if xp is not np:
+        return Window(boxes, key, first, total, count_on_device(boxes, key, first, total, xp))
+    counts = np.array([total], np.int64)
+    for level in range(len(boxes.axes)):
+        lower = _ones(counts, 1 << level, first, key)
+        counts = np.stack([lower, counts - lower], 1).reshape(-1)
+    return Window(boxes, key, first, total, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def _record(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
@@ -202,15 +207,6 @@ def count_on_device(boxes: Boxes, key: tuple[int, int], first: int, total: int, 
     args = (state, starts, *int32(per_level), record)
     load(_spec("split"))((grid,), (_THREADS,), args, shared_mem=shared_nbytes)
     return starts
-
-
-def _count_on_host(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
-    """Count the samples of boxes by NumPy; return the position of the first sample of each box."""
-    counts = np.array([total], np.int64)
-    for level in range(len(boxes.axes)):
-        lower = _ones(counts, 1 << level, first, key)
-        counts = np.stack([lower, counts - lower], 1).reshape(-1)
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def _ones(counts: np.ndarray, node: int, first: int, key: tuple[int, int]) -> np.ndarray:

@@ -18,10 +18,10 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import to_host
 from linumpy.gpu.kernels import KernelSpec, int64, load
 from linumpy.gpu.philox import Words, philox
-from linumpy.sampling.arguments import as_integer
 from linumpy.sampling.coordinates.boxes import Boxes, Window
 from linumpy.sampling.coordinates.generator import (
     COORDINATE_BITS,
@@ -74,7 +74,7 @@ class Draw:
 
 def stratified(strata: int) -> Draw:
     """Return a drawing in blocks of `strata`³ consecutive samples, one in each box of a grid, shuffled."""
-    bits = as_integer("strata", strata, 2, 2**_MAX_STRATA_BITS, "boxes along each axis").bit_length() - 1
+    bits = integer("strata", strata, 2, 2**_MAX_STRATA_BITS, meaning="the boxes along each axis").bit_length() - 1
     if strata != 2**bits:
         raise ValueError(
             f"strata={strata}: give a power of two from 2 to {2**_MAX_STRATA_BITS}, the boxes along each axis"

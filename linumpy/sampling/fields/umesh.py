@@ -218,7 +218,11 @@ def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     (bilinear); both elements at a face agree on its shape.
     """
     corners = np.asarray(corners, np.float64)
-    return _in_tets(corners) if corners.shape[1] == 4 else _in_curved(corners)
+    if corners.shape[1] > 4:
+        return _in_curved(corners)
+    others, solid = _solved(corners[:, 1:] - corners[:, :1], -corners[:, 0])
+    weights = np.concatenate([1 - others.sum(1, keepdims=True), others], 1)
+    return weights, solid & (weights.min(1) >= -TOLERANCE)
 
 
 def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -233,12 +237,6 @@ def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
     volume = _volume(a, b, c)
     parts = np.stack([_volume(target, b, c), _volume(a, target, c), _volume(a, b, target)], -1)
     return parts / np.where(volume == 0, 1, volume)[:, None], volume != 0
-
-
-def _in_tets(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    others, solid = _solved(corners[:, 1:] - corners[:, :1], -corners[:, 0])
-    weights = np.concatenate([1 - others.sum(1, keepdims=True), others], 1)
-    return weights, solid & (weights.min(1) >= -TOLERANCE)
 
 
 def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -44,12 +44,10 @@ def read_umesh(path: str | os.PathLike[str]) -> Mesh:
             raise UnsupportedLayoutError(f"{cursor.name}: umesh files with grids inside ({magic:#x}) are not read")
         if magic not in (_ONE_VALUE, _NAMED_VALUES):
             raise cursor.error(f"is no umesh file: it begins with {magic:#x} instead of {_ONE_VALUE:#x}")
-        sections = _one_value(cursor) if magic == _ONE_VALUE else _named_values(cursor)
-        return _read(cursor, sections)
-
-
-def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    return _with_elements(cursor, {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)})
+        if magic == _NAMED_VALUES:
+            return _read(cursor, _named_values(cursor))
+        sections = {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)}
+        return _read(cursor, _with_elements(cursor, sections))
 
 
 def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:

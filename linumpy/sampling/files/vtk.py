@@ -67,8 +67,9 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
 def _read_grid(name: str, is_legacy: bool) -> VtkObject:
     """Read a ``vtkDataSet``; a message that VTK writes meanwhile becomes an error."""
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
+    from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
 
-    reader = _legacy_reader() if is_legacy else _xml_reader()
+    reader = _legacy_reader() if is_legacy else vtkXMLGenericDataObjectReader()
     reader.SetFileName(name)
     messages = vtkStringOutputWindow()
     with _messages_lock:
@@ -89,12 +90,6 @@ def _read_grid(name: str, is_legacy: bool) -> VtkObject:
         kind = "no data set" if grid is None else grid.GetClassName()
         raise UnsupportedLayoutError(f"{name}: holds {kind}, and only {', '.join(_KINDS)} are read")
     return grid
-
-
-def _xml_reader() -> VtkObject:
-    from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
-
-    return vtkXMLGenericDataObjectReader()
 
 
 def _legacy_reader() -> VtkObject:

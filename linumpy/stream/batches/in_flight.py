@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from linumpy.arrays import Array
 from linumpy.stream.batches.feed import Pulled
 from linumpy.stream.batches.memory import Lease
-from linumpy.stream.batches.reads import ReadTicket
 from linumpy.stream.config import Sample
 from linumpy.stream.errors import StreamError
 from linumpy.stream.planning.records import CropRead, PartShape
 from linumpy.stream.resampling.on_host import Staged
+
+if TYPE_CHECKING:
+    from linumpy.gpu.read.ticket import Together
 
 
 @dataclass
@@ -32,7 +35,7 @@ class InFlight:
     #: batch.
     arrays: list[Array] = field(default_factory=list)
     #: Reads that share a ticket, and the row of each read.
-    tickets: list[tuple[list[int], ReadTicket]] = field(default_factory=list)
+    tickets: list[tuple[list[int], Together]] = field(default_factory=list)
     #: For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
     direct: list[list[CropRead]] = field(default_factory=list)
     staged: list[list[Staged]] = field(default_factory=list)

@@ -215,25 +215,17 @@ class Memory:
         while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
-    def array(
-        self,
-        offset: int,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        *,
-        strides: tuple[int, ...] | None = None,
-        lease: Lease | None = None,
-    ) -> Array:
+    def array(self, offset: int, shape: Sequence[int], dtype: np.dtype, *, lease: Lease | None = None) -> Array:
         """Return an array at an offset; no other batch gets the slot of `lease` while the array exists."""
         owner, address = lease or self.base, self.address + offset
         if self.device_id is None:
             base = np.asarray(owner)
-            return np.ndarray(tuple(shape), dtype, base, address - int(base.ctypes.data), strides)
+            return np.ndarray(tuple(shape), dtype, base, address - int(base.ctypes.data))
         import cupy
 
         nbytes = math.prod(shape) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
-        array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+        array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
         return array
 
 

@@ -6,14 +6,17 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from linumpy.gpu.kernels import address_of
+from linumpy.gpu.read.outputs import Regions
 from linumpy.stream.batches.feed import Checked, Pulled
 from linumpy.stream.batches.in_flight import InFlight
 from linumpy.stream.batches.memory import Event, Lease, Memory, Stream, on_stream, stage_estimate
-from linumpy.stream.batches.reads import OtherReads, Placed, submit
 from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.planning.reach import with_needed, with_regions
@@ -24,10 +27,7 @@ from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from linumpy.gpu import Reader
-    from linumpy.plan.layout import ArrayLayout
 
 #: If planning a batch and waiting for its memory take longer, the metadata files of its arrays are checked again.
 _PLAN_SECONDS = 0.01
@@ -36,6 +36,8 @@ _COLLECT_SECONDS = 0.4
 #: Whether an array need not be opened again: because its metadata files are unchanged, or the core checks them.
 IsCurrent = Callable[[ArrayInfo], bool]
 _holds = attrgetter("holds")
+#: A read, and the address and the strides in bytes of its output, along all axes of the array.
+Placed = tuple[CropRead, int, Sequence[int]]
 
 
 class Submitter:
@@ -57,7 +59,6 @@ class Submitter:
     ) -> None:
         self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
         self._sources, self._changed = sources, changed
-        self._others = OtherReads(reader, sources.pool, memory)
         self.parts: tuple[PartShape, ...] | None = None  # None before the first sample
         self._first_parts: tuple[PartShape, ...] | None = None  # of the first sample, if it was checked before
         #: Time that planning takes, without the wait for arrays; its output bytes are the bytes to read.
@@ -117,12 +118,8 @@ class Submitter:
         self._try_submit(item, _holds)
 
     def _is_current(self, info: ArrayInfo) -> bool:
-        is_checked_later = self.parts is not None and self._is_native(info)
-        return is_checked_later or info.holds
-
-    def _is_native(self, info: ArrayInfo) -> bool:
-        """Whether the core reads an array, and checks its metadata files then."""
-        return info.unsupported is None and self._reader.reads_natively(cast("ArrayLayout", info.source))
+        # The core checks the metadata files of the arrays that it reads.
+        return (self.parts is not None and self._reader.reads_natively(info.source)) or info.holds
 
     def _try_submit(self, item: InFlight, is_current: IsCurrent) -> None:
         try:
@@ -156,11 +153,13 @@ class Submitter:
         if self.closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            for (_, is_native, dtype, is_bfloat16), placed in groups.items():
-                if is_native:
-                    item.tickets.append(submit(self._reader, placed, dtype, is_bfloat16, item.lease))
-                else:
-                    item.tickets += self._others.submit(placed, dtype, is_bfloat16)
+            for (_, dtype), placed in groups.items():
+                rows, infos, regions = _regions_of(placed)
+                looks = [info.look if self._reader.reads_natively(info.source) else None for info in infos]
+                layouts = [info.source for info in infos]
+                # The reader holds the lease, so that the slot is not reused while the reader writes there.
+                ticket = self._reader.submit_regions(layouts, regions, dtype, item.lease, looks)
+                item.tickets.append((rows, ticket))
         self.waves += 1
 
     def _plan(self, item: InFlight, is_current: IsCurrent) -> list[CropRead]:
@@ -253,25 +252,21 @@ class Submitter:
             self.stage_free.synchronize()
         return offset
 
-    def _placed(self, item: InFlight, reads: list[CropRead]) -> dict[tuple[int, bool, np.dtype, bool], list[Placed]]:
-        """Return the outputs of reads, grouped by what one submission has in common; set the crops of the batch.
-
-        A group has the rank of its arrays, whether the core reads them, the dtype of outputs, and whether it is
-        bfloat16.
-        """
+    def _placed(self, item: InFlight, reads: list[CropRead]) -> dict[tuple[int, np.dtype | str], list[Placed]]:
+        """Return the outputs of reads by rank of the arrays and dtype of the outputs; set the crops of the batch."""
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
         if offsets[-1] > item.stage[1]:
             item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
         layouts = [(address_of(array), array.strides) for array in item.arrays]
-        groups: dict[tuple[int, bool, np.dtype, bool], list[Placed]] = {}
+        groups: dict[tuple[int, np.dtype | str], list[Placed]] = {}
         for number, read in enumerate(reads):
             part, (first, (row_nbytes, *rest)) = item.parts[number % count], layouts[number % count]
-            dtype, is_bfloat16 = part.element, part.dtype is Dtype.BF16
+            dtype: np.dtype | str = "bfloat16" if part.dtype is Dtype.BF16 else part.element
             address, strides = first + read.row * row_nbytes, tuple(rest)
             if read.resampling is not None:
-                voxels, dtype, is_bfloat16 = None, read.info.dtype, False
+                voxels, dtype = None, read.info.dtype
                 if read.region is not None:
                     voxels = self._memory.array(item.stage[0] + offsets[number], read.stage_shape, dtype)
                     address, strides = address_of(voxels), voxels.strides
@@ -280,6 +275,39 @@ class Submitter:
                 item.direct[number % count].append(read)
                 address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
             if read.region is not None:
-                key = len(read.region), self._is_native(read.info), dtype, is_bfloat16
-                groups.setdefault(key, []).append((read, address, strides))
+                groups.setdefault((len(read.region), dtype), []).append((read, address, strides))
         return groups
+
+
+def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
+    """Return the row of the batch of each region that is read, the arrays, and the regions with their outputs."""
+    numbers: dict[int, int] = {}
+    arrays = [numbers.setdefault(id(read.info), len(numbers)) for read, _, _ in placed]
+    infos = dict(zip(arrays, [read.info for read, _, _ in placed], strict=True))
+    extents = np.array([read.region for read, _, _ in placed], np.int64)
+    regions = Regions(
+        array=np.array(arrays, np.int64),
+        start=extents[:, :, 0],
+        stop=extents[:, :, 1],
+        strides=np.array([strides for _, _, strides in placed], np.int64),
+        addresses=np.array([address for _, address, _ in placed], np.int64),
+    )
+    rows, regions = _needed_boxes(regions, [read for read, _, _ in placed])
+    return rows, list(infos.values()), regions
+
+
+def _needed_boxes(regions: Regions, reads: Sequence[CropRead]) -> tuple[list[int], Regions]:
+    """Divide regions into the needed boxes of their reads; return the row of the batch of each box, and the boxes."""
+    if all(read.needed is None for read in reads):
+        return [read.row for read in reads], regions
+    counts = [1 if read.needed is None else len(read.needed) for read in reads]
+    repeated, first = regions.take(np.repeat(np.arange(len(reads)), counts)), 0
+    start, stop = repeated.start.copy(), repeated.stop.copy()
+    for read, count in zip(reads, counts, strict=True):
+        if read.needed is not None:
+            of_region, axes = slice(first, first + count), read.needed.shape[1]
+            start[of_region, -axes:], stop[of_region, -axes:] = read.needed[:, :, 0], read.needed[:, :, 1]
+        first += count
+    addresses = repeated.addresses + ((start - repeated.start) * repeated.strides).sum(axis=1)
+    rows = np.repeat([read.row for read in reads], counts).tolist()
+    return rows, replace(repeated, start=start, stop=stop, addresses=addresses)

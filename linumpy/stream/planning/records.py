@@ -16,8 +16,6 @@ from linumpy.stream.planning.alignment import Crop, Grid
 from linumpy.stream.planning.warp import Intensity, Warp
 
 if TYPE_CHECKING:
-    import zarr
-
     from linumpy.io.looks import MetadataLook
     from linumpy.plan.layout import ArrayLayout
 
@@ -30,13 +28,12 @@ ALIGNED = 512
 class ArrayInfo:
     """An array, as planning needs it."""
 
-    source: ArrayLayout | zarr.Array  # a layout for the reader, or an array that only zarr-python can read
+    source: ArrayLayout
     name: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]  # of inner chunks, where the array has shards
     dtype: np.dtype  # dtype of the array, in the byte order of this machine
     grid: Grid  # coordinates of the voxels
-    unsupported: str | None = None  # why the reader cannot read the array; None if it can
     #: Detects a change of the metadata files; None for an array that is not checked again, such as at a URL.
     look: MetadataLook | None = None
 

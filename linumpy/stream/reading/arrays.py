@@ -82,7 +82,7 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     info = opened_before(key)
     if info is None:
         info = _opened(key, config.storage_options)
-        if info.look is not None and info.unsupported is None:  # its metadata files can be checked
+        if info.look is not None and info.source.unsupported is None:  # its metadata files can be checked
             OPENED[key] = info
             for oldest in list(OPENED)[:-_MAX_OPENED]:
                 OPENED.pop(oldest, None)
@@ -104,10 +104,10 @@ def _opened(key: Key, options: Mapping[str, object] | None) -> ArrayInfo:
     look = MetadataLook.at(uri) if is_local else None
     layout = LAYOUTS.get(uri, level) if is_local else None  # None where the metadata files have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
-        return _info(layout, None, _plain_grid(key, layout.shape), look)
+        return _info(layout, _plain_grid(key, layout.shape), look)
     if isinstance(node := open_node(uri if is_local else with_options(uri, options)), zarr.Array):
         array = open_source(node, level)
-        return _info(read_layout(array), array, _plain_grid(key, array.shape), look)
+        return _info(read_layout(array), _plain_grid(key, array.shape), look)
     return _image_info(node, key)
 
 
@@ -138,7 +138,7 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
         grid = _grid(group, array, image.levels[0].shape, key)
         origin = image.origin[0] if key.origin is None or not missing else key.origin
         grid = replace(grid, spacing=image.spacing[0], origin=origin)
-    return _info(read_layout(array), array, grid, look)
+    return _info(read_layout(array), grid, look)
 
 
 def _folders(path: str, array: zarr.Array) -> list[str]:
@@ -182,22 +182,16 @@ def _rounded(value: float) -> float:
     return float(round(value)) if abs(value - round(value)) < 1e-6 else value
 
 
-def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
-    """Describe an array; `array` is needed where the reader does not support the layout."""
+def _info(layout: ArrayLayout, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
     if layout.rank == 0:
         raise InvalidArgument(f"{grid.name} has no axes to crop")
-    source: ArrayLayout | zarr.Array = layout
-    if layout.unsupported is not None:
-        assert array is not None
-        source = array
     return ArrayInfo(
-        source=source,
+        source=layout,
         name=grid.name,
         shape=layout.shape,
         chunk_shape=layout.chunk_shape,
         dtype=layout.dtype,
         grid=grid,
-        unsupported=layout.unsupported,
         look=look,
     )
 
@@ -218,7 +212,6 @@ class Sources:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        #: Threads that open arrays, and that read by zarr-python.
         self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
         self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
         self._lock = threading.Lock()

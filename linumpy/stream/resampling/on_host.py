@@ -106,10 +106,9 @@ def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndar
     boxes = [box]
     if read.needed is not None:  # other voxels of the box are undefined
         start = read.resampling.box_start[-read.needed.shape[1] :]
-        inner: list[Any] = [
-            [slice(a - s, b - s) for (a, b), s in zip(one, start, strict=True)] for one in read.needed.tolist()
-        ]
-        boxes = [box[(..., *index)] for index in inner]
+        inner = read.needed - np.array(start)[:, None]
+        indices: Any = [(..., *(slice(*ends) for ends in one)) for one in inner.tolist()]
+        boxes = [box[index] for index in indices]
     # A neighbour outside of the box has weight 0, so that clamping to the box changes nothing.
     if box.dtype.kind == "f" and not all(np.isfinite(voxels).all() for voxels in boxes):
         return np.where(inside, _linear_without_zero_weights(box, local), fill)

@@ -273,11 +273,14 @@ class Refusing:
     def __init__(self, reader, refused):
         self._reader, self._refused, self.calls = reader, refused, 0
 
-    def submit_rows(self, *args):
+    def layout_of(self, source):
+        return self._reader.layout_of(source)
+
+    def submit_regions(self, *args):
         self.calls += 1
         if self.calls in self._refused:
             raise OSError("no descriptor is left")
-        return self._reader.submit_rows(*args)
+        return self._reader.submit_regions(*args)
 
 
 @pytest.mark.parametrize("refused", [{1}, {2}, {4}])
