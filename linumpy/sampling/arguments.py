@@ -52,11 +52,9 @@ def view_of(
 ) -> Array:
     """Return an argument as an array.
 
-    `buffer`: a pointer, or an array. How many bytes a pointer refers to is not checked: `shape` and `dtype` decide.
-    `name`: name of the argument, for errors. `shape`: required shape; an array may lack the first axis if its length is
-    1. `dtype`: required dtype. `device`: number of the device on which the array must lie; None: host memory. `writes`:
-    whether the sampler writes to the array: a read-only NumPy array is then refused. Returns ndarray: C-contiguous;
-    NumPy for host memory, else CuPy.
+    An array may lack the first axis of `shape` if its length is 1. How many bytes a pointer refers to is not checked:
+    `shape` and `dtype` decide. With `writes`, a read-only array is refused. The result is C-contiguous; NumPy in host
+    memory, where `device` is None, else CuPy.
     """
     dtype = np.dtype(dtype)
     if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):

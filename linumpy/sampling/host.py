@@ -43,10 +43,8 @@ def along(u: np.ndarray, size: int) -> Position:
 class HostVolume(VoxelField):
     """A volume in host memory.
 
-    `voxels`: shape (C, Z, Y, X), any real dtype; C-contiguous. Not copied for spline orders 0 and 1; a cubic spline
-    keeps float32 coefficients instead. `spline_order`, `low_high`, `value_range`, `labels`: as of
-    :class:`~linumpy.sampling.voxel_field.VoxelField`. `check`: called before each evaluation; raises if the voxels
-    cannot be read.
+    `voxels`, (C, Z, Y, X), may have any real dtype. They are not copied for spline orders 0 and 1; a cubic spline keeps
+    float32 coefficients instead. `check` is called before each evaluation, and raises if the voxels cannot be read.
     """
 
     def __init__(
@@ -145,11 +143,9 @@ def linear(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Interpolate between eight voxels.
 
-    `take`: ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32.
-    `positions`: for each axis (z, y, x) the cells, counted from the first voxel of the box, and the fractions; see
-    :func:`along`. `dims`: voxels of the box along z, y and x. `has_slopes`: whether to compute derivatives, too.
-    Returns `values`: Values of the points. Returns `slopes`: With `has_slopes`: derivatives along z, y and x, per
-    voxel; else empty.
+    ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32. `positions` has
+    the cells, counted from the first voxel of the box, and the fractions along each axis (z, y, x), see :func:`along`.
+    With `has_slopes`, the list has the derivatives along z, y and x, per voxel; else it is empty.
     """
     (z, fz), (y, fy), (x, fx) = positions
     index = (z * dims[1] + y) * dims[2] + x

@@ -151,10 +151,9 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
 def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
     """Copy voxels to device memory, part by part; a CuPy array is copied only if order or dtype must change.
 
-    `voxels`: shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
-    `low_high`: the range that is mapped to 0 to 1; None with `labels`. `labels`: whether voxels are labels, which
-    become int32. Returns `array`: CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
-    Returns `is_normalised`: Whether `low_high` has been applied; if not, kernels apply it.
+    `voxels`, (C, Z, Y, X), are NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled; labels
+    become int32. Returns a C-contiguous CuPy array, and whether `low_high`, the range that is mapped to 0 to 1, has
+    been applied; if not, kernels apply it.
     """
     import cupy
 

@@ -73,12 +73,10 @@ class Shape:
 class DeviceVolume(VoxelField):
     """A volume in device memory.
 
-    `voxels`: shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. Not copied for
-    spline orders 0 and 1; a cubic spline keeps float32 coefficients instead. `spline_order`, `low_high`, `value_range`,
-    `labels`: as of :class:`~linumpy.sampling.voxel_field.VoxelField`. `layout`: one of :data:`LAYOUTS`, for a linear
-    spline: a copy in which random points cost fewer reads. By default the layout with the fewest reads that fits into
-    `memory_limit`; layouts that fit into the L2 cache come first. `memory_limit`: largest size of the copy in bytes,
-    without `layout`; by default a quarter of the free device memory. `shape`: launch parameters of the kernels.
+    `voxels`, (C, Z, Y, X), are C-contiguous, of a dtype of :data:`KEPT`, or int32 for labels. They are not copied for
+    spline orders 0 and 1; a cubic spline keeps float32 coefficients instead. For a linear spline, `layout` names a copy
+    in which random points cost fewer reads: by default the one with the fewest that fits into `memory_limit` bytes,
+    which are a quarter of the free device memory by default; layouts that fit into the L2 cache come first.
     """
 
     def __init__(

@@ -64,10 +64,9 @@ def finite_range(*arrays: np.ndarray) -> tuple[float, float]:
 class VoxelField(Field):
     """A volume that a nearest, linear or cubic spline interpolates.
 
-    `voxels`: shape (C, Z, Y, X). `spline_order`: 0, 1 or 3. `low_high`: voxels become (v - low) / (high - low), clipped
-    to 0 to 1. `value_range`: range of decoded values; by default 0 to 1 with `low_high`, else the range of the voxels.
-    `labels`: whether values are int32, of the nearest voxel. `box_voxels`: largest number of voxels that interpolation
-    in a box of :attr:`boxes` may need.
+    `voxels` has shape (C, Z, Y, X). With `low_high` they become (v - low) / (high - low), clipped to 0 to 1.
+    `value_range`, of decoded values, is then 0 to 1 by default, else the range of the voxels. `box_voxels` is the
+    largest number of voxels that interpolation in a box of :attr:`boxes` may need.
     """
 
     def __init__(

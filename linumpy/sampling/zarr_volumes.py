@@ -34,7 +34,7 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     """Open the channels of an image or an array, without reading voxels.
 
     `source`: an array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose
-    metadata names its axes. Returns list of Volume: A volume for each channel; all have the same shape and dtype.
+    metadata names its axes. Returns a volume for each channel; all have the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
@@ -119,9 +119,9 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
     """Open a volume whose pages are read when they are needed.
 
-    `source`: defaults: `cache_bytes` is a quarter of the free device memory; `ahead` samples take half of `cache_bytes`
-    (4 bytes per sample and channel) but are at least 2^16; `reader` is a new one. `window`: as for
-    :class:`~linumpy.sampling.paging.pages.PagedVolume`. `xp`: CuPy, the default, or NumPy in tests.
+    By default `cache_bytes` is a quarter of the free device memory, `ahead` samples take half of it (4 bytes per sample
+    and channel) but are at least 2^16, and `reader` is a new one. `window` as for
+    :class:`~linumpy.sampling.paging.pages.PagedVolume`. `xp` is CuPy by default, or NumPy in tests.
     """
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader

@@ -150,8 +150,8 @@ _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 def as_stream_error(error: BaseException, sample: object = None, what: str = "") -> StreamError:
     """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, and set it as the cause.
 
-    `error`: the error. A :class:`StreamError` is returned unchanged if it names its sample, or if neither `sample` nor
-    `what` is passed. `sample`: the faulty sample. `what`: the stage in which the error occurred.
+    A :class:`StreamError` is returned unchanged if it names its sample, or if neither `sample` nor `what`, the stage,
+    is passed.
     """
     if isinstance(error, StreamError):
         if error.sample is not None or (sample is None and not what):

@@ -108,9 +108,8 @@ def weighted(density: np.ndarray) -> Draw:
 def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Fill an array with coordinates.
 
-    `method`: how to draw; its arrays lie in the memory of `coords`. `key`: key of the generator. `first`: number of the
-    first sample in the stream. `coords`: shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued
-    on the current stream.
+    The array has shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
+    The arrays of `method` lie in the same memory. `first` is the number of the first sample in the stream.
     """
     if isinstance(coords, np.ndarray):
 

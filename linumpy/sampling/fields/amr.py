@@ -29,8 +29,8 @@ def open_exabrick(
 ) -> BrickField:
     """Open bricks of cells.
 
-    `bricks`: records of int32: size[3], lower[3], level, and the ids of all cells, x fastest. `scalar`: float32 values,
-    indexed by id. `background`: the value where all hat functions are 0.
+    The file `bricks` has records of int32: size[3], lower[3], level, and the ids of all cells, x fastest; `scalar` has
+    float32 values, indexed by id. `background` is the value where all hat functions are 0.
     """
     blocks = read_bricks(bricks, read_scalars(scalar))
     try:
@@ -42,8 +42,7 @@ def open_exabrick(
 class BrickField(device_tables.TableField):
     """Bricks of cells of several levels as a field.
 
-    `n_channels`: 1. `value_range`: range of all finite values. `domain`: the box that the unit cube covers, in cells of
-    the finest level: (2, 3) float64.
+    `domain` is the box that the unit cube covers, in cells of the finest level: (2, 3) float64.
     """
 
     n_channels = 1

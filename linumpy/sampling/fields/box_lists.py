@@ -61,8 +61,8 @@ class BoxLists:
 def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -> BoxLists:
     """Make the lists of boxes.
 
-    `low`, `high`: corners of the boxes: (n, 3) float64. `extent`: points lie between 0 and `extent`: (3,) float64.
-    `per_box`: largest number of cells, and of entries of the grid's lists (without inner cells), per box.
+    The corners `low` and `high` are (n, 3) float64; points lie between 0 and `extent`, (3,) float64. The grid has at
+    most `per_box` cells, and as many entries without inner cells, per box.
     """
     extent = np.maximum(np.asarray(extent, float), _FLAT)
     cells = _cells(low, high, extent, per_box)

@@ -43,11 +43,11 @@ def open_exastitch(
 ) -> StitchedField:
     """Open a mesh, grids, or both.
 
-    `umesh`: unstructured elements; its triangles and quads have no volume and are ignored. `grids`: records of int32:
-    lower[3], level, cells[3], and the ids of all vertices, x fastest. A vertex whose id has no value leaves the cells
-    around it empty. `scalar`: float32 values, indexed by the ids of grids and by the tags of the mesh's vertices;
-    needed for `grids`. Without `scalar`, or for a mesh without tags, the first set of values in the mesh's file is
-    used. `background`: the value outside all grids and elements.
+    Triangles and quads of `umesh` have no volume and are ignored. `grids` has records of int32: lower[3], level,
+    cells[3], and the ids of all vertices, x fastest; a vertex whose id has no value leaves the cells around it empty.
+    `scalar` has float32 values, indexed by the ids of grids, which need it, and by the tags of the mesh's vertices.
+    Without it, or for a mesh without tags, the first set of values in the mesh's file is used. `background` is the
+    value outside.
     """
     if umesh is None and grids is None:
         raise SourceError("give umesh=, grids= or both")
@@ -76,8 +76,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
 class StitchedField(device_tables.TableField):
     """Grids of vertices and unstructured elements as a field.
 
-    `n_channels`: 1. `value_range`: range of all finite values of grids and of vertices of elements. `domain`: the box
-    that the unit cube covers: (2, 3) float64.
+    `domain` is the box that the unit cube covers: (2, 3) float64.
     """
 
     n_channels = 1

@@ -43,9 +43,8 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
 class SparseGrid(device_tables.TableField):
     """A tree of voxels as a field.
 
-    `n_channels`: 1, or the number of components of a grid of vectors. `value_range`: range of all finite values of
-    leaves, tiles and the background, also outside the box. `shape`: number of voxels of the box along x, y, z: (int,
-    int, int).
+    `shape` has the voxels of the box along x, y, z. The range of values includes leaves, tiles and the background
+    outside of the box.
     """
 
     _spec = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")

@@ -47,8 +47,8 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
 class ImageField(Field):
     """Voxels of an image as a field.
 
-    `voxels`: voxels in host memory; dtypes that kernels do not sample have become float32: (C, Z, Y, X) ndarray.
-    `n_channels`: number of components times number of timesteps. `value_range`: range of all finite voxels.
+    `voxels`, (C, Z, Y, X), lie in host memory; dtypes that kernels do not sample have become float32. Channels are the
+    components of all timesteps.
     """
 
     def __init__(self, voxels: np.ndarray) -> None:

@@ -45,7 +45,7 @@ _messages_lock = threading.Lock()
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
     """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
 
-    Returns ndarray: Shape (components, Z, Y, X), in native byte order.
+    The result has shape (components, Z, Y, X), in native byte order.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:

@@ -34,8 +34,8 @@ class PageCache:
     scatter kernels may access these chunks; a sampler's kernel reads pages in place, in native byte order, by the
     table.
 
-    `volumes`: a volume for each channel. `slots`: number of pages that are in memory at the same time. `dtype`: of the
-    voxels in memory. `xp`: CuPy; in tests NumPy, with a reader of host memory.
+    There is a volume for each channel. `slots` is the number of pages that are in memory at the same time. `xp` is
+    CuPy, or NumPy in tests, with a reader of host memory.
     """
 
     def __init__(

@@ -59,10 +59,10 @@ class _Future:
 class PagedVolume(Field):
     """A field whose voxels are read when they are needed; linear interpolation.
 
-    `cache`: pages of the volume. `xp`: CuPy, or NumPy in tests. `low_high`: voxels become (v - low) / (high - low),
-    clipped to 0 to 1. `value_range`: range of decoded values. `ahead`: number of independent samples whose values are
-    computed in one pass over the volume; they take 4 bytes for each sample and channel. `window`: default number of
-    samples that are sorted by box together; without it two for each voxel, at least 2^20.
+    Voxels become (v - low) / (high - low), clipped to 0 to 1, with `low_high`. The values of `ahead` independent
+    samples are computed in one pass over the volume, and take 4 bytes for each sample and channel. By default `window`,
+    the number of samples that are sorted by box together, is two for each voxel, at least 2^20. `xp` is CuPy, or NumPy
+    in tests.
     """
 
     def __init__(

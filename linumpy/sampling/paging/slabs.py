@@ -104,9 +104,8 @@ class _HeldSlab:
 class SlabVolume(Field):
     """A field whose samples come from the slabs in memory.
 
-    `source`: the file. `low_high`: the range of voxels that is mapped to 0 to 1. `slabs`, `replaced`: number of slabs
-    in memory, and number of them that are replaced after each batch. `key`: key of the generator that shuffles the
-    slabs. `slab_nbytes`: approximate size of a slab in the file, in bytes.
+    `slabs` are in memory, of which `replaced` are replaced after each batch; `key` shuffles them. The range `low_high`
+    is mapped to 0 to 1. `slab_nbytes` is the approximate size of a slab in the file.
     """
 
     orders = ("iid", "binned")

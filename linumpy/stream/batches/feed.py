@@ -108,8 +108,7 @@ class Feed:
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
         """Skip the samples before a position, without drawing samples of an :class:`Indexed` sequence.
 
-        `position`: number of the first sample. `epochs`: saved value of :attr:`epochs`: the next samplers that are
-        pushed begin with these epochs.
+        `epochs`, a saved value of :attr:`epochs`, are the first epochs of the next samplers that are pushed.
         """
         if self.was_pushed:
             raise RuntimeError("a state must be loaded before samples are pushed: make a new pipeline")

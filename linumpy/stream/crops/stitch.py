@@ -121,9 +121,8 @@ class Blend:
 
     The value of a voxel does not depend on the box, since predictions are added in the order of :meth:`add`.
 
-    `write`: takes a region of the volume and its voxels in float32, with the leading axes of predictions. `window`: as
-    for :class:`Stitcher`. `planes`: planes along the first axis that are written at a time: regions end at multiples of
-    `planes`, or at the end of the box. `box`: the voxels that are written; by default the whole volume.
+    `write` takes a region of the volume and its voxels in float32, with the leading axes of predictions. Regions end at
+    multiples of `planes` along the first axis, or at the end of `box`, which is the whole volume by default.
     """
 
     def __init__(

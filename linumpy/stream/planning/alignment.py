@@ -113,8 +113,8 @@ class _Alignment(NamedTuple):
 def crop_of(sample: Sample, part: Part, image: Grid, grid: Grid) -> Crop:
     """Plan the crop of a part.
 
-    `sample`: the sample; its `aabb` is in voxels of level 0 of its own image. `part`: one of :meth:`Sample.all_parts`.
-    `image`, `grid`: coordinates of the sample's own image and of the part's array.
+    The `aabb` of a sample is in voxels of level 0 of its own image, whose coordinates `image` has; those of the part's
+    array are in `grid`.
     """
     if len(sample.aabb) != image.rank:
         raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {image.name} has {image.rank}")

@@ -37,8 +37,7 @@ _NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
     """Plan the regions that staged crops read, and the resampling of each staged crop.
 
-    `planned`: the crops of all samples of a batch. `pad`: values outside of volumes: ``Config.pad``. Returns list of
-    CropRead: In the order of `planned`; reads of direct crops are unchanged.
+    The reads have the order of `planned`; those of direct crops are unchanged. `pad` is ``Config.pad``.
     """
     reads = {number: crop for number, crop in enumerate(planned) if isinstance(crop, CropRead)}
     staged = [(number, crop) for number, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
@@ -163,8 +162,8 @@ def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np
 def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -> np.ndarray:
     """Compute the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
 
-    `voxels`: indices of voxels along the axis, or coordinates between voxels. `nodes`: number of control points along
-    the axis. `scale`, `origin`: map from voxels to control points: :attr:`Resampling.grid_scale` and ``grid_origin``.
+    `voxels` may be coordinates between voxels. `scale` and `origin` map them to control points, as in
+    :class:`Resampling`.
     """
     n = len(voxels)
     coordinates = voxels * scale + origin
@@ -180,7 +179,7 @@ def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
     """Set :attr:`CropRead.needed` of the reads of a batch.
 
-    `reads`: sample after sample, a read for each part. `pad`: values outside of volumes: ``Config.pad``.
+    `reads` has a read for each part, sample after sample.
     """
     groups: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
@@ -203,8 +202,7 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
 def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
     """Plan the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None for the whole region.
 
-    `reads`: staged crops of one part, whose elastic grids have the same shape, scale and origin. `shape`: shape of the
-    crops. `pad`: values outside of volumes: ``Config.pad``.
+    The reads are staged crops of one part, of one `shape`, whose elastic grids have the same shape, scale and origin.
     """
     resamplings = [read.resampling for read in reads if read.resampling is not None]
     start, size, volume = (

@@ -78,8 +78,7 @@ def plan_sample(
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
 
-    `infos`: the array of each part. `config`: its dtype, pad, augmentation and seed are used. `row`: position in the
-    batch. `index`, `epoch`: together with the seed they determine the augmentation.
+    `infos` has the array of each part. With the seed, `index` and `epoch` determine the augmentation.
     """
     crops, shapes = checked_crops(sample, infos, config)
     warp = _warp(crops, infos, config, index, epoch)

@@ -78,9 +78,9 @@ class Warp:
 def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoch: int, index: int, flat: int) -> Warp:
     """Draw the augmentation of a sample.
 
-    `augment`: the ranges. `half_extent`: maximum distance between a voxel's centre and the centre of the crop, over all
-    parts, in µm along (Z, Y, X). `seed`, `epoch`, `index`: they determine the random numbers. `flat`: how many of the
-    axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z only.
+    `half_extent` is the largest distance between the centres of a voxel and of its crop, over all parts, in µm along
+    (Z, Y, X). `flat` is how many of the axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z
+    only.
     """
     source = generator(AUGMENT_STREAM, seed, epoch, index)
     drawn = _Uniforms(source, 14 + len(augment.scale) + (augment.gamma is not None) + (augment.contrast is not None))

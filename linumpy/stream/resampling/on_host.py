@@ -34,8 +34,7 @@ class Staged:
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
     """Fill a row of a batch.
 
-    `row`: the row; for bf16 its bits as uint16. `part`: the part of the row. `staged`: the voxels that were read, and
-    how they are resampled. `pad`: values outside of the volume: ``Config.pad``. `fill`: value for ``pad="constant"``.
+    A row in bf16 holds its bits as uint16. `pad` is ``Config.pad``, and `fill` the value for ``"constant"``.
     """
     resampling = staged.read.resampling
     assert resampling is not None

@@ -39,9 +39,7 @@ _MAX_BLOCKS = 2**20
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
     """Return the specification of a kernel of augment.cu.
 
-    `name`: the kernel. `source`, `out`: stored dtype, and dtype of the batch in memory. `dtype`: dtype of the part:
-    bf16 for bfloat16 in uint16. `order`: 0 for nearest voxels, 1 for linear interpolation. `pad`: values outside of
-    volumes: ``Config.pad``.
+    `source` and `out` are the dtypes that are stored, and of the batch in memory: uint16 if `dtype` is bf16.
     """
     out_type = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
     copies = dtype is not Dtype.BF16 and source == out
