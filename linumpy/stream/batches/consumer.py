@@ -15,9 +15,9 @@ from typing import NamedTuple, NoReturn
 from linumpy.errors import StaleLayoutError, not_pickled
 from linumpy.stream.arguments import integer
 from linumpy.stream.batches.batch import Batch, Tensor
-from linumpy.stream.batches.in_flight import InFlight
 from linumpy.stream.batches.memory import Memory, Stream, on_stream, recorded
 from linumpy.stream.batches.producer import Producer
+from linumpy.stream.batches.submitter import InFlight
 from linumpy.stream.config import WORD, Config
 from linumpy.stream.errors import (
     ArgumentTypeError,

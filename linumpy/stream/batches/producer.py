@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from linumpy.stream.batches.feed import Checked, Feed, Flush, Pulled, working_folder
-from linumpy.stream.batches.in_flight import InFlight
 from linumpy.stream.batches.memory import Memory, Stream
-from linumpy.stream.batches.submitter import Submitter
+from linumpy.stream.batches.submitter import InFlight, Submitter
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument, ShutdownError
 from linumpy.stream.reading.arrays import Sources

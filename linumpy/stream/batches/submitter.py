@@ -1,12 +1,16 @@
-"""Plans and submits batches: pulled samples → :class:`InFlight`, with memory and submitted reads."""
+"""Plans and submits batches: pulled samples → memory and submitted reads.
+
+:class:`InFlight` is the record of a batch from its first pulled sample until it is popped. For each crop there is one
+record between the sample's `aabb` and the reader's regions: :class:`~linumpy.stream.planning.records.CropRead`.
+"""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -15,7 +19,6 @@ import numpy as np
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.outputs import Regions
 from linumpy.stream.batches.feed import Checked, Pulled
-from linumpy.stream.batches.in_flight import InFlight
 from linumpy.stream.batches.memory import Event, Lease, Memory, Stream, on_stream, stage_estimate
 from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
@@ -27,7 +30,11 @@ from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
 
 if TYPE_CHECKING:
+    from linumpy.arrays import Array
     from linumpy.gpu import Reader
+    from linumpy.gpu.read.ticket import Together
+    from linumpy.stream.config import Sample
+    from linumpy.stream.errors import StreamError
 
 #: If planning a batch and waiting for its memory take longer, the metadata files of its arrays are checked again.
 _PLAN_SECONDS = 0.01
@@ -38,6 +45,52 @@ IsCurrent = Callable[[ArrayInfo], bool]
 _holds = attrgetter("holds")
 #: A read, and the address and the strides in bytes of its output, along all axes of the array.
 Placed = tuple[CropRead, int, Sequence[int]]
+
+
+@dataclass
+class InFlight:
+    """A batch that was pulled, whose arrays are being opened, or whose reads were submitted."""
+
+    batch_id: int
+    pulled: list[Pulled]
+    #: The exception of the iterable, in place of samples. One that is no ``Exception``, such as an interrupt, is raised
+    #: by ``pop`` as it is.
+    raised: BaseException | None = None
+    samples: list[Sample] = field(default_factory=list)  # the sample of each row
+    faulty: list[StreamError] = field(default_factory=list)  # errors of samples that have no row
+    parts: tuple[PartShape, ...] = ()
+    lease: Lease | None = None  # slot of memory of the batch; None for a batch without rows
+    #: The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
+    #: batch.
+    arrays: list[Array] = field(default_factory=list)
+    #: Reads that share a ticket, and the row of each read.
+    tickets: list[tuple[list[int], Together]] = field(default_factory=list)
+    #: For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
+    direct: list[list[CropRead]] = field(default_factory=list)
+    staged: list[list[Staged]] = field(default_factory=list)
+    stage: tuple[int, int] = (0, 0)  # offset in the memory and size of the staged crops of the batch
+    #: Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
+    is_filled: bool = False
+    #: Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
+    moved: int = 0
+    read_errors: dict[int, StreamError] | None = None  # by row; None before the reads are over
+    raised_errors: int = 0  # number of errors of samples that ``pop`` has raised
+
+    @property
+    def end(self) -> int:
+        """Position after the last sample of the batch; 0 for a batch without samples."""
+        return self.pulled[-1].position + 1 if self.pulled else 0
+
+    def all_errors(self, errors: Mapping[int, StreamError]) -> tuple[StreamError, ...]:
+        """Return the errors of samples without a row, then `errors`, those of rows that cannot be read."""
+        return (*self.faulty, *(errors[row] for row in sorted(errors)))
+
+    def abandon(self) -> None:
+        """Cancel the reads, and wait until they no longer write to the batch's memory."""
+        for _, ticket in self.tickets:
+            ticket.cancel()
+        for _, ticket in self.tickets:
+            ticket.wait()
 
 
 class Submitter:

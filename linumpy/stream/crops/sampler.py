@@ -16,10 +16,10 @@ import numpy as np
 
 from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.augment import CROP_STREAM, generator
 from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.crops.histogram import Histogram
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.planning.warp import CROP_STREAM, generator
 from linumpy.stream.reading.arrays import with_absolute_paths
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.stream.arguments import Box
+from linumpy.stream.augment import Intensity, Warp
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.alignment import Crop, Grid
-from linumpy.stream.planning.warp import Intensity, Warp
 
 if TYPE_CHECKING:
     from linumpy.io.looks import MetadataLook

@@ -15,11 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.stream.arguments import Box
+from linumpy.stream.augment import NEUTRAL, Warp, draw_warp
 from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 from linumpy.stream.planning.alignment import Crop, crop_of
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
-from linumpy.stream.planning.warp import NEUTRAL, Warp, draw_warp
 
 
 def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:

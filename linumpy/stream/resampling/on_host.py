@@ -17,10 +17,10 @@ from linumpy.arrays import Array
 from linumpy.gpu.philox import philox
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.plan.boundary import fold
+from linumpy.stream.augment import Intensity
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.reach import spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, zyx
-from linumpy.stream.planning.warp import Intensity
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
+from linumpy.stream.augment import MAX_NODES
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.records import CropRead, PartShape, zyx
-from linumpy.stream.planning.warp import MAX_NODES
 from linumpy.stream.resampling.on_host import Staged, as_elements, fill_row
 
 PACKAGE = "linumpy.stream.resampling.cuda"

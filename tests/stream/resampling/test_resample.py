@@ -14,11 +14,11 @@ from scipy.spatial.transform import Rotation
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
 from linumpy.gpu.rounding import bfloat16_bits
+from linumpy.stream.augment import Intensity, Warp, draw_warp
 from linumpy.stream.config import Dtype, Part
 from linumpy.stream.planning.reach import reach, with_regions
 from linumpy.stream.planning.records import PartShape
 from linumpy.stream.planning.samples import plan_sample
-from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
 from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals
 from linumpy.stream.resampling.resample import PACKAGE, ROW, kernel_spec
