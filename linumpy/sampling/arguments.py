@@ -124,26 +124,19 @@ def _from_pointer(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dty
     if device is None:
         memory: Any = (ctypes.c_byte * nbytes).from_address(pointer)
         return np.frombuffer(memory, dtype).reshape(shape)
-    owner = _device_of_pointer(pointer)
-    if owner is None:
-        raise ValueError(
-            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
-        )
-    if owner != device:
-        raise ValueError(f"{name} is a pointer into device {owner}; this sampler works on device {device}")
-    return _on_device(pointer, shape, dtype, device, None)
-
-
-def _device_of_pointer(pointer: int) -> int | None:
-    """Return the number of the device in whose memory a pointer lies; None for host memory."""
     from cupy.cuda import runtime
 
     try:
         attributes = runtime.pointerGetAttributes(pointer)
     except runtime.CUDARuntimeError:
-        return None
-    in_device_memory = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
-    return int(attributes.device) if int(attributes.type) in in_device_memory else None
+        attributes = None
+    if attributes is None or int(attributes.type) not in (2, 3):  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
+        raise ValueError(
+            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
+        )
+    if attributes.device != device:
+        raise ValueError(f"{name} is a pointer into device {attributes.device}; this sampler works on device {device}")
+    return _on_device(pointer, shape, dtype, device, None)
 
 
 def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: int, owner: object) -> Array:

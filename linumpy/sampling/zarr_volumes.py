@@ -148,13 +148,19 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     page = page_shape(first.shape, first.chunks)
     pages = math.prod(-(-n // p) for n, p in zip(first.shape, page, strict=True))
     slots = min(cache_bytes // (math.prod(page) * voxel), 2 * pages + 16)
+    if low_high:
+        value_range = 0.0, 1.0
+    elif first.dtype.kind == "f":  # the range of the voxels is unknown until the whole volume is read
+        value_range = -math.inf, math.inf
+    else:
+        value_range = float(np.iinfo(first.dtype).min), float(np.iinfo(first.dtype).max)
     dims = (first.shape[0], first.shape[1], first.shape[2])
     cache = PageCache(volumes, plan_paging(dims, first.chunks, slots), slots, dtype, reader, xp)
     return PagedVolume(
         cache,
         xp,
         low_high=low_high,
-        value_range=(0.0, 1.0) if low_high else _known_range(first.dtype),
+        value_range=value_range,
         ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
         window=window,
     )
@@ -173,10 +179,3 @@ def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
             f"range=({low}, {high}): float32 rounds such voxels by {rounding / (high - low):.1g} of the range; use "
             "device 'cuda' or 'cpu', which apply the range in float64"
         )
-
-
-def _known_range(dtype: np.dtype) -> tuple[float, float]:
-    """Return the range of a dtype: the range of the voxels is unknown until the whole volume is read."""
-    if dtype.kind == "f":
-        return -math.inf, math.inf
-    return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)

@@ -92,7 +92,9 @@ class StitchedField(device_tables.TableField):
         origin, extent = self.domain[0], self.domain[1] - self.domain[0]
         used = np.unique(self._corners[self._corners >= 0])
         self.value_range = finite_range(blocks.values, values[used])
-        self._grids, self._values = _grid_records(blocks, origin), blocks.values
+        self._grids, self._values = np.zeros(len(blocks.level), _GRID), blocks.values
+        self._grids["lower"], self._grids["cells"] = _grid_boxes(blocks)[0] - origin, 0.5**blocks.level
+        self._grids["offset"], self._grids["size"] = blocks.offset, blocks.size
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
         # Rounded as vertices are, so that boxes that touch each other still touch.
         self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
@@ -180,15 +182,6 @@ def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
 
 
-def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
-    records = np.zeros(len(blocks.level), _GRID)
-    records["lower"] = _grid_boxes(blocks)[0] - origin
-    records["cells"] = 0.5**blocks.level
-    records["offset"] = blocks.offset
-    records["size"] = blocks.size
-    return records
-
-
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
     ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
@@ -250,20 +243,17 @@ def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         change, solid = _solved(np.einsum("nkj,nka->nja", slopes, corners[active]), miss)
         r[active] = np.clip(r[active] + change, -1, 2)
         done = solid & (np.abs(change).max(1) < _CONVERGED)
-        inside[active[done]] = _is_inside(r[active[done]], count)
+        near = r[active[done]]
+        top = np.ones_like(near)
+        if count == 5:
+            top[:, 0] = top[:, 1] = near[:, 2]
+        elif count == 6:
+            top[:, 0] = 1 - near[:, 1]
+        inside[active[done]] = ((near >= -TOLERANCE) & (near <= top + TOLERANCE)).all(1)
         active = active[solid & ~done]
         if not len(active):
             break
     return _shape(r, count)[0], inside
-
-
-def _is_inside(r: np.ndarray, count: int) -> np.ndarray:
-    top = np.ones_like(r)
-    if count == 5:
-        top[:, 0] = top[:, 1] = r[:, 2]
-    elif count == 6:
-        top[:, 0] = 1 - r[:, 1]
-    return np.asarray(((r >= -TOLERANCE) & (r <= top + TOLERANCE)).all(1))
 
 
 def _shape(r: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -55,10 +55,13 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     except ImportError as error:
         raise SourceError(f"{name}: is read by vtk, which is not installed: {install_line('vtk')}") from error
     del vtkmodules
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
     header = None if is_legacy else read_header(name)
     grid = _read_grid(name, is_legacy)
     if grid.IsA("vtkRectilinearGrid"):
-        _check_rectilinear(name, grid)
+        for axis in "XYZ":
+            _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
     elif grid.IsA("vtkStructuredGrid"):
         _check_structured(name, grid)
     return _values(name, grid, header, field)
@@ -115,13 +118,6 @@ def _check_size(name: str, reader: VtkObject) -> None:
     if math.prod(shape) > machine_memory():
         text = " × ".join(map(str, shape))
         raise SourceError(f"{name}: says that it has {text} points, more than this machine has bytes of memory")
-
-
-def _check_rectilinear(name: str, grid: VtkObject) -> None:
-    from vtkmodules.util.numpy_support import vtk_to_numpy
-
-    for axis in "XYZ":
-        _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
 
 
 def _check_structured(name: str, grid: VtkObject) -> None:
