@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from linumpy.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
     from linumpy.interop.export import to_nifti, to_tiff
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
-__version__ = "0.1.0"
 __all__ = [
     "OmeZarrWriter",
     "accelerate",
@@ -50,9 +51,16 @@ _MODULES = {
     "to_nifti": "linumpy.interop.export",
     "to_tiff": "linumpy.interop.export",
 }
+#: Packages that are imported when they are used as attributes, as in ``linumpy.stream.Pipeline``.
+_PACKAGES = (
+    "correction", "geometry", "gpu", "interop", "io", "mosaic", "quality", "rays", "registration", "resample",
+    "sampling", "stream", "testing", "voxel", "write",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
@@ -61,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_PACKAGES, *__all__})

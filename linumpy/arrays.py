@@ -1,11 +1,13 @@
-"""The type of arrays in signatures, which NumPy's and CuPy's arrays satisfy; and dtypes of the package ml_dtypes.
+"""The type of arrays in signatures, which NumPy's and CuPy's arrays satisfy; where an array lies; ml_dtypes' dtypes.
 
 Neither CuPy nor ml_dtypes is imported.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import sys
+from types import ModuleType
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +26,7 @@ def is_small(dtype: np.dtype) -> bool:
 class Array(Protocol):
     """An array on the host (``numpy.ndarray``) or on a device (``cupy.ndarray``).
 
-    :func:`linumpy.device.array_module` returns the package, NumPy or CuPy, that works on it.
+    :func:`array_module` returns the package, NumPy or CuPy, that works on it.
     """
 
     @property
@@ -122,3 +124,19 @@ class Array(Protocol):
     def argmax(self, axis: Any = None) -> Any: ...
     def any(self, axis: Any = None) -> Any: ...
     def all(self) -> Any: ...
+
+
+def is_device_array(x: object) -> TypeGuard[Any]:
+    """Return whether `x` is a CuPy array, without importing CuPy."""
+    cupy = sys.modules.get("cupy")  # no CuPy array can exist before CuPy is imported
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def array_module(x: Any) -> ModuleType:
+    """Return the module whose functions take `x`: CuPy for its arrays, else NumPy."""
+    return sys.modules["cupy"] if is_device_array(x) else np
+
+
+def to_host(x: Any) -> np.ndarray:
+    """Return `x` in host memory, copied if it is on a device."""
+    return sys.modules["cupy"].asnumpy(x) if is_device_array(x) else np.asarray(x)

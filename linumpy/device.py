@@ -18,11 +18,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from linumpy import kernel_cache, packages
+from linumpy.arrays import array_module as array_module
+from linumpy.arrays import is_device_array as is_device_array
+from linumpy.arrays import to_host as to_host
 from linumpy.errors import GpuUnavailableError
 
 log = logging.getLogger(__name__)
@@ -200,22 +203,6 @@ def _import_cupy() -> ModuleType:
     import cupy
 
     return cupy
-
-
-def is_device_array(x: object) -> TypeGuard[Any]:
-    """Return whether `x` is a CuPy array, without importing CuPy."""
-    cupy = sys.modules.get("cupy")  # no CuPy array can exist before CuPy is imported
-    return cupy is not None and isinstance(x, cupy.ndarray)
-
-
-def array_module(x: Any) -> ModuleType:
-    """Return the module whose functions take `x`: CuPy for its arrays, else NumPy."""
-    return _import_cupy() if is_device_array(x) else np
-
-
-def to_host(x: Any) -> np.ndarray:
-    """Return `x` in host memory, copied if it is on a device."""
-    return _import_cupy().asnumpy(x) if is_device_array(x) else np.asarray(x)
 
 
 def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

@@ -25,12 +25,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy import __version__, device, kernel_cache
+from linumpy import device, kernel_cache
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_files import write_brain
+from linumpy.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -162,3 +162,13 @@ def test_errors_name_options(message, spelled, capsys):
 )  # fmt: skip
 def test_sizes_have_three_digits(nbytes, text):
     assert cli.size_text(nbytes) == text
+
+
+def test_old_name_of_the_option(caplog):
+    parser = cli.Parser("program")
+    cli.add_levels_argument(parser)
+    assert parser.parse_args([]).levels == 1
+    assert parser.parse_args(["--levels", "3"]).levels == 3
+    assert not caplog.records
+    assert parser.parse_args(["--n_levels", "3"]).levels == 3
+    assert [record.message for record in caplog.records] == ["--n_levels is called --levels now"]

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy import __version__
 from linumpy.device import describe, kvikio_mode, usable_cores
 from linumpy.packages import version_of
+from linumpy.version import __version__
 
 #: Bytes of one read task: kvikio's, in the entries that set the size, and one ``preadv`` of the limit of host memory.
 TASK_BYTES = 4 * 2**20

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from linumpy import __version__, kernel_cache
+from linumpy import kernel_cache
 from linumpy.errors import LinumpyError
+from linumpy.version import __version__
 
 log = logging.getLogger(__name__)
 

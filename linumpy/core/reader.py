@@ -1,7 +1,7 @@
 """Jobs of the native core: regions of arrays, read into host memory or to a device by the core's own threads.
 
-In: layouts, and regions with the addresses of their outputs as arrays of numbers. Out: :class:`CoreJob` or
-:class:`CoreJobs`, to wait for. Errors: :class:`~linumpy.errors.CoreUnavailableError` without a core; a job returns the
+In: layouts, and regions with the addresses of their outputs as arrays of numbers. Out: :class:`CoreJobs`, to
+wait for. Errors: :class:`~linumpy.errors.CoreUnavailableError` without a core; a job returns the
 reason why it failed. No Python runs in the core's threads, except for reads by GPUDirect Storage and requests to object
 stores.
 
@@ -102,13 +102,13 @@ class CoreReader:
         layouts: Sequence[ArrayLayout],
         template: native.Batch,
         regions: RegionColumns,
-        outputs: Sequence[object],
+        owners: Sequence[object],
         *,
-        one_job: bool = False,
+        looks: Sequence[MetadataLook | None] | None = None,
         on_device: native.OnDevice | None = None,
         ready: object = None,
-    ) -> list[CoreJob]:
-        """Submit regions of arrays of one geometry.
+    ) -> CoreJobs:
+        """Submit regions of arrays of one geometry, each as a job.
 
         Parameters
         ----------
@@ -118,10 +118,12 @@ class CoreReader:
             Fields common to all regions: see :func:`~linumpy.core.records.batch_record`. The caller keeps it.
         regions : tuple of numpy.ndarray of int64
             See :data:`RegionColumns`.
-        outputs : sequence
-            For each job the object that owns the memory of the output; it is kept until the job is over.
-        one_job : bool
-            Whether all regions are one job; otherwise each region is a job.
+        owners : sequence
+            For each job, or one for all, the object that owns the memory of the output; it is kept until the job, or
+            all jobs, are over.
+        looks : sequence of MetadataLook or None, optional
+            Stamps of the metadata files of each array. The core compares them when it plans. If a file has changed, the
+            jobs of the array fail with :class:`~linumpy.errors.StaleLayoutError`.
         on_device : OnDevice, optional
             For outputs on a device: the kernels, and the event after which outputs may be written.
         ready : object
@@ -132,50 +134,13 @@ class CoreReader:
         MemoryError
             There is no memory for the batch.
         """
-        record, kept_alive = self._batch(layouts, template, regions, None, on_device)
-        record.one_job = one_job
-        pointers = (ctypes.c_void_p * (1 if one_job else record.region_count))()
+        record, kept_alive = self._batch(layouts, template, regions, looks, on_device)
         # Jobs are created before they are submitted: an interrupt right after that must not free outputs that the core
         # writes to.
-        batch = _Batch(self, pointers, [(output, ready, layouts) for output in outputs])
-        jobs = [CoreJob(batch, n, output) for n, output in enumerate(outputs)]
-        assert len(jobs) == len(pointers)
-        self._queue(record, pointers)
-        del kept_alive  # the core has copied the records
-        return jobs
-
-    def submit_together(
-        self,
-        layouts: Sequence[ArrayLayout],
-        template: native.Batch,
-        regions: RegionColumns,
-        output: object,
-        *,
-        looks: Sequence[MetadataLook | None] | None = None,
-        on_device: native.OnDevice | None = None,
-        ready: object = None,
-    ) -> CoreJobs:
-        """Submit regions, each as a job, to wait for all of them together.
-
-        Parameters
-        ----------
-        layouts, template, regions, on_device, ready
-            As for :meth:`submit`.
-        output : object
-            Object that owns the memory of all outputs; it is kept until the jobs are over.
-        looks : sequence of MetadataLook or None, optional
-            Stamps of the metadata files of each array. The core compares them when it plans. If a file has changed, the
-            jobs of the array fail with :class:`~linumpy.errors.StaleLayoutError`.
-
-        Raises
-        ------
-        MemoryError
-            As for :meth:`submit`.
-        """
-        record, kept_alive = self._batch(layouts, template, regions, looks, on_device)
-        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), [(output, ready, layouts)])
+        owned: list[object] = [(owner, ready, layouts) for owner in owners]
+        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), owned)
         self._queue(record, jobs.pointers)
-        del kept_alive
+        del kept_alive  # the core has copied the records
         return jobs
 
     def _batch(
@@ -264,7 +229,7 @@ class CoreReader:
             self._library.quick.lc_reader_delete(self._pointer)
 
 
-class _Key(weakref.ref["_Batch"]):
+class _Key(weakref.ref["CoreJobs"]):
     """Weak reference to a batch, as a key: those of batches that had one address, one after another, differ."""
 
     __slots__ = ()
@@ -272,8 +237,10 @@ class _Key(weakref.ref["_Batch"]):
     __eq__ = object.__eq__
 
 
-class _Batch:
-    """Jobs that are submitted together; created before that, and deleted when no :class:`CoreJob` refers to it.
+class CoreJobs:
+    """Jobs that are submitted together, numbered as their regions; created before that, deleted when nothing refers.
+
+    They are waited for together, or one by one as :meth:`job`.
 
     Attributes
     ----------
@@ -293,6 +260,47 @@ class _Batch:
     def __del__(self) -> None:
         if hasattr(self, "key"):  # not if the constructor was interrupted
             _release(self.key)  # at once if the jobs are over; else a later call does it
+
+    def job(self, number: int, output: Any) -> CoreJob:
+        """Return one of the jobs, to wait for by itself; the jobs must have an owner each."""
+        return CoreJob(self, number, output)
+
+    def done(self) -> bool:
+        """Return whether all jobs are over, without releasing Python's lock."""
+        if not self.quick.lc_jobs_over(self.pointers, len(self.pointers)):
+            return False
+        self.owned.clear()
+        return True
+
+    def wait(self) -> None:
+        """Wait until all jobs are over, while Python handles signals; if they are over, keep Python's lock.
+
+        Raises
+        ------
+        RuntimeError
+            The interpreter is ending, and the jobs were not finished.
+        """
+        wait = self.reader._library.waiting.lc_wait_jobs
+        while not self.done():
+            if wait(self.pointers, len(self.pointers), _WAIT_SECONDS) < 0:
+                raise RuntimeError("the interpreter is ending, and the jobs were not finished")
+
+    def failed(self) -> list[int]:
+        """Return the numbers of the jobs that have failed; all jobs must be over."""
+        failed, first = [], 0
+        while (number := self.quick.lc_jobs_failed(self.pointers, len(self.pointers), first)) >= 0:
+            failed.append(number)
+            first = number + 1
+        return failed
+
+    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
+        """Return the exception for the job of a number, which must be over; None if it did not fail."""
+        return self.reader.error_of(self.pointers[number], layout)
+
+    def cancel(self) -> None:
+        """Cancel all jobs that are not over."""
+        for pointer in self.pointers:
+            self.quick.lc_job_cancel(pointer)
 
 
 #: The reader, handles and owned objects of each batch that exists or is not over.
@@ -339,7 +347,7 @@ class CoreJob:
 
     __slots__ = ("_batch", "_number", "output")
 
-    def __init__(self, batch: _Batch, number: int, output: Any) -> None:
+    def __init__(self, batch: CoreJobs, number: int, output: Any) -> None:
         self._number, self.output, self._batch = number, output, batch
 
     @property
@@ -389,46 +397,3 @@ class CoreJob:
         batch = getattr(self, "_batch", None)  # None if the constructor was interrupted
         if batch is not None and batch.owned[self._number] is not None and not self.done():
             _DROPPED.add((batch.key, self._number))
-
-
-class CoreJobs(_Batch):
-    """Jobs of a reader that are waited for together, numbered as their regions."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        """Return whether all jobs are over, without releasing Python's lock."""
-        if not self.quick.lc_jobs_over(self.pointers, len(self.pointers)):
-            return False
-        self.owned.clear()
-        return True
-
-    def wait(self) -> None:
-        """Wait until all jobs are over, while Python handles signals; if they are over, keep Python's lock.
-
-        Raises
-        ------
-        RuntimeError
-            The interpreter is ending, and the jobs were not finished.
-        """
-        wait = self.reader._library.waiting.lc_wait_jobs
-        while not self.done():
-            if wait(self.pointers, len(self.pointers), _WAIT_SECONDS) < 0:
-                raise RuntimeError("the interpreter is ending, and the jobs were not finished")
-
-    def failed(self) -> list[int]:
-        """Return the numbers of the jobs that have failed; all jobs must be over."""
-        failed, first = [], 0
-        while (number := self.quick.lc_jobs_failed(self.pointers, len(self.pointers), first)) >= 0:
-            failed.append(number)
-            first = number + 1
-        return failed
-
-    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
-        """Return the exception for the job of a number, which must be over; None if it did not fail."""
-        return self.reader.error_of(self.pointers[number], layout)
-
-    def cancel(self) -> None:
-        """Cancel all jobs that are not over."""
-        for pointer in self.pointers:
-            self.quick.lc_job_cancel(pointer)

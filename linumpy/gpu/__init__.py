@@ -1,17 +1,18 @@
 """Functions for GPUs: reading, resampling, surface detection. CuPy in, CuPy out.
 
-Importing this package imports no GPU package.
+Importing this package imports no GPU package, and no reader before a name of the reader is used: kernels and functions
+of arrays (:mod:`linumpy.gpu.interpolation`) do without Zarr.
 """
 
-from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.read.shared import release
-from linumpy.gpu.zarr_io import (
-    gpu_zarr_context,
-    plan_zarr_read,
-    read_zarr,
-    read_zarr_to_gpu,
-    zarr_to_dask,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linumpy.gpu.read.reader import Reader
+    from linumpy.gpu.read.shared import release
+    from linumpy.gpu.zarr_io import gpu_zarr_context, plan_zarr_read, read_zarr, read_zarr_to_gpu, zarr_to_dask
 
 __all__ = [
     "Reader",
@@ -22,3 +23,16 @@ __all__ = [
     "release",
     "zarr_to_dask",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"Reader": "read.reader", "release": "read.shared"}
+    value = getattr(importlib.import_module(f"{__name__}.{modules.get(name, 'zarr_io')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.gpu.read import request as requests
+from linumpy.gpu.read.engines.by_zarr import why_unsupported
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.report import ReadReport
@@ -31,6 +32,7 @@ from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.source import Source
 from linumpy.kernel_cache import compiled
+from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
 
@@ -96,7 +98,7 @@ class OwnReader:
 def read_request(
     request: ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
 ) -> tuple[Any, ReadReport]:
-    """Read a request whose layout linumpy's reader supports.
+    """Read a request by a reader; arrays that linumpy's reader does not support are read by zarr-python there.
 
     Parameters
     ----------
@@ -115,20 +117,26 @@ def read_request(
         The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
     plan, compiled_before = request.plan, compiled()
+    layout = plan.layout
+    by_zarr = layout.unsupported is not None or bool(why_unsupported(layout))
     with requests.device_of(request) as device:
         requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
-        direct, gds = False, "not used (an object store)"
-        if plan.layout.remote is None:
-            direct, gds = gds_mode(plan.layout.root or "")
+        direct, gds = False, "not used" if by_zarr else "not used (an object store)"
+        if not by_zarr and layout.remote is None:
+            direct, gds = gds_mode(layout.root or "")
         with ExitStack() as scope:
             if own is None:
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
             reader = scope.enter_context(own.use(device.id, direct=direct))
-            if plan.chunk_count and not reader.device_bytes:
+            if not by_zarr and plan.chunk_count and not reader.device_bytes:
                 requests.check_memory(request, reader.scratch_nbytes)
             planned = time.perf_counter()
-            ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
+            ticket = reader.submit(layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
             array, report = _wait_for(ticket, is_new=request.out is None)
+    if by_zarr:
+        why = why_not_gpu_mode(layout, plan.region, request.dtype, device.id)
+        engine = f"zarr-python into host memory and one copy to the device: {why}"
+        report = replace(report, backend="zarr-host", engine=engine, decoder="")
     report = replace(report, gds=gds, plan_seconds=planned - begin, compiled=compiled() - compiled_before)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
@@ -149,7 +157,9 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     """
     planned = time.perf_counter()
     with shared_reader("cpu") as reader:
-        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype), is_new=True)
+        array, report = _wait_for(reader.submit(plan.layout, plan.region, dtype=dtype), is_new=True)
+    if report.fallback:
+        why, report = f"{why}; zarr-python: {report.fallback}", replace(report, decoder="")
     report = replace(report, fallback=f"host memory: {why}", scratch_bytes=None, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module
+from linumpy.arrays import array_module
 
 #: From here on every double is an integer, and adding a half would change it.
 _WITHOUT_FRACTION = 2.0**52

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array
+from linumpy.arrays import Array, is_device_array
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 
 #: Alignment of a table in bytes, so that a thread may load a row of weights at once.

@@ -19,16 +19,15 @@ import zarr
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.core import native
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
-from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
+from linumpy.gpu.read.engines.by_zarr import array_of, why_unsupported
+from linumpy.gpu.read.fallback import gpu_zarr_context
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport
@@ -36,6 +35,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
+from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import ReadPlan, plan_read
 from linumpy.plan.read.shares import cut_for_devices
 
@@ -155,15 +155,9 @@ def read_zarr(
         verify_region(plan)
     requests.check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else requests.result_dtype(plan, dtype)
-    reason = why_not_linumpy(plan)
-    if reason and strict:
+    if strict and (reason := why_unsupported(plan.layout)):
         raise requests.unsupported_error(plan.layout, reason)
-    if reason:
-        result, report = fallback.read_into_host(
-            open_source(source, level, storage_options), plan, target, (where.reason, reason), begin
-        )
-    else:
-        result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
+    result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
     return (result, report) if return_report else result
 
 
@@ -263,12 +257,11 @@ def read_zarr_to_gpu(
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
         request = _request(plan, dtype, out, scratch_bytes)
-        reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
-        if reason and (strict or backend == LINUMPY):
+        if backend == "zarr-gpu":
+            return _read_by_zarr(request, begin)
+        if (strict or backend == LINUMPY) and (reason := why_unsupported(plan.layout)):
             raise requests.unsupported_error(plan.layout, reason)
-        if backend == "zarr-gpu" or reason:
-            return fallback.read_request(open_source(source, level, storage_options), request, begin, reason=reason)
-        return kvikio_zarr.read_request(request, begin, timed=return_report)
+        return _read(request, begin, timed=return_report)
 
     if isinstance(device, Sequence):
         numbers = checked_devices(device)
@@ -280,14 +273,49 @@ def read_zarr_to_gpu(
     return (result, report) if return_report else result
 
 
+def read_zarr_via_zarr_gpu(
+    source: Source,
+    *,
+    region: Any = None,
+    level: int = 0,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
+    return_report: bool = False,
+) -> Any:
+    """Read by zarr-python; see :func:`read_zarr_to_gpu` for the parameters."""
+    return read_zarr_to_gpu(
+        source, region=region, level=level, backend="zarr-gpu", dtype=dtype, out=out, return_report=return_report
+    )
+
+
 def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnReader) -> None:
     """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that the caller reuses."""
     begin = time.perf_counter()
-    request = _request(plan_read(LAYOUTS.get(array, 0), region), None, out, own.scratch_bytes)
-    if reason := why_not_linumpy(request.plan):
-        fallback.read_request(array, request, begin, reason=reason)
-    else:
-        kvikio_zarr.read_request(request, begin, timed=False, own=own)
+    plan = plan_read(LAYOUTS.get(array, 0), region)
+    _read(_request(plan, None, out, own.scratch_bytes), begin, timed=False, own=own)
+
+
+def _read(
+    request: requests.ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
+) -> tuple[Any, ReadReport]:
+    """Read by linumpy's reader, or in zarr's GPU mode where only that reads to the device at once."""
+    if (reason := why_unsupported(request.plan.layout)) and not _why_not_gpu_mode(request):
+        return fallback.read_in_gpu_mode(request, begin, reason)
+    return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
+
+
+def _read_by_zarr(request: requests.ReadRequest, begin: float) -> tuple[Any, ReadReport]:
+    """Read by zarr-python because the caller wants it."""
+    if not _why_not_gpu_mode(request):
+        return fallback.read_in_gpu_mode(request, begin, "")
+    layout = request.plan.layout
+    plan = replace(request.plan, layout=replace(layout, unsupported="", array=array_of(layout)))
+    return kvikio_zarr.read_request(replace(request, plan=plan), begin, timed=False)
+
+
+def _why_not_gpu_mode(request: requests.ReadRequest) -> str | None:
+    device = requests.device_of(request).id
+    return why_not_gpu_mode(request.plan.layout, request.plan.region, request.dtype, device)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
@@ -297,13 +325,6 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
     except GpuUnavailableError as error:
         advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
-
-
-def why_not_linumpy(plan: ReadPlan) -> str:
-    """Return why linumpy's reader cannot read a plan; empty if it can."""
-    if plan.layout.unsupported is None and (why := native.why_no_core()) is not None:
-        return f"no native core: {why}"
-    return plan.layout.unsupported or native.why_not_decoded(plan.layout.chain) or ""
 
 
 def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
@@ -320,7 +341,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         blocks of as many chunks or shards as fit into 128 MiB, at least one.
     device : {"auto", "cuda", "cpu"}
         ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
-        :func:`read_zarr`, or by zarr-python where linumpy's reader cannot. ``"auto"`` depends on this process, so
+        :func:`read_zarr`. ``"auto"`` depends on this process, so
         workers must have the same kind of device.
 
     Returns
@@ -366,6 +387,8 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
     >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
     """
+    from linumpy.gpu.read import dask as zarr_dask
+
     return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu, _read_to_host)
 
 

@@ -43,9 +43,8 @@ class LazyArray:
 
     def __getitem__(self, index: AxisIndex | tuple[AxisIndex, ...]) -> np.ndarray:
         index = index if isinstance(index, tuple) else (index,)
-        values: np.ndarray = read_outer(
-            self.source, LAYOUTS.get(self.source, 0), (*index, *[slice(None)] * (self.ndim - len(index)))
-        )
+        layout = LAYOUTS.get(self.source, 0)
+        values: np.ndarray = read_outer(layout, (*index, *[slice(None)] * (self.ndim - len(index))))
         return values
 
 

@@ -1,6 +1,6 @@
 """Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis.
 
-In: a source, and an index for each axis. Out: a NumPy or CuPy array of the voxels that ``numpy.ix_`` would select.
+In: a layout, and an index for each axis. Out: a NumPy or CuPy array of the voxels that ``numpy.ix_`` would select.
 Errors: those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
 
 The core reads boxes. So a list, or a slice with a step, is cut into *runs*: successive indices in one chunk, which are
@@ -21,9 +21,6 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.read.shared import shared_reader
-from linumpy.io.open import open_source
-from linumpy.io.source import Source
-from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
 AxisIndex = int | np.integer | slice | np.ndarray
@@ -67,13 +64,11 @@ Box = tuple[Run, ...]
 """A run for each axis: a box of the array."""
 
 
-def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice = "cpu") -> Any:
+def read_outer(layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice = "cpu") -> Any:
     """Read the voxels that an index of each axis selects.
 
     Parameters
     ----------
-    source : Source
-        An array, as for :func:`linumpy.read_zarr`.
     layout : ArrayLayout
         Layout of the array.
     index : sequence of int, slice or numpy.ndarray of int
@@ -94,15 +89,13 @@ def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], 
         As :func:`linumpy.read_zarr`.
     """
     if device == "cpu":
-        return _read_outer(source, layout, index, device, np)
+        return _read_outer(layout, index, device, np)
     cupy = require_cuda(device)
     with cupy.cuda.Device(device):
-        return _read_outer(source, layout, index, device, cupy)
+        return _read_outer(layout, index, device, cupy)
 
 
-def _read_outer(
-    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice, xp: ModuleType
-) -> Any:
+def _read_outer(layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice, xp: ModuleType) -> Any:
     axes = [runs(*axis) for axis in zip(index, layout.shape, layout.chunk_shape, strict=True)]
     shape = tuple(axis[-1].target.stop if axis else 0 for axis in axes)
     kept = tuple(n for n, selected in zip(shape, index, strict=True) if isinstance(selected, (slice, np.ndarray)))
@@ -110,11 +103,11 @@ def _read_outer(
     if not all(shape):
         return xp.empty(kept, dtype)
     if all(len(axis) == 1 and axis[0].is_whole for axis in axes):
-        (values,) = _read(source, layout, [tuple(axis[0] for axis in axes)], device, xp)
+        (values,) = _read(layout, [tuple(axis[0] for axis in axes)], device)
         return values.reshape(kept)
     out = xp.empty(shape, dtype)
     for boxes in _batches(itertools.product(*axes), dtype.itemsize):
-        for box, values in zip(boxes, _read(source, layout, boxes, device, xp), strict=True):
+        for box, values in zip(boxes, _read(layout, boxes, device), strict=True):
             for axis, run in enumerate(box):
                 values = values[(slice(None),) * axis + (run.inside,)]
             out[tuple(run.target for run in box)] = values
@@ -179,15 +172,9 @@ def _batches(boxes: Iterable[Box], itemsize: int) -> Iterator[list[Box]]:
         yield batch
 
 
-def _read(source: Source, layout: ArrayLayout, boxes: list[Box], device: ReadDevice, xp: ModuleType) -> Iterator[Array]:
-    """Read boxes by the process's shared reader, or by zarr-python if the reader does not support the array."""
+def _read(layout: ArrayLayout, boxes: list[Box], device: ReadDevice) -> Iterator[Array]:
+    """Read boxes by the process's shared reader."""
     regions = [tuple(slice(run.start, run.stop) for run in box) for box in boxes]
-    if layout.unsupported is not None:
-        array = open_source(source)
-        dtype = layout.dtype.newbyteorder("=")
-        for region in regions:
-            yield xp.asarray(np.asarray(read_chunks_on_host(array, region), dtype, order="C"))
-        return
     with shared_reader(device) as reader:
         for ticket in reader.submit_many(layout, regions):
             yield ticket.result()

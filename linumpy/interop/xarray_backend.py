@@ -45,7 +45,9 @@ class LazyZarrArray(BackendArray):
 
     Parameters
     ----------
-    source, layout, device
+    source : Source
+        The array, as for :func:`linumpy.read_zarr`.
+    layout, device
         As for :func:`linumpy.interop.outer.read_outer`.
     """
 
@@ -67,7 +69,7 @@ class LazyZarrArray(BackendArray):
                 f"{layout.name} was opened with shape {self.shape} and dtype {self.dtype} and has shape {layout.shape} "
                 f"and dtype {layout.dtype} now: open the dataset again"
             )
-        return read_outer(self.source, layout, key, self.device)
+        return read_outer(layout, key, self.device)
 
 
 class LinumpyBackend(BackendEntrypoint):

@@ -225,7 +225,7 @@ class LinumpyCodecPipeline(CodecPipeline):
             values: Any = out.as_ndarray_like()
             if region is not None and region.shape == values.shape:
                 native_values = values.view(layout.dtype)
-                reader.submit_layout(_extended_to(layout, region.stop), region, out=native_values).result()
+                reader.submit(_extended_to(layout, region.stop), region, out=native_values).result()
                 if not values.dtype.isnative:
                     native_values.byteswap(inplace=True)
                 return True

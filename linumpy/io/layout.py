@@ -301,6 +301,7 @@ def _finish(
         None if keys is not None else "an unknown chunk key encoding",
         codecs.unsupported,
     )
+    why_not = next((reason for reason in reasons if reason), None)
     stored_big = bool(codecs.big_endian) and dtype.itemsize > 1
     return ArrayLayout(
         name=name,
@@ -315,12 +316,13 @@ def _finish(
         fill_value=_fill_value(array, dtype),
         shard=shard,
         codecs=names,
-        unsupported=next((reason for reason in reasons if reason), None),
+        unsupported=why_not,
         chain=codecs.chain,
         grid=grid,
         lengths=lengths,
         entries=entries,
         remote=remote,
+        array=None if why_not is None else array,
     )
 
 

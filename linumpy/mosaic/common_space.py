@@ -29,7 +29,8 @@ from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import find_slices, open_slices
 from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, slices_in_box
-from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
+from linumpy.plan.boundary import anti_aliasing_sigmas
+from linumpy.plan.grid.blocks import AffineGrid, Block, source_box
 from linumpy.plan.grid.regrid import without_rounding
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.tile_work import TileWork, tile_work

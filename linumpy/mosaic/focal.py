@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linumpy import __version__
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
@@ -29,8 +28,8 @@ from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
-from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.version import __version__
 from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class FocalCorrection:
     fill_value: float | None = None
 
 
-@renamed_parameter("n_levels", "levels")
 def correct_mosaic(
     source: str | Path,
     output: str | Path,

@@ -25,7 +25,6 @@ from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.io.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
-from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
 
@@ -52,8 +51,6 @@ class ResampledGrid:
     nbytes: int
 
 
-@renamed_parameter("resolution_um", "new_spacing")
-@renamed_parameter("n_levels", "levels")
 def resample_mosaic_grid(
     source: str | Path,
     output: str | Path,

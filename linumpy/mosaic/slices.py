@@ -28,7 +28,6 @@ from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
-from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
 
@@ -97,7 +96,6 @@ class Stack:
     nbytes: int
 
 
-@renamed_parameter("n_levels", "levels")
 def stack_mosaics(
     folder: str | Path,
     shifts: str | Path,

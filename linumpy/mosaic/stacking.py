@@ -22,10 +22,8 @@ from linumpy.gpu.oct.correlation import central_half, overlap_correlations
 from linumpy.gpu.rounding import saturated
 from linumpy.mosaic.io.tiles import Box, box_shape
 from linumpy.registration.robust import robust_deviation
-from linumpy.renamed import renamed_parameter
 
 
-@renamed_parameter("resolution_um", "z_spacing")
 def find_z_overlap(
     fixed_vol: Array,
     moving_vol: Array,

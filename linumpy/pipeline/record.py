@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from linumpy import __version__
 from linumpy.errors import ResumeError
 from linumpy.io.output.files import replacing
 from linumpy.io.output.folders import lock_work
 from linumpy.io.output.syscalls import unlock
 from linumpy.pipeline.stages import Task
 from linumpy.resample.identity import identify_path
+from linumpy.version import __version__
 
 #: Folder of the records, in the folder of the results.
 FOLDER = ".pipeline"

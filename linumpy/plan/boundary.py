@@ -1,6 +1,12 @@
-"""Boundary modes, named as in SciPy: how a coordinate beyond the ends of an image maps to a voxel."""
+"""How an image is sampled, in numbers that kernels and plans share: boundaries, padding, smoothing, centred voxels.
+
+Boundary modes are named as in SciPy: how a coordinate beyond the ends of an image maps to a voxel. Pure.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +16,10 @@ from linumpy.arrays import Array
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 #: Upper bound of the rounding error of a coordinate, in voxels.
 ROUNDING = 1e-6
+#: Voxels by which SciPy pads an image before it filters for mode "nearest".
+SPLINE_PAD = 12
+#: Standard deviations at which a Gaussian is cut, as in SciPy's gaussian_filter.
+_TRUNCATE = 4.0
 
 
 def snap_to_edges(coordinates: Array, size: int) -> None:
@@ -60,3 +70,38 @@ def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     if mode == "reflect":
         return np.minimum(inside, length - 1 - inside)
     return np.minimum(inside, length - inside) if mode == "mirror" else inside
+
+
+def gaussian_radius(sigma: float) -> int:
+    """Return the radius in voxels of a Gaussian of `sigma` voxels, as in SciPy."""
+    return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
+
+
+def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Compute the standard deviations of the Gaussian that smooths a source before it is sampled through a matrix.
+
+    In voxels, for each axis of the source: (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not
+    coarser. The scale is the length of the axis's row of the matrix: how far one voxel of the output reaches along that
+    axis of the source.
+    """
+    lengths = []
+    for row in matrix:
+        steps = [abs(m) for m in row if m]
+        lengths.append(steps[0] if len(steps) == 1 else math.hypot(*steps))
+    return tuple(max(0.0, (length - 1) / 2) for length in lengths)
+
+
+def centred(old: float, new: float) -> tuple[float, float]:
+    """Map voxels along one axis without changing the extent: the centre of new voxel i is at old factor × i + offset.
+
+    Parameters
+    ----------
+    old, new : float
+        Voxels of the source and of the output; or spacings of the output and of the source.
+
+    Returns
+    -------
+    factor, offset : float
+        The offset is computed by one division, so that a coordinate of exactly 0 is not rounded below 0.
+    """
+    return old / new, (old - new) / (2 * new)

@@ -161,7 +161,7 @@ class ArrayLayout:
     codecs : tuple of str
         Names of the codecs of an (inner) chunk, in the order of encoding.
     unsupported : str or None
-        Why linumpy's reader cannot read this array; None if it can.
+        Why the native core cannot read this array; None if it can.
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
     grid : str
@@ -174,6 +174,8 @@ class ArrayLayout:
         For an array in a ZIP file: the entries of its chunks (or shards). `root` then leads into the ZIP file.
     remote : RemoteArray or None
         For an array that is neither in local files nor in a ZIP file that the core reads.
+    array : zarr.Array or None
+        The array, for zarr-python, where linumpy's reader does not support it.
     """
 
     name: str
@@ -194,6 +196,7 @@ class ArrayLayout:
     lengths: tuple[np.ndarray, ...] | None = field(default=None, compare=False, repr=False)
     entries: StoredEntries | None = field(default=None, compare=False, repr=False)
     remote: RemoteArray | None = field(default=None, compare=False, repr=False)
+    array: Any = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> int:

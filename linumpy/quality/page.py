@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from linumpy import __version__
 from linumpy.io.output.results import JSON
 from linumpy.mosaic.io.figures import draw_positions
 from linumpy.pictures import render, scale_bar_label, scale_bar_um
@@ -38,6 +37,7 @@ from linumpy.quality.overview import Cells, Column, draw_cells, layout_of
 from linumpy.quality.run_folder import RunFolder
 from linumpy.quality.stack_parts import Match
 from linumpy.registration.positions import TilePositions
+from linumpy.version import __version__
 
 if TYPE_CHECKING:
     from PIL.Image import Image

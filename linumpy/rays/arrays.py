@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array, require_cuda
+from linumpy.arrays import Array, is_device_array
+from linumpy.device import require_cuda
 
 _HOSTS = (1, 3, 11)  # DLPack's device types of host memory: CPU, and pinned by CUDA or ROCm
 

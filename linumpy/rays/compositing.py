@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
 from linumpy.rays.arrays import are_on_device, check_array
 

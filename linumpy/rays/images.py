@@ -13,8 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.arrays import Array, array_module, is_device_array, to_host
 from linumpy.gpu.kernels import Uploaded, address_of, uploaded
 from linumpy.rays.arrays import as_array, check_cdf
 

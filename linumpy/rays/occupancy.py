@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.arrays import Array, array_module, is_device_array, to_host
 from linumpy.errors import SourceError
-from linumpy.io.ngff.axes import Spacing
 from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD
+
+if TYPE_CHECKING:
+    from linumpy.io.ngff.axes import Spacing
 
 _VOXELS = GRID_SIZE**3
 _MAX_MIPS = 8

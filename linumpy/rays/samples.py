@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.rays import launch
 from linumpy.rays.arrays import are_on_device, as_array, check_array, check_cdf, whole_number
 from linumpy.rays.cameras import NUMBERS_PER_RAY, DrawnRays, draw_rays

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy import __version__
 from linumpy.errors import SourceError
 from linumpy.io.output.files import check_file, replacing
 from linumpy.io.output.results import JSON, notes_of, read_result, write_result
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
+from linumpy.version import __version__
 
 #: Columns of a CSV table; `present` is 1 or 0.
 COLUMNS = ("row", "column", "y", "x", "present")

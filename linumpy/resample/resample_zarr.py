@@ -28,9 +28,9 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, open_source_volumes
+from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.encode.encoding import BY_CODEC
-from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
-from linumpy.renamed import renamed_parameter
+from linumpy.plan.grid.blocks import AffineGrid, Block
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
 from linumpy.resample.cluster import client_of
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 
-@renamed_parameter("source_spacing", "spacing")
 def resample_zarr(
     source: Source,
     target: str | Path,

@@ -16,7 +16,6 @@ from typing import Any
 
 import zarr
 
-from linumpy import __version__
 from linumpy.errors import SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.source import describe_source, local_store, name_on_disk
@@ -27,6 +26,7 @@ from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
+from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, create_labels_group, plan_image
 
 

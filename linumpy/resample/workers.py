@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from linumpy import __version__
 from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.paths import split_archive
 from linumpy.io.stores.zips import ArchiveStore
 from linumpy.resample.cluster import carry_out_on
+from linumpy.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

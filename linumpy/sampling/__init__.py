@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from linumpy.renamed import renamed_parameter
 from linumpy.sampling.arguments import Buffer
 from linumpy.sampling.field import Field
+from linumpy.sampling.renamed import renamed_parameter
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -195,6 +195,6 @@ def sample_dataset(
         Of coords (batch_size, 3) and values (batch_size, channels), new tensors for each batch. A pass continues the
         sampler's stream. Not for worker processes: use ``DataLoader(dataset, batch_size=None)``.
     """
-    from linumpy.sampling.torch_dataset import make_dataset
+    from linumpy.sampling.sampler import make_dataset
 
     return make_dataset(sampler, batch_size, batches, order)

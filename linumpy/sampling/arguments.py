@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import require_cuda
 
 #: Memory that a caller passes: a pointer, or a NumPy, CuPy, torch or DLPack array.
@@ -28,33 +29,9 @@ MAX_SAMPLES = 2**33
 _HOST_MEMORY = (1, 3)
 
 
-def as_integer(name: str, value: object, low: int, high: int, meaning: str) -> int:
-    """Check an integer argument.
-
-    Parameters
-    ----------
-    name, meaning : str
-        Name of the argument, and what it is, for errors.
-    value : int
-        Floats and strings are refused, not converted.
-    low, high : int
-        The smallest and the largest value that are allowed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `value` is not an integer; it is too small or too large.
-    """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r}: give an integer, the {meaning}")
-    if not low <= int(value) <= high:
-        raise ValueError(f"{name}={value}: give the {meaning}, from {low} to {high}")
-    return int(value)
-
-
 def as_count(count: object) -> int:
     """Check the number of samples of a call."""
-    return as_integer("count", count, 0, MAX_SAMPLES, "number of samples")
+    return integer("count", count, 0, MAX_SAMPLES, meaning="the number of samples")
 
 
 def is_torch(array: object) -> bool:
@@ -75,30 +52,9 @@ def view_of(
 ) -> Array:
     """Return an argument as an array.
 
-    Parameters
-    ----------
-    buffer : int or array
-        A pointer, or an array. How many bytes a pointer refers to is not checked: `shape` and `dtype` decide.
-    name : str
-        Name of the argument, for errors.
-    shape : tuple of int
-        Required shape; an array may lack the first axis if its length is 1.
-    dtype : dtype
-        Required dtype.
-    device : int or None
-        Number of the device on which the array must lie; None: host memory.
-    writes : bool
-        Whether the sampler writes to the array: a read-only NumPy array is then refused.
-
-    Returns
-    -------
-    ndarray
-        C-contiguous; NumPy for host memory, else CuPy.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The argument has another type, dtype, shape, memory or strides, or is read-only.
+    An array may lack the first axis of `shape` if its length is 1. How many bytes a pointer refers to is not checked:
+    `shape` and `dtype` decide. With `writes`, a read-only array is refused. The result is C-contiguous; NumPy in host
+    memory, where `device` is None, else CuPy.
     """
     dtype = np.dtype(dtype)
     if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):
@@ -168,26 +124,19 @@ def _from_pointer(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dty
     if device is None:
         memory: Any = (ctypes.c_byte * nbytes).from_address(pointer)
         return np.frombuffer(memory, dtype).reshape(shape)
-    owner = _device_of_pointer(pointer)
-    if owner is None:
-        raise ValueError(
-            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
-        )
-    if owner != device:
-        raise ValueError(f"{name} is a pointer into device {owner}; this sampler works on device {device}")
-    return _on_device(pointer, shape, dtype, device, None)
-
-
-def _device_of_pointer(pointer: int) -> int | None:
-    """Return the number of the device in whose memory a pointer lies; None for host memory."""
     from cupy.cuda import runtime
 
     try:
         attributes = runtime.pointerGetAttributes(pointer)
     except runtime.CUDARuntimeError:
-        return None
-    in_device_memory = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
-    return int(attributes.device) if int(attributes.type) in in_device_memory else None
+        attributes = None
+    if attributes is None or int(attributes.type) not in (2, 3):  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
+        raise ValueError(
+            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
+        )
+    if attributes.device != device:
+        raise ValueError(f"{name} is a pointer into device {attributes.device}; this sampler works on device {device}")
+    return _on_device(pointer, shape, dtype, device, None)
 
 
 def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: int, owner: object) -> Array:

@@ -18,18 +18,20 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
-from linumpy.sampling.arguments import as_integer
+from linumpy.checks import integer
+from linumpy.device import require_cuda, to_host
+from linumpy.sampling.coordinates.draws import Draw, weighted
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.importance import weights_of
 from linumpy.sampling.raw_voxels import RawFile, check_range, to_device
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.sources import FileSource, PagedSource, Range, RawSource, SlabSource, ZarrSource
 from linumpy.sampling.volume import DeviceVolume
 from linumpy.sampling.voxel_field import check_spline_order
 
+#: Points along each axis at which ``importance="gradient"`` evaluates the field.
+_GRADIENT_POINTS = 96
 #: Names of the device in host memory.
 _HOST_NAMES = ("cpu", "openvkl")
 #: For each type of another program: the module of linumpy.sampling.fields, and the function that opens a field.
@@ -68,7 +70,7 @@ Opener = tuple[Callable[..., Any], Callable[[Evaluation, Any], Field]]
 
 
 def make_sampler(
-    kind: str, device: str, evaluation: Evaluation, drawing: Drawing, source: dict[str, object], interpolation: str
+    kind: str, device: str, evaluation: Evaluation, drawing: Drawing, source: dict[str, Any], interpolation: str
 ) -> Sampler:
     """Make a sampler; see :func:`linumpy.sampling.create_sampler`."""
     if interpolation != "exact":
@@ -79,6 +81,9 @@ def make_sampler(
     evaluation = dataclasses.replace(evaluation, spline_order=0 if evaluation.labels else evaluation.spline_order)
     record, opener = _opener(kind, device)
     spacing = source.pop("spacing", None) if kind in _VOXELS else None
+    steps = None if spacing is None else tuple(float(step) for step in spacing)
+    if steps is not None and (len(steps) != 3 or not all(step > 0 for step in steps)):
+        raise ValueError(f"spacing={spacing!r}: give three numbers above 0, along x, y and z")
     _check_names(kind, record, source)
     cupy = require_cuda() if device.startswith("cuda") else None
     number = None if cupy is None else int(cupy.cuda.runtime.getDevice())
@@ -96,7 +101,7 @@ def make_sampler(
         weights=weights,
         strata=drawing.strata,
         window=drawing.window,
-        spacing=_checked_spacing(spacing),
+        spacing=steps,
     )
 
 
@@ -134,14 +139,6 @@ def _check_names(kind: str, record: Callable[..., object], source: dict[str, obj
     if unknown or missing:
         problem = f"unknown argument {unknown[0]!r}" if unknown else f"argument {missing[0]!r} is missing"
         raise TypeError(f"{problem}: type {kind!r} takes {', '.join(parameters)} on this device")
-
-
-def _raw_on_device(evaluation: Evaluation, source: RawSource) -> Field:
-    return on_device(source.voxels(), check_range(source.range), evaluation)
-
-
-def _raw_on_host(evaluation: Evaluation, source: RawSource) -> Field:
-    return on_host(source.host_voxels(), check_range(source.range), evaluation)
 
 
 def _mapped(evaluation: Evaluation, source: FileSource) -> Field:
@@ -186,9 +183,8 @@ def _zarr_on_device(evaluation: Evaluation, source: ZarrSource) -> Field:
 def _zarr_on_host(evaluation: Evaluation, source: ZarrSource) -> Field:
     from linumpy.sampling import zarr_volumes
 
-    return on_host(
-        zarr_volumes.read_channels(zarr_volumes.open_channels(source)), check_range(source.range), evaluation
-    )
+    voxels = zarr_volumes.read_channels(zarr_volumes.open_channels(source))
+    return on_host(voxels, check_range(source.range), evaluation)
 
 
 def _zarr_pages(evaluation: Evaluation, source: PagedSource) -> Field:
@@ -203,8 +199,8 @@ def _zarr_pages(evaluation: Evaluation, source: PagedSource) -> Field:
 
 _VOXELS: dict[str, dict[str, Opener]] = {
     "structuredRegular": {
-        "cuda": (RawSource, _raw_on_device),
-        "cpu": (RawSource, _raw_on_host),
+        "cuda": (RawSource, lambda given, source: on_device(source.voxels(), check_range(source.range), given)),
+        "cpu": (RawSource, lambda given, source: on_host(source.host_voxels(), check_range(source.range), given)),
         "virtual_memory": (FileSource, _mapped),
         "out_of_core": (SlabSource, _in_slabs),
     },
@@ -267,7 +263,7 @@ def _setting(argument: str, value: int | None, variable: str, default: int) -> i
         if not (text.isascii() and text.isdigit()):
             raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
         argument, value = f"in the environment {variable}", int(text)
-    return default if value is None else as_integer(argument, value, 1, 2**31, "number of slabs")
+    return default if value is None else integer(argument, value, 1, 2**31, meaning="the number of slabs")
 
 
 def _print_source(file: RawFile, low_high: Range, cache: str) -> None:
@@ -278,10 +274,42 @@ def _print_source(file: RawFile, low_high: Range, cache: str) -> None:
     print(f"{file.filename}: {x} × {y} × {z} {file.dtype}{suffix}, {place}, {values}; {cache}")
 
 
-def _checked_spacing(spacing: Any) -> tuple[float, ...] | None:
-    if spacing is None:
+def weights_of(field: Field, mask: Array | None, importance: Array | str | None, device: int | None) -> Draw | None:
+    """Return how points are drawn by `mask` or `importance`; None if both are None: points are uniform."""
+    if mask is not None and importance is not None:
+        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
+    if mask is not None:
+        voxels = to_host(mask)
+        if voxels.dtype.kind == "f" and np.isnan(voxels).any():
+            raise ValueError("mask holds NaN, which is neither inside nor outside: give 0 or another number")
+        return weighted(voxels != 0)
+    if importance is None:
         return None
-    steps = tuple(float(step) for step in spacing)
-    if len(steps) != 3 or not all(step > 0 for step in steps):
-        raise ValueError(f"spacing={spacing!r}: give three numbers above 0, along x, y and z")
-    return steps
+    if isinstance(importance, str):
+        if importance != "gradient":
+            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
+        return weighted(gradient_density(field, device))
+    return weighted(to_host(importance).astype(np.float64))
+
+
+def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
+    """Compute the mean gradient magnitude of a field in each cell of a grid: (points / 4,) * 3, (Z, Y, X).
+
+    The field is evaluated at `points` points along each axis, a multiple of 4. A tenth of the mean of all cells (1 for
+    a constant field) is added, so that every cell is sampled.
+    """
+    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
+    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
+    coords = np.stack([x, y, z], -1).reshape(-1, 3)
+    values = np.empty((field.n_channels, len(coords)), field.values_dtype)
+    if device is None:
+        field.decode(coords, values)
+    else:
+        cupy = require_cuda()
+        values_on_device = cupy.empty(values.shape, values.dtype)
+        field.decode(cupy.asarray(coords), values_on_device)
+        values = values_on_device.get()
+    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
+    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
+    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
+    return coarse + (coarse.mean() * 0.1 or 1.0)

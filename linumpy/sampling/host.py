@@ -40,24 +40,11 @@ def along(u: np.ndarray, size: int) -> Position:
     return cell, position.astype(np.float32)
 
 
-def slope_along(u: np.ndarray, size: int) -> np.ndarray:
-    """Return the factor from slopes per voxel to slopes per unit of the cube; 0 beyond the outermost centres."""
-    position = u * np.float64(size) - 0.5
-    return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
-
-
 class HostVolume(VoxelField):
     """A volume in host memory.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X), any real dtype; C-contiguous. Not copied for spline orders 0 and 1; a cubic spline keeps
-        float32 coefficients instead.
-    spline_order, low_high, value_range, labels
-        As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
-    check : callable, optional
-        Called before each evaluation; raises if the voxels cannot be read.
+    `voxels`, (C, Z, Y, X), may have any real dtype. They are not copied for spline orders 0 and 1; a cubic spline keeps
+    float32 coefficients instead. `check` is called before each evaluation, and raises if the voxels cannot be read.
     """
 
     def __init__(
@@ -95,7 +82,11 @@ class HostVolume(VoxelField):
             out[channel] = value
             if gradient is not None:
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
-                    gradient[channel, 2 - axis] = slope * slope_along(coords[:, 2 - axis], size)
+                    u = coords[:, 2 - axis]
+                    position = u * np.float64(size) - 0.5
+                    # Slopes per voxel become slopes per unit of the cube; 0 beyond the outermost centres.
+                    per_unit = np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
+                    gradient[channel, 2 - axis] = slope * per_unit
 
     def _take(self, channel: int, index: np.ndarray, offset: int = 0) -> np.ndarray:
         flat = self._flat[channel, offset:]
@@ -152,24 +143,9 @@ def linear(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Interpolate between eight voxels.
 
-    Parameters
-    ----------
-    take : callable
-        ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32.
-    positions : list
-        For each axis (z, y, x) the cells, counted from the first voxel of the box, and the fractions; see
-        :func:`along`.
-    dims : tuple of int
-        Voxels of the box along z, y and x.
-    has_slopes : bool
-        Whether to compute derivatives, too.
-
-    Returns
-    -------
-    values : ndarray
-        Values of the points.
-    slopes : list of ndarray
-        With `has_slopes`: derivatives along z, y and x, per voxel; else empty.
+    ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32. `positions` has
+    the cells, counted from the first voxel of the box, and the fractions along each axis (z, y, x), see :func:`along`.
+    With `has_slopes`, the list has the derivatives along z, y and x, per voxel; else it is empty.
     """
     (z, fz), (y, fy), (x, fx) = positions
     index = (z * dims[1] + y) * dims[2] + x

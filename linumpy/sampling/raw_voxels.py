@@ -35,24 +35,12 @@ _PART_NBYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class RawFile:
-    """Voxels in a file without a header.
+    """Voxels in a file without a header."""
 
-    Attributes
-    ----------
-    filename : str
-        Path of the file.
-    shape : tuple of int
-        (C, Z, Y, X): channels lie one after another, x fastest.
-    dtype : dtype
-        dtype of the voxels, with their byte order.
-    offset : int
-        Bytes before the first voxel.
-    """
-
-    filename: str
-    shape: tuple[int, int, int, int]
-    dtype: np.dtype
-    offset: int
+    filename: str  # path of the file
+    shape: tuple[int, int, int, int]  # (C, Z, Y, X): channels lie one after another, x fastest
+    dtype: np.dtype  # dtype of the voxels, with their byte order
+    offset: int  # bytes before the first voxel
 
     @property
     def nbytes(self) -> int:
@@ -91,13 +79,7 @@ class RawFile:
 
 
 def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
-    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order.
-
-    Raises
-    ------
-    ValueError
-        Not a dtype, or a dtype whose voxels are not sampled.
-    """
+    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order."""
     try:
         checked = np.dtype(_DTYPE_ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
@@ -169,21 +151,9 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
 def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
     """Copy voxels to device memory, part by part; a CuPy array is copied only if order or dtype must change.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
-    low_high : (float, float) or None
-        The range that is mapped to 0 to 1; None with `labels`.
-    labels : bool
-        Whether voxels are labels, which become int32.
-
-    Returns
-    -------
-    array : ndarray
-        CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
-    is_normalised : bool
-        Whether `low_high` has been applied; if not, kernels apply it.
+    `voxels`, (C, Z, Y, X), are NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled; labels
+    become int32. Returns a C-contiguous CuPy array, and whether `low_high`, the range that is mapped to 0 to 1, has
+    been applied; if not, kernels apply it.
     """
     import cupy
 
@@ -191,7 +161,10 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     if isinstance(voxels, cupy.ndarray):
         if labels or kept:
             return cupy.ascontiguousarray(voxels.astype(np.int32, copy=False) if labels else voxels), False
-        return _normalised_on_device(voxels, low_high), low_high is not None
+        result = cupy.empty(voxels.shape, np.float32)
+        for source, out in zip(voxels, result, strict=True):
+            out[...] = normalised(source, low_high)
+        return result, low_high is not None
     native = voxels.dtype.newbyteorder("=")
     target = native if kept else np.dtype(np.int32 if labels else np.float32)
     target_voxels = cupy.empty(voxels.shape, target)
@@ -203,12 +176,3 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
                 np.ascontiguousarray(cast_elements(part, target) if kept or labels else normalised(part, low_high))
             )
     return target_voxels, low_high is not None and not kept
-
-
-def _normalised_on_device(voxels: Array, low_high: tuple[float, float] | None) -> Array:
-    import cupy
-
-    result = cupy.empty(voxels.shape, np.float32)
-    for source, out in zip(voxels, result, strict=True):
-        out[...] = normalised(source, low_high)
-    return result

@@ -8,34 +8,35 @@ default is a call, and a field with an order of its own may draw them differentl
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import threading
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling.arguments import (
     MAX_SAMPLES,
     Buffer,
     as_count,
-    as_integer,
     dtype_name,
     is_torch,
     stream_of,
     view_of,
 )
-from linumpy.sampling.coordinates import draws, weighted
+from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import Window, make_window
 from linumpy.sampling.coordinates.draws import Draw
 from linumpy.sampling.coordinates.generator import Use, key_of
-from linumpy.sampling.coordinates.weighted import OrderedCells
 from linumpy.sampling.field import ORDERS, Field
 
-_SIXTEEN_BITS = ("float16", "bfloat16")
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset as TorchDataset
 
 
 class Sampler:
@@ -80,7 +81,7 @@ class Sampler:
         self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
         if window is not None:
-            window = as_integer("window", window, 1, MAX_SAMPLES, "samples that are put in order together")
+            window = integer("window", window, 1, MAX_SAMPLES, meaning="the samples that are put in order together")
         self._window_size = window or field.window_size
         self._window: Uploaded | None = None
         self._used = 0  # number of samples of the window that calls have returned
@@ -196,8 +197,25 @@ class Sampler:
         """Dtype of the values: float32, or int32 for labels."""
         return self.field.values_dtype
 
-    def _values(self, buffer: Buffer, count: int) -> _Values:
-        return _Values(buffer, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
+    @contextlib.contextmanager
+    def _values(self, buffer: Buffer, count: int) -> Iterator[Array]:
+        """Yield the caller's values as an array of the field's dtype; convert float32 to 16-bit values afterwards."""
+        shape, dtype = (self.n_channels(), count), self.values_dtype
+        if dtype_name(buffer, "float32") not in ("float16", "bfloat16") or dtype != np.float32:
+            yield view_of(buffer, "values", shape, dtype, self.device)
+            return
+        values = self._xp.empty(shape, np.float32)
+        if not is_torch(buffer):
+            target = view_of(buffer, "values", shape, np.float16, self.device)
+            yield values
+            target[...] = values
+            return
+        import torch
+
+        # NumPy has no bfloat16: a view as int16 serves to check memory and shape.
+        view_of(buffer.detach().view(torch.int16), "values", shape, np.int16, self.device)
+        yield values
+        buffer.detach().copy_(torch.from_dlpack(values).reshape(buffer.shape))
 
     def _checked_order(self, order: str) -> str:
         if order not in ORDERS:
@@ -238,7 +256,9 @@ class Sampler:
         while done < len(coords):
             size = self._window_size or min(len(coords) - done, MAX_SAMPLES)
             if self._window is None or self._used == self._window.value.total:
-                self._window, self._used = self._new_window(size), 0
+                first, self._next = self._next, self._next + size
+                window = make_window(self.field.boxes, self._key, first, size, self._xp)
+                self._window, self._used = self._uploaded(window), 0
             window = self._window.get()
             part = min(len(coords) - done, window.total - self._used)
             points = coords[done : done + part]
@@ -254,55 +274,43 @@ class Sampler:
         if self._weights is None:
             self.field.sample_window(window, self._used, coords, values)
         else:
-            weighted.draw(window, self._ordered_cells(self._weights), self._used, coords)
+            if self._cells is None:
+                self._cells = self._uploaded(draws.in_order(self._weights, self.field.boxes).moved(self._xp))
+            draws.draw_in_order(window, self._cells.get(), self._used, coords)
             self.field.decode(coords, values)
 
-    def _ordered_cells(self, weights: Draw) -> OrderedCells:
-        if self._cells is None:
-            cells = weighted.in_order(weights, self.field.boxes).moved(self._xp)
-            self._cells = Uploaded(cells, None) if self.device is None else uploaded(cells)
-        return self._cells.get()
-
-    def _new_window(self, size: int) -> Uploaded:
-        first, self._next = self._next, self._next + size
-        window = make_window(self.field.boxes, self._key, first, size, self._xp)
-        return Uploaded(window, None) if self.device is None else uploaded(window)
+    def _uploaded(self, tables: Any) -> Uploaded:
+        """Return arrays as other streams may use them, too."""
+        return Uploaded(tables, None) if self.device is None else uploaded(tables)
 
 
-@dataclasses.dataclass
-class _Values:
-    """The caller's values as an array of the field's dtype; 16-bit values are converted from float32 on exit."""
+def make_dataset(
+    sampler: Sampler, batch_size: int, batches: int | None, order: str | None
+) -> TorchDataset[tuple[Buffer, Buffer]]:
+    """Make the dataset; see :func:`linumpy.sampling.sample_dataset`."""
+    import torch
+    from torch.utils.data import IterableDataset, get_worker_info
 
-    buffer: Buffer
-    shape: tuple[int, int]
-    dtype: np.dtype
-    device: int | None
-    xp: ModuleType
+    if batch_size < 1 or (batches is not None and batches < 0):
+        raise ValueError(f"batch_size={batch_size}, batches={batches}: give 1 or more samples, and 0 or more batches")
+    device = "cpu" if sampler.device is None else f"cuda:{sampler.device}"
+    dtype = {"float32": torch.float32, "int32": torch.int32}[str(sampler.values_dtype)]
 
-    def __enter__(self) -> Array:
-        self._float32: Array | None = None
-        if dtype_name(self.buffer, "float32") not in _SIXTEEN_BITS or self.dtype != np.float32:
-            return view_of(self.buffer, "values", self.shape, self.dtype, self.device)
-        self._target = self._sixteen_bits()
-        self._float32 = self.xp.empty(self.shape, np.float32)
-        return self._float32
+    class SampleDataset(IterableDataset):
+        """Batches (coords, values) of a sampler."""
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._float32 is None or kind is not None:
-            return
-        if is_torch(self.buffer):
-            import torch
+        def __reduce__(self) -> NoReturn:
+            raise not_pickled(self, "DataLoader(num_workers=0) takes it")
 
-            source = torch.from_dlpack(self._float32).reshape(self.buffer.shape)
-            self.buffer.detach().copy_(source)
-        else:
-            self._target[...] = self._float32
+        def __iter__(self) -> Iterator[tuple[Buffer, Buffer]]:
+            if get_worker_info() is not None:
+                raise RuntimeError("a sampler is not for worker processes: make the DataLoader with num_workers=0")
+            done = 0
+            while batches is None or done < batches:
+                coords = torch.empty((batch_size, 3), dtype=torch.float32, device=device)
+                values = torch.empty((sampler.n_channels(), batch_size), dtype=dtype, device=device)
+                sampler.sample_into(coords, values, batch_size, order)
+                yield coords, values.T
+                done += 1
 
-    def _sixteen_bits(self) -> Array:
-        if is_torch(self.buffer):
-            # NumPy has no bfloat16: a view as int16 serves to check memory and shape.
-            import torch
-
-            bits = self.buffer.detach().view(torch.int16)
-            return view_of(bits, "values", self.shape, np.int16, self.device)
-        return view_of(self.buffer, "values", self.shape, np.float16, self.device)
+    return SampleDataset()

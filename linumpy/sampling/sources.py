@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import is_device_array
-from linumpy.sampling.arguments import Buffer, as_integer, from_dlpack
+from linumpy.sampling.arguments import Buffer, from_dlpack
 from linumpy.sampling.raw_voxels import RawFile, as_channels, check_range, checked_dims, raw_dtype
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class FileSource:
         if self.dims is None or self.dtype is None:
             raise ValueError("a file of raw voxels has no header: give dims=[Dx, Dy, Dz] and dtype=")
         x, y, z = checked_dims(self.dims)
-        channels = as_integer("n_channels", self.n_channels, 1, 2**31, "number of volumes in the file")
-        offset = as_integer("offset", self.offset, 0, 2**62, "bytes before the first voxel")
+        channels = integer("n_channels", self.n_channels, 1, 2**31, meaning="the number of volumes in the file")
+        offset = integer("offset", self.offset, 0, 2**62, meaning="the bytes before the first voxel")
         return RawFile(os.fspath(self.filename), (channels, z, y, x), raw_dtype(self.dtype, self.is_big_endian), offset)
 
     def needed_range(self) -> Range:

@@ -32,7 +32,10 @@ def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH)
         for begin in range(start, stop, batch):
             part(begin, min(begin + batch, stop))
 
-    run_parts(_executor(), run, [(start, min(start + each, count)) for start in range(0, count, each)])
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():  # a forked child makes new threads
+        _pool = os.getpid(), ThreadPoolExecutor(usable_cores(), thread_name_prefix="linumpy-sampling")
+    run_parts(_pool[1], run, [(start, min(start + each, count)) for start in range(0, count, each)])
 
 
 def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
@@ -48,11 +51,3 @@ def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges
         for call in calls:
             call.cancel()
         wait(calls)
-
-
-def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked child makes new ones."""
-    global _pool
-    if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), ThreadPoolExecutor(usable_cores(), thread_name_prefix="linumpy-sampling")
-    return _pool[1]

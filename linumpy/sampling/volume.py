@@ -54,52 +54,29 @@ assert VOLUME_RECORD.itemsize == 72
 
 @dataclass(frozen=True)
 class Shape:
-    """Launch parameters of the kernels; the defaults come from measurements on an H200.
+    """Launch parameters of the kernels; the defaults come from measurements on an H200."""
 
-    Attributes
-    ----------
-    groups : int
-        Samples that a lane of the kernel ``sample`` evaluates at the same time.
-    blocks, box_blocks : int
-        Minimum number of resident blocks per multiprocessor, which limits registers: of the kernel ``sample``, and of
-        ``sample_boxes``.
-    ahead : int
-        When ``sample`` reads the coordinates of the next tile: 0, when they are needed; 1, before the current tile is
-        evaluated; 2, the same, but it prefetches them into the L2 cache.
-    box_voxels : int
-        Largest number of voxels of a box in shared memory.
-    box_threads : int
-        Threads of a block of ``sample_boxes``.
-    box_copies : bool
-        Whether ``sample_boxes`` copies float32 voxels into shared memory without passing through registers.
-    """
-
-    groups: int = 4
+    groups: int = 4  # samples that a lane of the kernel ``sample`` evaluates at the same time
+    #: Minimum number of resident blocks per multiprocessor, which limits registers: of the kernel ``sample``, and of
+    #: ``sample_boxes``.
     blocks: int = 3
+    #: When ``sample`` reads the coordinates of the next tile: 0, when they are needed; 1, before the current tile is
+    #: evaluated; 2, the same, but it prefetches them into the L2 cache.
     ahead: int = 2
-    box_voxels: int = BOX_VOXELS
-    box_threads: int = 384
+    box_voxels: int = BOX_VOXELS  # largest number of voxels of a box in shared memory
+    box_threads: int = 384  # threads of a block of ``sample_boxes``
     box_blocks: int = 3
+    #: Whether ``sample_boxes`` copies float32 voxels into shared memory without passing through registers.
     box_copies: bool = True
 
 
 class DeviceVolume(VoxelField):
     """A volume in device memory.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. Not copied for
-        spline orders 0 and 1; a cubic spline keeps float32 coefficients instead.
-    spline_order, low_high, value_range, labels
-        As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
-    layout : str, optional
-        One of :data:`LAYOUTS`, for a linear spline: a copy in which random points cost fewer reads. By default the
-        layout with the fewest reads that fits into `memory_limit`; layouts that fit into the L2 cache come first.
-    memory_limit : int, optional
-        Largest size of the copy in bytes, without `layout`; by default a quarter of the free device memory.
-    shape : Shape
-        Launch parameters of the kernels.
+    `voxels`, (C, Z, Y, X), are C-contiguous, of a dtype of :data:`KEPT`, or int32 for labels. They are not copied for
+    spline orders 0 and 1; a cubic spline keeps float32 coefficients instead. For a linear spline, `layout` names a copy
+    in which random points cost fewer reads: by default the one with the fewest that fits into `memory_limit` bytes,
+    which are a quarter of the free device memory by default; layouts that fit into the L2 cache come first.
     """
 
     def __init__(

@@ -64,20 +64,9 @@ def finite_range(*arrays: np.ndarray) -> tuple[float, float]:
 class VoxelField(Field):
     """A volume that a nearest, linear or cubic spline interpolates.
 
-    Parameters
-    ----------
-    voxels : ndarray
-        Shape (C, Z, Y, X).
-    spline_order : int
-        0, 1 or 3.
-    low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), clipped to 0 to 1.
-    value_range : (float, float), optional
-        Range of decoded values; by default 0 to 1 with `low_high`, else the range of the voxels.
-    labels : bool
-        Whether values are int32, of the nearest voxel.
-    box_voxels : int
-        Largest number of voxels that interpolation in a box of :attr:`boxes` may need.
+    `voxels` has shape (C, Z, Y, X). With `low_high` they become (v - low) / (high - low), clipped to 0 to 1.
+    `value_range`, of decoded values, is then 0 to 1 by default, else the range of the voxels. `box_voxels` is the
+    largest number of voxels that interpolation in a box of :attr:`boxes` may need.
     """
 
     def __init__(

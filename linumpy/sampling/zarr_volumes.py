@@ -13,11 +13,12 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
+from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
-from linumpy.sampling.arguments import MAX_SAMPLES, as_integer
+from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.paging.page_cache import PageCache
 from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
@@ -32,21 +33,8 @@ _PRECISION = 1e-6
 def open_channels(source: ZarrSource) -> list[Volume]:
     """Open the channels of an image or an array, without reading voxels.
 
-    Parameters
-    ----------
-    source : ZarrSource
-        An array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose metadata
-        names its axes.
-
-    Returns
-    -------
-    list of Volume
-        A volume for each channel; all have the same shape and dtype.
-
-    Raises
-    ------
-    ValueError
-        Wrong or missing axes, channel or time; an axis is empty.
+    `source`: an array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose
+    metadata names its axes. Returns a volume for each channel; all have the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
@@ -131,20 +119,9 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
     """Open a volume whose pages are read when they are needed.
 
-    Parameters
-    ----------
-    source : PagedSource
-        Defaults: `cache_bytes` is a quarter of the free device memory; `ahead` samples take half of `cache_bytes` (4
-        bytes per sample and channel) but are at least 2^16; `reader` is a new one.
-    window : int, optional
-        As for :class:`~linumpy.sampling.paging.pages.PagedVolume`.
-    xp : module, optional
-        CuPy, the default, or NumPy in tests.
-
-    Raises
-    ------
-    ValueError
-        An image of two axes; a range that float32 cannot resolve; `cache_bytes` for fewer than 16 pages.
+    By default `cache_bytes` is a quarter of the free device memory, `ahead` samples take half of it (4 bytes per sample
+    and channel) but are at least 2^16, and `reader` is a new one. `window` as for
+    :class:`~linumpy.sampling.paging.pages.PagedVolume`. `xp` is CuPy by default, or NumPy in tests.
     """
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
@@ -155,9 +132,9 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     kept = first.dtype.str[1:] in KEPT
     _check_precision(low_high, kept)
     if cache_bytes is not None:
-        cache_bytes = as_integer("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
+        cache_bytes = integer("cache_bytes", cache_bytes, 1, 2**62, meaning="the bytes of device memory for pages")
     if ahead is not None:
-        ahead = as_integer("ahead", ahead, 1, MAX_SAMPLES, "samples that are made in one pass over the volume")
+        ahead = integer("ahead", ahead, 1, MAX_SAMPLES, meaning="the samples that are made in one pass over the volume")
     if xp is None:
         xp = require_cuda()
     if reader is None:
@@ -169,14 +146,21 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
     voxel = len(volumes) * dtype.itemsize
     page = page_shape(first.shape, first.chunks)
-    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _count_pages(first.shape, page) + 16)
+    pages = math.prod(-(-n // p) for n, p in zip(first.shape, page, strict=True))
+    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * pages + 16)
+    if low_high:
+        value_range = 0.0, 1.0
+    elif first.dtype.kind == "f":  # the range of the voxels is unknown until the whole volume is read
+        value_range = -math.inf, math.inf
+    else:
+        value_range = float(np.iinfo(first.dtype).min), float(np.iinfo(first.dtype).max)
     dims = (first.shape[0], first.shape[1], first.shape[2])
     cache = PageCache(volumes, plan_paging(dims, first.chunks, slots), slots, dtype, reader, xp)
     return PagedVolume(
         cache,
         xp,
         low_high=low_high,
-        value_range=(0.0, 1.0) if low_high else _known_range(first.dtype),
+        value_range=value_range,
         ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
         window=window,
     )
@@ -195,14 +179,3 @@ def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
             f"range=({low}, {high}): float32 rounds such voxels by {rounding / (high - low):.1g} of the range; use "
             "device 'cuda' or 'cpu', which apply the range in float64"
         )
-
-
-def _count_pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
-    return math.prod(-(-n // p) for n, p in zip(shape, page, strict=True))
-
-
-def _known_range(dtype: np.dtype) -> tuple[float, float]:
-    """Return the range of a dtype: the range of the voxels is unknown until the whole volume is read."""
-    if dtype.kind == "f":
-        return -math.inf, math.inf
-    return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)

@@ -28,8 +28,8 @@ from linumpy.stream.errors import (
     StorageError,
     StreamError,
     TryAgain,
+    set_log_level,
 )
-from linumpy.stream.logs import set_log_level
 from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.stats import Metric, Stats
 from linumpy.stream.torch_dataset import torch_dataset

@@ -1,9 +1,13 @@
-"""Exceptions of a pipeline: one for each status, each also a subclass of the matching built-in exception."""
+"""Exceptions of a pipeline: one for each status, each also a subclass of the matching built-in exception.
+
+Also the log level, whose numbers are damacy's.
+"""
 
 from __future__ import annotations
 
 import enum
 import errno
+import logging
 from typing import ClassVar
 
 from linumpy.errors import ChunkError, LinumpyError
@@ -146,15 +150,8 @@ _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 def as_stream_error(error: BaseException, sample: object = None, what: str = "") -> StreamError:
     """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, and set it as the cause.
 
-    Parameters
-    ----------
-    error : BaseException
-        The error. A :class:`StreamError` is returned unchanged if it names its sample, or if neither `sample` nor
-        `what` is passed.
-    sample : Sample, optional
-        The faulty sample.
-    what : str, optional
-        The stage in which the error occurred.
+    A :class:`StreamError` is returned unchanged if it names its sample, or if neither `sample` nor `what`, the stage,
+    is passed.
     """
     if isinstance(error, StreamError):
         if error.sample is not None or (sample is None and not what):
@@ -189,3 +186,37 @@ def _error_class(error: BaseException) -> type[StreamError]:
     if isinstance(error, (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError)):
         return InvalidArgument
     return StorageError
+
+
+#: TRACE, DEBUG, INFO, WARN, ERROR and FATAL, by number.
+_LOG_LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+
+
+def set_log_level(level: int | str) -> None:
+    """Set the lowest level that :mod:`linumpy.stream` logs.
+
+    Parameters
+    ----------
+    level : int or str
+        0 to 5 for TRACE, DEBUG, INFO, WARN, ERROR, FATAL, or one of these names; or a level of :mod:`logging`, 10 or
+        more.
+
+    Raises
+    ------
+    InvalidArgument
+        `level` is another number or name.
+    """
+    number: int | None
+    if isinstance(level, str):
+        number = {"TRACE": _LOG_LEVELS[0], **logging.getLevelNamesMapping()}.get(level.upper())
+    elif isinstance(level, bool) or not isinstance(level, int):
+        number = None
+    elif 0 <= level < len(_LOG_LEVELS):
+        number = _LOG_LEVELS[level]
+    else:
+        number = level if level >= logging.DEBUG else None
+    if not number:
+        raise InvalidArgument(
+            f"level must be 0 (TRACE) to 5 (FATAL), a level of logging, or the name of one (got {level!r})"
+        )
+    logging.getLogger("linumpy.stream").setLevel(number)

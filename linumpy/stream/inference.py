@@ -204,7 +204,8 @@ def predict(
             if progress is None
             else nullcontext(progress)
         )
-        with shown as report, _on(target_device), _evaluating(model) as call:
+        on_device = target_device.xp.cuda.Device(target_device.index) if target_device.is_cuda else nullcontext()
+        with shown as report, on_device, _evaluating(model) as call:
             if limit is None:
                 free = free_memory() if target_device.is_cuda else host_memory()
                 limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
@@ -275,13 +276,13 @@ class _PredictionRun:
     def _stored_parts(self, time: int | None, box: tuple[slice, ...]) -> tuple[slice, ...]:
         """Return the indices of the chunks (or shards) of a box in space, with all channels."""
         lead = () if time is None else (slice(time, time + 1),)
-        lead = lead if self._task.written is None else (*lead, slice(0, self._task.written))
+        lead = lead if self._task.output_channels is None else (*lead, slice(0, self._task.output_channels))
         inner = (slice(s.start // unit, -(-s.stop // unit)) for s, unit in zip(box, self._units, strict=True))
         return (*lead, *inner)
 
     def _nbytes(self, box: tuple[slice, ...]) -> int:
         voxels = math.prod(side.stop - side.start for side in box)
-        return voxels * (self._task.written or 1) * self._image.dtype.itemsize
+        return voxels * (self._task.output_channels or 1) * self._image.dtype.itemsize
 
     def _blend(self, chunks: Chunks, time: int | None, box: tuple[slice, ...]) -> Blend:
         def write(region: tuple[slice, ...], block: Array) -> None:
@@ -322,7 +323,8 @@ def _config(
     if kind is Dtype.BF16:
         raise InvalidArgument(f"input_dtype must be f32, f16 or stored, since NumPy has no bfloat16 (got {dtype!r})")
     itemsize = kind.numpy(task.volumes.first.dtype).itemsize
-    nbytes = batch_size * task.inputs * math.prod(task.grid.shape) * max(itemsize, task.volumes.first.dtype.itemsize)
+    voxels = batch_size * task.input_channels * math.prod(task.grid.shape)
+    nbytes = voxels * max(itemsize, task.volumes.first.dtype.itemsize)
     return Config(
         batch_size=batch_size,
         host_buffer_bytes=_READER_NBYTES,
@@ -346,10 +348,6 @@ def _address(array: zarr.Array) -> str:
             f"{address} cannot be opened a second time: predict takes arrays in local folders and ZIP files, and URLs"
         )
     return address
-
-
-def _on(device: Device) -> AbstractContextManager[object]:
-    return device.xp.cuda.Device(device.index) if device.is_cuda else nullcontext()
 
 
 @contextmanager

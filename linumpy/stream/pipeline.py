@@ -14,13 +14,11 @@ from linumpy.device import resolve, usable_cores
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
 from linumpy.stream.batches.batch import Batch
-from linumpy.stream.batches.consumer import Batches, Consumer
-from linumpy.stream.batches.memory import Memory
+from linumpy.stream.batches.consumer import Batches, Consumer, progress_and_epochs, state_of
+from linumpy.stream.batches.memory import Memory, Stream
 from linumpy.stream.batches.producer import Producer
-from linumpy.stream.batches.state import progress_and_epochs, state_of
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError, as_stream_error
-from linumpy.stream.on_device import Stream
 from linumpy.stream.stats import Metric, Stats
 
 if TYPE_CHECKING:
@@ -64,6 +62,8 @@ class Pipeline:
     """
 
     def __init__(self, config: Config, *, reader: Reader | None = None) -> None:
+        from linumpy.gpu import Reader
+
         if not isinstance(config, Config):
             raise ArgumentTypeError(f"config must be a Config (got {type(config).__name__})")
         self.config = config
@@ -73,7 +73,9 @@ class Pipeline:
         self._stream: Stream | None = None
         try:
             self._memory = Memory(config.device_buffer_bytes, self.device_id)
-            self._reader = self._make_reader() if reader is None else reader
+            device_name = "cpu" if self.device_id is None else self.device_id
+            cache_bytes = config.allowed_cache_bytes
+            self._reader = reader or Reader(device_name, config.host_buffer_bytes, cache_bytes=cache_bytes, timed=True)
         except Exception as error:
             raise as_stream_error(error) from error
         if self.device_id is not None:
@@ -94,13 +96,6 @@ class Pipeline:
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send its config and the samples, and make a Pipeline there")
-
-    def _make_reader(self) -> Reader:
-        from linumpy.gpu import Reader
-
-        config = self.config
-        device = "cpu" if self.device_id is None else self.device_id
-        return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes, timed=True)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite.
@@ -219,7 +214,7 @@ class Pipeline:
         self._producer.check_open()
         with self._producer.changed:
             self._consumer.reset_metrics()
-            self._flush_wait, self._producer.submitter.planner.metric = Metric("flush_wait"), Metric("plan")
+            self._flush_wait, self._producer.submitter.metric = Metric("flush_wait"), Metric("plan")
             self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +242,7 @@ class Pipeline:
         producer = self._producer
         with producer.changed:
             producer.feed.start_at(progress.position, epochs)
-            producer.submitter.batch_id = progress.batch_id
+            producer.batch_id = progress.batch_id
         self._consumer.progress = progress
 
     def close(self) -> None:
@@ -273,7 +268,7 @@ class Pipeline:
         producer, consumer, reader = self._producer, self._consumer, self._reader.stats()
         times = reader.times
         return Stats(
-            plan=producer.submitter.planner.metric,
+            plan=producer.submitter.metric,
             io=Metric.summed("io", reader.slabs, reader.io_seconds, reader.bytes_read, reader.bytes_read),
             h2d=Metric.summed("h2d", times.copies, times.copy_seconds, times.copied_nbytes, times.copied_nbytes),
             decompress=Metric.summed("decompress", times.decoded, times.decode_seconds, 0, times.decoded_nbytes),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -17,46 +16,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy import __version__
 from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.source import name_on_disk
-from linumpy.io.volume import Volume, Volumes
-from linumpy.resample.identity import identify_data, unknown_data
+from linumpy.io.volume import Volumes
+from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.crops.stitch import CropGrid, Window, cast
 from linumpy.stream.errors import InvalidArgument
+from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, plan_image
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a new image from a source; "the image" is always the new image.
+    """The prediction of a new image from a source; `image` below means the output."""
 
-    Attributes
-    ----------
-    volumes : Volumes
-        The source.
-    grid : CropGrid
-        Crops along the axes of space.
-    window : str
-        Weights of the blending.
-    channels : int or None
-        Channels of the predictions; None if predictions have no axis of channels.
-    argmax : bool
-        Whether the image holds labels: the channel with the largest prediction.
-    model : str
-        Name of the model.
-    """
-
-    volumes: Volumes
-    grid: CropGrid
-    window: Window
-    channels: int | None
-    argmax: bool
-    model: str
+    volumes: Volumes  # the source
+    grid: CropGrid  # crops along the axes of space
+    window: Window  # weights of the blending
+    channels: int | None  # channels of the predictions; None if predictions have no axis of channels
+    argmax: bool  # whether the image holds labels: the channel with the largest prediction
+    model: str  # name of the model
 
     @property
     def times(self) -> list[int | None]:
@@ -65,13 +48,13 @@ class Prediction:
         return [None] if axis < 0 else list(range(self.volumes.leading_shape[axis]))
 
     @property
-    def inputs(self) -> int:
+    def input_channels(self) -> int:
         """Number of channels of the source."""
         axis = self.volumes.leading.find("c")
         return 1 if axis < 0 else self.volumes.leading_shape[axis]
 
     @property
-    def written(self) -> int | None:
+    def output_channels(self) -> int | None:
         """Number of channels of the image; None if the image has no axis of channels."""
         return None if self.argmax else self.channels
 
@@ -79,7 +62,7 @@ class Prediction:
     def leading(self) -> tuple[int, ...]:
         """Sizes of the image's axes before the axes of space: times, then channels."""
         times = () if self.times == [None] else (len(self.times),)
-        return times if self.written is None else (*times, self.written)
+        return times if self.output_channels is None else (*times, self.output_channels)
 
     @property
     def carried(self) -> Carried:
@@ -96,19 +79,13 @@ class Prediction:
         shards: Sequence[int] | None,
         **options: Any,
     ) -> NewImage:
-        """Plan the image, which is called `name` if the source has no name.
-
-        Raises
-        ------
-        InvalidArgument
-            The dtype cannot hold the labels.
-        """
+        """Plan the image, which is called `name` if the source has no name."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
         if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
             raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
-        axes = ("t" if self.times != [None] else "") + ("" if self.written is None else "c") + self.volumes.axes
+        axes = ("t" if self.times != [None] else "") + ("" if self.output_channels is None else "c") + self.volumes.axes
         predicted = {"source": name_on_disk(first.array), "model": self.model, "crop": list(self.grid.shape)}
         return plan_image(
             self.leading + first.shape,
@@ -131,7 +108,7 @@ class Prediction:
         settings = {
             "linumpy": __version__,
             "source": name_on_disk(array),
-            "source metadata": _digest(array.metadata.to_dict()),
+            "source metadata": digest_of(array.metadata.to_dict()),
             "source volumes": [volume.index for volume in self.volumes.volumes.values()],
             "model": self.model,
             "crops": (self.grid.shape, self.grid.starts),
@@ -143,16 +120,12 @@ class Prediction:
             "chunks": image.chunks,
             "shards": image.shards,
             "compressors": image.compressors,
-            "metadata": _digest(image.metadata),
+            "metadata": digest_of(image.metadata),
         }
         counts = tuple(-(-n // size) for n, size in zip(image.shapes[0], image.stored[0], strict=True))
         data = identify_data(array) or unknown_data()  # such a run is never continued
         named = tuple((key, str(value)) for key, value in settings.items())
         return Request("predict", counts, named, (("source data", data),))
-
-    def volume_of(self, time: int | None) -> Volume:
-        """Return the first channel's volume of a time."""
-        return self.volumes.volumes[tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)]
 
     def channel_axis(self) -> int | None:
         """Return the axis of channels of a crop in a batch; None if the crop has no such axis."""
@@ -165,10 +138,11 @@ class Prediction:
     def sample(self, time: int | None, index: int) -> Sample:
         """Return the sample of a crop, with all channels, at a time."""
         spatial = iter(self.grid.sample_at(index).aabb)
-        aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volume_of(time).index]
+        first = tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)  # the first channel
+        aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volumes.volumes[first].index]
         chosen = self.volumes.chosen
         if chosen is not None and "c" in self.volumes.leading:
-            aabb[chosen.leading["c"]] = (0, self.inputs)
+            aabb[chosen.leading["c"]] = (0, self.input_channels)
         return Sample(self.grid.uri, tuple(aabb), index=index)
 
 
@@ -204,7 +178,3 @@ def name_of(model: Any) -> str:
             value = as_array(value.detach().cpu(), np)
         digest.update(np.ascontiguousarray(value).tobytes())
     return f"{name} {digest.hexdigest()[:16]}"
-
-
-def _digest(document: object) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -23,7 +23,6 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.packages import install_line
-from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.overlap import nothing
 from linumpy.resample.tile_work import tile_work
 from linumpy.voxel.backends.choose import Backend, get_backend
@@ -142,7 +141,6 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
     return make_grid(image.first.shape, corner, pitch), columns
 
 
-@renamed_parameter("n_levels", "levels")
 def voxelize_onto_image(
     vertices: Numbers,
     triangles: Numbers,

@@ -23,7 +23,6 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike
 
-from linumpy import __version__
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.codecs import zarr_codecs
 from linumpy.io.ngff.axes import MICROMETERS
@@ -32,6 +31,7 @@ from linumpy.io.output.checks import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encode.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.version import __version__
 
 #: Versions of NGFF that linumpy writes, and the zarr format of each.
 ZARR_FORMATS: dict[str, Literal[2, 3]] = {"0.6": 3, "0.5": 3, "0.4": 2}

@@ -35,7 +35,6 @@ from linumpy.io.paths import absolute
 from linumpy.plan.encode.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
-from linumpy.renamed import renamed_parameter
 from linumpy.write.cut_chunks import CutChunks
 from linumpy.write.levels import Levels
 from linumpy.write.new_image import plan_image
@@ -161,7 +160,6 @@ class OmeZarrWriter:
     ...         writer[region] = make(region)
     """
 
-    @renamed_parameter("n_levels", "levels")
     def __init__(
         self,
         path: str | Path,

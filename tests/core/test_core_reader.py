@@ -185,7 +185,7 @@ def submit_together(reader, array, outputs):
         np.array([outputs[0].strides] * len(outputs)),
         np.array([output.ctypes.data for output in outputs]),
     )
-    return [reader.submit_together([reader.layout_of(array)], columns, np.dtype("u2"), list(outputs))]
+    return [reader.submit_regions([reader.layout_of(array)], columns, np.dtype("u2"), list(outputs))]
 
 
 def held_now():

@@ -38,7 +38,7 @@ def counted():
         return call
 
     with (
-        patch.object(Reader, "submit_layout", counting("core", Reader.submit_layout)),
+        patch.object(Reader, "submit", counting("core", Reader.submit)),
         patch.object(Reader, "submit_many", counting("core", Reader.submit_many)),
         patch.object(BatchedCodecPipeline, "read", counting("zarr", BatchedCodecPipeline.read)),
     ):

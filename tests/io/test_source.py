@@ -433,7 +433,7 @@ def test_random_numbers_of_shapes_and_chunks(tmp_path):
         assert layout.chunk_nbytes <= 2**60
         assert layout.shard is None or layout.shard.index_nbytes <= 2**60 + 4
         region = tuple(slice(max(0, n - 2), n) for n in shape)
-        assert not reader.submit_layout(layout, region).result().any()
+        assert not reader.submit(layout, region).result().any()
     reader.close()
     assert outcomes == {"refused", "read"}
 

@@ -10,8 +10,8 @@ from linumpy import sampling
 from linumpy.sampling import create, create_sampler, sample_dataset
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
+from linumpy.sampling.create import gradient_density
 from linumpy.sampling.field import Field
-from linumpy.sampling.importance import gradient_density
 from linumpy.sampling.sampler import Sampler
 
 

@@ -9,7 +9,7 @@ from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import make_window, plan_boxes
 from linumpy.sampling.coordinates.generator import Use, key_of
-from linumpy.sampling.importance import gradient_density
+from linumpy.sampling.create import gradient_density
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from linumpy import stream
-from linumpy.stream.batches.assembler import Assembler
+from linumpy.stream.batches import consumer as consumer_module
+from linumpy.stream.batches.consumer import Consumer
 
 SIZE = (4, 5, 6)
 
@@ -240,7 +241,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
             return getattr(ticket, name)
 
     item.tickets[0] = (rows, Faulty())
-    original, interrupted = Assembler.assemble, []
+    original, interrupted = Consumer._assembled, []
 
     class Rows:
         """The batch; an interrupt comes when the last row was moved."""
@@ -264,12 +265,12 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
         return original(self, *arguments)
 
     if at == "within":
-        monkeypatch.setattr("linumpy.stream.batches.assembler.resample", lambda array, *rest: make(array._array, *rest))
+        monkeypatch.setattr("linumpy.stream.batches.consumer.resample", lambda array, *rest: make(array._array, *rest))
         from linumpy.stream.resampling.resample import resample as make
 
         item.arrays = [Rows(item.arrays[0])]
     else:
-        monkeypatch.setattr(Assembler, "assemble", assembled)
+        monkeypatch.setattr(Consumer, "_assembled", assembled)
     with pytest.raises(KeyboardInterrupt):
         p.pop()
     assert interrupted
@@ -282,9 +283,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
 
 
 def test_an_error_while_a_batch_is_made_has_a_cause_and_ends_nothing(volume, pipeline, monkeypatch):
-    from linumpy.stream.batches import assembler as module
-
-    made, original = [], module.resample
+    made, original = [], consumer_module.resample
 
     def failing(*arguments):
         made.append(arguments)
@@ -292,7 +291,7 @@ def test_an_error_while_a_batch_is_made_has_a_cause_and_ends_nothing(volume, pip
             raise RuntimeError("launch failed")
         return original(*arguments)
 
-    monkeypatch.setattr(module, "resample", failing)
+    monkeypatch.setattr(consumer_module, "resample", failing)
     p = pipeline(augment=stream.Augment(flip="x"), pad="edge")
     p.push(crop(volume[0], k) for k in range(4))
     with pytest.raises(stream.StreamError, match="launch failed") as raised:

@@ -131,11 +131,11 @@ def _prepared(
     with Reader(device=None if on_gpu else "cpu", **cache) as reader:
         layout = reader.layout_of(stored.path)
         if work.kept:
-            reader.submit_layout(layout, (slice(None),) * len(stored.shape)).result()
+            reader.submit(layout, (slice(None),) * len(stored.shape)).result()
 
         def check(_: object) -> str:
             for box in boxes[:16]:
-                if not np.array_equal(to_host(reader.submit_layout(layout, box).result()), voxels[box]):
+                if not np.array_equal(to_host(reader.submit(layout, box).result()), voxels[box]):
                     return f"the region {box} is wrong"
             return ""
 
@@ -165,7 +165,7 @@ def _read_some(reader: Reader, layout: ArrayLayout, boxes: list[Box], work: Regi
         for first in range(0, len(boxes), work.batch):
             batch = boxes[first : first + work.batch]
             single = len(batch) == 1
-            pending.append([reader.submit_layout(layout, batch[0])] if single else reader.submit_many(layout, batch))
+            pending.append([reader.submit(layout, batch[0])] if single else reader.submit_many(layout, batch))
             wait(work.ahead)
         wait(0)
 

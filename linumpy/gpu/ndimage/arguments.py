@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array, to_host
+from linumpy.arrays import Array, is_device_array, to_host
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.plan.boundary import MODES
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array
+from linumpy.arrays import Array, is_device_array
 from linumpy.gpu.kernels import UNSIGNED_TYPES, KernelSpec, index_type, int32, load
 from linumpy.gpu.ndimage.sampling_launch import GRID_LIMIT
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
 
 _THREADS = 256

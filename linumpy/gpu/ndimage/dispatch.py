@@ -20,13 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
-from linumpy.plan.grid.blocks import SPLINE_PAD
+from linumpy.plan.boundary import SPLINE_PAD
 
 #: The modes for which SciPy pads the image before it computes the spline's coefficients.
 _PADDED = ("nearest", "grid-constant")

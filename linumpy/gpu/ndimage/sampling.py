@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, address_of, load, needs_float64
 from linumpy.gpu.ndimage.cells import cell_defines, copy_to_cells
 from linumpy.gpu.ndimage.sampling_launch import (

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, computed_in, index_type, int32, int64, load, needs_float64
 
 #: `fold` of spline.cu, by mode. SciPy has three filters, which serve all modes.

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy, dispatch
 from linumpy.gpu.ndimage.arguments import (
     check_image,

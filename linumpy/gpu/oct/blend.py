@@ -13,8 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array
+from linumpy.arrays import Array, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, computed_in, int32, int64, load
 from linumpy.gpu.rounding import saturated
 

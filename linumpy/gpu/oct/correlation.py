@@ -14,8 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 from linumpy.gpu.oct.projection import project
 
 #: Maximum scratch memory of a strip.

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, memory_order, uint32
 
 #: The statistics, with their bits of WANT in projection.cu.

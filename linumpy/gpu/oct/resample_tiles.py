@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 from linumpy.gpu.kernels import CUDA_TYPES, computed_in
 from linumpy.gpu.resize.resizing import apply_tables
 from linumpy.gpu.resize.tables import AxisPlan, unchanged

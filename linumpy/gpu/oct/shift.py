@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import (
     CUDA_TYPES,
     UNSIGNED_TYPES,

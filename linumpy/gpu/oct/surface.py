@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import is_device_array
+from linumpy.arrays import Array, is_device_array
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from linumpy.gpu.oct.surface_kernels import interface_by_kernels
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 
 #: Second pass: maximum of `s_xy`, and factor of `s_z`.
 _SECOND_MAX_S_XY, _SECOND_S_Z_FACTOR = 3, 2.0

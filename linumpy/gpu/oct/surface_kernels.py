@@ -16,8 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
+from linumpy.arrays import Array, array_module
 from linumpy.gpu.kernels import (
     CUDA_TYPES,
     KernelSpec,

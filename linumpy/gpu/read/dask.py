@@ -22,7 +22,6 @@ from linumpy.gpu.read.request import check_elements, new_array
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, local_path, written
-from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.packages import needs
 from linumpy.plan.layout import ArrayLayout
 
@@ -45,28 +44,22 @@ class BlockReader:
     ----------
     path : str
         Path of the array.
-    reader : callable or None
-        Reads a block; None to read it into host memory by zarr-python.
+    reader : callable
+        Reads a block.
     """
 
     path: str
-    reader: RegionReader | None
+    reader: RegionReader
 
     def __call__(self, block_info: Any = None) -> Array:
         """Read a block of dask's array."""
         region = tuple(slice(int(a), int(b)) for a, b in block_info[None]["array-location"])
         try:
-            return self._read(region)
+            return self.reader(self.path, region=region)
         except Exception as error:
             if worker := _worker_address():
                 error.add_note(f"on worker {worker}, which needs linumpy and the disk of {self.path}")
             raise
-
-    def _read(self, region: tuple[slice, ...]) -> Array:
-        if self.reader is not None:
-            return self.reader(self.path, region=region)
-        array = open_source(self.path)
-        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
 
 def _worker_address() -> str:
@@ -91,8 +84,7 @@ def make_dask_array(
     check_elements(layout)
     blocks = block_shape(layout, chunks)
     where = resolve(device)
-    on_host = to_host if layout.unsupported is None else None
-    task = BlockReader(local_path(array), to_device if where.is_cuda else on_host)
+    task = BlockReader(local_path(array), to_device if where.is_cuda else to_host)
     token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
     return da.map_blocks(
         task,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array, is_small
+from linumpy.arrays import Array
 from linumpy.errors import RegionError
 from linumpy.gpu.kernels import address_of
-from linumpy.gpu.read.request import cast_dtype, check_out
+from linumpy.gpu.read.request import check_out
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region
 
@@ -62,10 +62,39 @@ class Regions:
         )  # fmt: skip
 
 
-def bounds_of(
-    regions: np.ndarray, layouts: list[ArrayLayout], numbers: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
-    """Return start, stop and shape of regions (n, rank, 2); `numbers` are the indices of their layouts.
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Bounds of regions, before they have outputs.
+
+    Attributes
+    ----------
+    start, stop : numpy.ndarray of int64, (regions, rank)
+        Bounds, within the arrays.
+    shapes : list of tuple of int
+        Shapes of the outputs.
+    kept : numpy.ndarray of bool, (regions, rank), or None
+        Axes of the array that each output has; None if all have all.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    shapes: list[tuple[int, ...]]
+    kept: np.ndarray | None = None
+
+    def into(self, arrays: Sequence[Array], numbers: list[int]) -> Regions:
+        """Return the regions with their outputs; `numbers` are the indices of their arrays."""
+        addresses = np.array([_address(array) for array in arrays], np.int64)
+        if self.kept is None:
+            strides = np.array([array.strides for array in arrays], np.int64).reshape(self.start.shape)
+        else:
+            strides = np.zeros(self.start.shape, np.int64)
+            for row, array in enumerate(arrays):
+                strides[row, self.kept[row]] = array.strides  # 0 for axes that were dropped
+        return Regions(np.array(numbers, np.int64), self.start, self.stop, strides, addresses)
+
+
+def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], numbers: Sequence[int]) -> Boxes:
+    """Check regions (n, rank, 2); `numbers` are the indices of their layouts.
 
     Raises
     ------
@@ -85,40 +114,16 @@ def bounds_of(
         row = int(np.flatnonzero(wrong.any(axis=1))[0])
         array_shape = layouts[numbers[row]].shape
         raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {array_shape}")
-    return bounds[0], bounds[1], list(map(tuple, (bounds[1] - bounds[0]).tolist()))
+    return Boxes(bounds[0], bounds[1], list(map(tuple, (bounds[1] - bounds[0]).tolist())))
 
 
-def columns_of(boxes: list[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return start and stop of regions, and which axes each region keeps; None in place of these if all keep all."""
-    start, stop = np.array([[box.start for box in boxes], [box.stop for box in boxes]], np.int64)
-    return start, stop, None if all(all(box.kept) for box in boxes) else np.array([box.kept for box in boxes], bool)
-
-
-def targets_of(
-    layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Array] | None, dtype: DTypeLike | None
-) -> list[np.dtype]:
-    """Return the dtype of each output: `dtype`, else that of its array in `outs`, else that of the stored elements."""
-    if dtype is not None or outs is None:
-        array_targets = [cast_dtype(layout.dtype, dtype) for layout in layouts]
-        return [array_targets[number] for number in numbers]
-    out_dtypes = [getattr(out, "dtype", None) for out in outs]
-    pairs = list(zip(numbers, out_dtypes, strict=True))
-    targets = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(pairs)}
-    return [targets[pair] for pair in pairs]
-
-
-def grouped(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
-    """Group the rows of regions that are cut, decoded and cast in the same way."""
-    if len(layouts) == 1 and targets.count(targets[0]) == len(targets):
-        return [list(range(len(targets)))]
-    groups: dict[tuple[object, np.dtype], list[int]] = {}
-    rows_of_pair: dict[tuple[int, np.dtype], list[int]] = {}
-    for row, pair in enumerate(zip(numbers, targets, strict=True)):
-        rows = rows_of_pair.get(pair)
-        if rows is None:
-            rows = rows_of_pair[pair] = groups.setdefault((layouts[pair[0]].geometry, pair[1]), [])
-        rows.append(row)
-    return list(groups.values())
+def boxes_of(regions: list[Region]) -> Boxes:
+    """Return the bounds of regions of arrays with the same number of axes."""
+    start, stop = np.array([[region.start for region in regions], [region.stop for region in regions]], np.int64)
+    kept = None
+    if not all(all(region.kept) for region in regions):
+        kept = np.array([region.kept for region in regions], bool)
+    return Boxes(start, stop, [region.shape for region in regions], kept)
 
 
 def check_output(out: Array, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
@@ -132,33 +137,6 @@ def check_output(out: Array, shape: tuple[int, ...], dtype: np.dtype, device: in
         raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
 
 
-def rows_of(
-    out: Array, rows: np.ndarray, extent: np.ndarray, kept: np.ndarray, device: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return strides and address of the row of `out` for each region; raise if a row or a region does not fit."""
-    check_output(out, getattr(out, "shape", ()), getattr(out, "dtype", np.dtype(np.uint8)), device)
-    shape = out.shape[1:]
-    if kept.dtype != bool:
-        raise TypeError(f"kept is {kept.tolist()}: one bool for each axis of the array")
-    if not out.ndim or kept.shape != extent.shape[1:] or len(shape) != kept.sum() or rows.shape != extent.shape[:1]:
-        raise ValueError(
-            f"out has shape {out.shape}, for {len(extent)} regions of {extent.shape[1]} axes, {len(rows)} rows and "
-            f"kept={kept.tolist()}: pass a row for each region, with an axis for each axis that is kept"
-        )
-    if rows.dtype.kind not in "iu":
-        raise TypeError(f"rows are of dtype {rows.dtype}: pass integers")
-    if len(rows) and (rows.min() < 0 or rows.max() >= len(out)):
-        raise ValueError(f"rows go from {rows.min()} to {rows.max()}: out has {len(out)}")
-    values, counts = np.unique(rows, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"row {values[counts > 1][0]} is given for several regions: each needs a row of its own")
-    if (extent[:, kept] > np.array(shape, np.int64)).any() or (extent[:, ~kept] > 1).any():
-        raise ValueError(f"regions of up to {extent.max(axis=0).tolist()} voxels do not fit rows of {shape}")
-    strides = np.zeros(extent.shape, np.int64)
-    strides[:, kept] = out.strides[1:]
-    return strides, address_of(out) + rows.astype(np.int64) * out.strides[0]
-
-
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Say whether elements may share bytes: a stride is smaller than the bytes that axes of smaller strides span."""
     spanned_nbytes = itemsize
@@ -169,29 +147,25 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     return False
 
 
-def addresses_of(arrays: list[Array]) -> np.ndarray:
-    """Return the address of the first element of each output."""
-    return np.array([_address(array) for array in arrays], np.int64)
-
-
 def _address(array: Array) -> int:
-    if isinstance(array, np.ndarray) and array.size and array.flags.carray and not is_small(array.dtype):
+    if isinstance(array, np.ndarray) and array.size and array.flags.carray and array.dtype.kind in "biufc":
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # `array.ctypes` takes four times as long
     return address_of(array)
 
 
-def strides_of(arrays: list[Array], kept: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
-    """Return the strides of outputs in bytes, along all axes of the array; 0 for axes that were dropped."""
-    if kept is None:
-        return np.array([array.strides for array in arrays], np.int64).reshape(shape)
-    strides = np.zeros(shape, np.int64)
-    for row, array in enumerate(arrays):
-        strides[row, kept[row]] = array.strides
-    return strides
+def view_of(
+    address: int, strides: Sequence[int], shape: Sequence[int], dtype: np.dtype, owner: object, device: Any
+) -> Array:
+    """View an output, which is not empty, by its address and its strides in bytes.
 
-
-def with_all_axes(output: Array, kept: np.ndarray | None, extent: np.ndarray) -> Array:
-    """View the first voxels of an output with all axes of the array; axes that were dropped have one voxel."""
-    kept = np.ones(len(extent), bool) if kept is None else kept
-    index = [slice(0, n) if is_kept else None for n, is_kept in zip(extent.tolist(), kept.tolist(), strict=True)]
-    return output[(*index, ...)]
+    `owner` has the memory; `device` is CuPy and the number of the device, or None in host memory.
+    """
+    if device is None:
+        interface = {"data": (address, False), "shape": tuple(shape), "strides": tuple(strides), "version": 3}
+        memory = SimpleNamespace(__array_interface__=interface | {"typestr": f"|V{dtype.itemsize}"}, owner=owner)
+        return np.asarray(memory).view(dtype)
+    cupy, number = device
+    nbytes = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    pointer = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, nbytes, owner, number), 0)
+    view: Array = cupy.ndarray(tuple(shape), dtype, pointer, tuple(strides))
+    return view

@@ -2,7 +2,7 @@
 
 In: sources and regions. Out: tickets; their arrays are CuPy arrays on a device, NumPy arrays in host memory. Chunks of
 different jobs share reads, decoders and kernels. A chunk that several waiting jobs want is read and decoded once.
-zarr-python reads the arrays that the core does not decode.
+zarr-python reads the arrays that the core does not read, which the log and the report of a ticket say.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from zarr.abc.store import Store
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
-from linumpy.errors import UnsupportedLayoutError, not_pickled
+from linumpy.errors import not_pickled
 from linumpy.gpu.read.engines.direct import require_direct
 from linumpy.gpu.read.engines.dispatch import Engines
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
-from linumpy.gpu.read.outputs import Regions, bounds_of, columns_of
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
+from linumpy.gpu.read.outputs import Regions, bounds_of, boxes_of
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_elements, check_scratch
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import Ticket, Together
 from linumpy.io.looks import MetadataLook
@@ -108,12 +108,13 @@ class Reader:
 
     def submit(
         self,
-        source: Source,
-        region: RegionLike = None,
+        source: Source | ArrayLayout,
+        region: Region | RegionLike = None,
         *,
         level: int = 0,
         out: Array | None = None,
         dtype: DTypeLike | None = None,
+        timed: bool = False,
         storage_options: Mapping[str, object] | None = None,
     ) -> Ticket:
         """Submit one region.
@@ -121,7 +122,10 @@ class Reader:
         Parameters
         ----------
         source, region, level, dtype, storage_options
-            As for :func:`linumpy.gpu.read_zarr_to_gpu`. With ``"bfloat16"`` outputs are of uint16 and hold the bits.
+            As for :func:`linumpy.gpu.read_zarr_to_gpu`, or a layout from :meth:`layout_of`, whose metadata files are
+            then not checked again. With ``"bfloat16"`` outputs are of uint16 and hold the bits.
+        timed : bool
+            Whether to measure the times of kernels, for the report of the ticket.
         out : cupy.ndarray or numpy.ndarray, optional
             The output, of any positive strides.
 
@@ -132,8 +136,6 @@ class Reader:
 
         Raises
         ------
-        UnsupportedLayoutError
-            An array that this reader cannot read; the message says why.
         FileNotFoundError, SourceError, RegionError, TypeError, ValueError
             As :func:`linumpy.gpu.read_zarr_to_gpu`.
         MemoryError
@@ -142,7 +144,10 @@ class Reader:
             This process is a child of the process that made the reader.
         """
         layout = self.layout_of(source, level, storage_options=storage_options)
-        return self.submit_layout(layout, region, out=out, dtype=dtype)
+        box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
+        return self._engines.submit([layout], [0], boxes_of([box]), None if out is None else [out], dtype, timed=timed)[
+            0
+        ]
 
     def submit_many(
         self,
@@ -177,7 +182,7 @@ class Reader:
 
         Raises
         ------
-        UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
+        FileNotFoundError, SourceError, RegionError, TypeError, ValueError
             As for :meth:`submit`, for any of the regions; then none is read. Other numbers of arrays or outputs than of
             regions.
         MemoryError, RuntimeError
@@ -190,51 +195,20 @@ class Reader:
         if not len(regions):
             return []
         if isinstance(regions, np.ndarray):
-            start, stop, shapes = bounds_of(regions, layouts, numbers)
-            kept = None
+            boxes = bounds_of(regions, layouts, numbers)
         else:
-            boxes = [normalize_region(region, layouts[n].shape) for region, n in zip(regions, numbers, strict=True)]
-            if len({len(box.start) for box in boxes}) > 1:
+            each = [normalize_region(region, layouts[n].shape) for region, n in zip(regions, numbers, strict=True)]
+            if len({len(region.start) for region in each}) > 1:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
-            start, stop, kept = columns_of(boxes)
-            shapes = [box.shape for box in boxes]
-        return self._engines.submit(layouts, numbers, start, stop, kept, shapes, outs, dtype)
+            boxes = boxes_of(each)
+        return self._engines.submit(layouts, numbers, boxes, outs, dtype)
 
-    def submit_rows(
-        self, source: Source | ArrayLayout, regions: np.ndarray, out: Array, rows: np.ndarray, kept: Sequence[bool]
-    ) -> Ticket:
-        """Submit many regions of one array, each into a row of `out`, as one job, which fails as a whole.
-
-        Parameters
-        ----------
-        source : as for :meth:`submit`, or an ArrayLayout
-            The array.
-        regions : numpy.ndarray of int, (n, rank, 2)
-            Start and stop of each region along each axis.
-        out : cupy.ndarray or numpy.ndarray
-            Rows of at least the shape of a region, which is read into the first voxels of its row.
-        rows : numpy.ndarray of int, (n,)
-            The row of each region; all differ.
-        kept : sequence of bool, (rank,)
-            The axes of the array that rows have; along the others regions have one voxel.
-
-        Raises
-        ------
-        UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
-            As for :meth:`submit`; rows that `out` does not have, that are too small, or that are given twice.
-        MemoryError, RuntimeError
-            As for :meth:`submit`.
-        """
-        layout, regions = self.layout_of(source), np.asarray(regions)
-        start, stop, _ = bounds_of(regions, [layout], [0] * (len(regions) if regions.ndim else 0))
-        return self._engines.submit_rows(layout, start, stop, out, np.asarray(rows), np.asarray(kept))
-
-    def submit_together(
+    def submit_regions(
         self,
         layouts: list[ArrayLayout],
         regions: Regions,
         dtype: DTypeLike,
-        output: object,
+        owner: object,
         looks: Sequence[MetadataLook | None] | None = None,
     ) -> Together:
         """Submit many regions, whose outputs are given by addresses and strides, to wait for all in one call.
@@ -242,22 +216,22 @@ class Reader:
         Parameters
         ----------
         layouts : list of ArrayLayout
-            The arrays; :meth:`reads_natively` is True for all of them.
+            The arrays, from :meth:`layout_of`.
         regions : Regions
             Regions within the bounds of these arrays, and their outputs on the device of this reader.
         dtype : dtype or "bfloat16"
             Dtype of the outputs.
-        output : object
-            The object that holds the memory of all outputs.
+        owner : object
+            The object that owns the memory of all outputs; it is kept until the last region has been read.
         looks : sequence of MetadataLook or None, optional
             Metadata files of each array, which are checked before chunks are read: if one has changed, the errors of
-            its regions are :class:`~linumpy.errors.StaleLayoutError`.
+            its regions are :class:`~linumpy.errors.StaleLayoutError`. Only of arrays for which :meth:`reads_natively`.
         """
-        return self._engines.submit_together(layouts, regions, dtype, output, looks)
+        return self._engines.submit_regions(layouts, regions, dtype, owner, looks)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
-        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, on a regular grid."""
-        return layout.lengths is None and self._engines.core_for(layout) is not None
+        """Say whether the core reads arrays of this layout, on a regular grid, and checks their metadata files."""
+        return layout.lengths is None and self._engines.reads_natively(layout)
 
     def _layouts_of(
         self,
@@ -277,38 +251,16 @@ class Reader:
         layouts = [self.layout_of(distinct[number], level, storage_options=options) for number in range(len(distinct))]
         return layouts, array_index
 
-    def submit_layout(
-        self,
-        layout: ArrayLayout,
-        region: Region | RegionLike = None,
-        *,
-        out: Array | None = None,
-        dtype: DTypeLike | None = None,
-        timed: bool = False,
-    ) -> Ticket:
-        """Submit one region of an array whose layout is known; see :meth:`submit`."""
-        box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
-        start, stop, kept = columns_of([box])
-        outs = None if out is None else [out]
-        return self._engines.submit([layout], [0], start, stop, kept, [box.shape], outs, dtype, timed=timed)[0]
-
     def layout_of(
         self, source: Source | ArrayLayout, level: int = 0, *, storage_options: Mapping[str, object] | None = None
     ) -> ArrayLayout:
-        """Return how an array is stored; local layouts are cached until the files of their metadata change.
-
-        Raises
-        ------
-        UnsupportedLayoutError
-            This reader cannot read the array.
-        """
+        """Return how an array is stored; local layouts are cached until the files of their metadata change."""
         if isinstance(source, ArrayLayout):
             layout, is_hit = with_options(source, storage_options), True  # which refuses options: a layout is no URL
         else:
             layout, is_hit = LAYOUTS.find(source, level, storage_options)
         self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
-        if layout.unsupported is not None:
-            raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
+        check_elements(layout)
         return layout
 
     @property

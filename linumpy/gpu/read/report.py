@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from linumpy.arrays import Array
 from linumpy.kernel_cache import Compiled
-from linumpy.plan.read.plan import ReadPlan
 
 #: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
 LINUMPY = "linumpy"
@@ -166,18 +163,6 @@ def job_report(source: str, dtype: str, output: Array) -> ReadReport:
         shape=tuple(output.shape),
         dtype=dtype,
         bytes_decoded=int(output.size) * int(output.dtype.itemsize),
-    )
-
-
-def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:
-    """Make the report of a read by zarr-python into host memory; `why` says why not into GPU memory."""
-    return replace(
-        job_report(plan.layout.name, str(result.dtype), result),
-        backend="zarr-python",
-        engine="zarr-python into host memory",
-        fallback=f"host memory: {why}",
-        plan_seconds=plan_seconds,
-        read_seconds=read_seconds,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import bits_of, is_small
-from linumpy.device import free_memory, is_device_array, require_cuda
+from linumpy.arrays import bits_of, is_device_array, is_small
+from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
@@ -107,9 +107,14 @@ def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
     return cast_dtype(plan.layout.dtype, dtype)
 
 
-def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
-    """Return the dtype that elements are cast to, by default the stored dtype; raise TypeError if there is no cast."""
+def cast_dtype(stored: np.dtype, dtype: Any, *, on_device: bool = True) -> np.dtype:
+    """Return the dtype that elements are cast to, by default the stored dtype; raise TypeError if there is no cast.
+
+    Without a cast host memory takes any dtype; a device has numbers only.
+    """
     target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
+    if target == stored and not on_device:
+        return stored
     if is_small(stored):
         if target != stored:
             raise TypeError(f"dtype={target}: {stored} is read as stored, without a cast; cast the result by astype")

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from linumpy.core.reader import CoreJobs
 from linumpy.errors import not_pickled
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.scatter import Conversion
@@ -34,6 +33,63 @@ class Job(Protocol):
         """Return why the job failed; None if it did not."""
 
 
+class Jobs(Protocol):
+    """Jobs that an engine got together, numbered as their regions."""
+
+    def job(self, number: int, output: Any) -> Job:
+        """Return one of the jobs; `output` is the array that its ticket returns."""
+
+    def wait(self) -> None:
+        """Wait until all jobs have ended; signals are handled meanwhile."""
+
+    def done(self) -> bool:
+        """Say whether all jobs have ended."""
+
+    def cancel(self) -> None:
+        """Cancel all jobs that have not ended."""
+
+    def failed(self) -> list[int]:
+        """Return the numbers of the jobs that have failed; all must have ended."""
+
+    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
+        """Return why a job failed; None if it did not."""
+
+
+class JobList:
+    """Single jobs as :class:`Jobs`."""
+
+    def __init__(self, jobs: Sequence[Any]) -> None:
+        self._jobs = jobs
+
+    def job(self, number: int, output: Any) -> Job:
+        """Return one of the jobs, for the array that its ticket returns."""
+        job: Job = self._jobs[number]
+        return job
+
+    def wait(self) -> None:
+        """Wait until all jobs have ended."""
+        for job in self._jobs:
+            job.wait()
+
+    def done(self) -> bool:
+        """Say whether all jobs have ended."""
+        return all(job.done() for job in self._jobs)
+
+    def cancel(self) -> None:
+        """Cancel all jobs that have not ended."""
+        for job in self._jobs:
+            job.cancel()
+
+    def failed(self) -> list[int]:
+        """Return the numbers of the jobs that have failed."""
+        return [number for number, job in enumerate(self._jobs) if job.error(None) is not None]
+
+    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
+        """Return why a job failed; None if it did not."""
+        error: BaseException | None = self._jobs[number].error(layout)
+        return error
+
+
 class Engine(Protocol):
     """An engine carries out the jobs of a reader: the native core, or zarr-python."""
 
@@ -42,7 +98,7 @@ class Engine(Protocol):
 
 
 class Ticket:
-    """One region, or the rows of one array, that is being read."""
+    """One region that is being read."""
 
     __slots__ = ("__weakref__", "_conversion", "_engine", "_engines", "_job", "_layout", "source")
 
@@ -115,25 +171,31 @@ class Ticket:
         return self._engine.describe(self._job, self._layout, self._conversion)
 
 
-class GeometryJobs(NamedTuple):
-    """Jobs of the regions whose arrays have one geometry.
+class JobGroup(NamedTuple):
+    """Jobs of the regions of one call that one engine carries out, whose arrays have one geometry.
 
     Attributes
     ----------
     rows : sequence of int
         Indices of these regions in the call.
-    jobs : CoreJobs
+    jobs : Jobs
         A job for each of these regions.
     layouts : list of ArrayLayout
         The arrays.
     array_index : numpy.ndarray of int
         Index in `layouts` of each region's array.
+    conversion : Conversion
+        Conversion of their elements.
+    engine : Engine
+        Carries out the jobs.
     """
 
     rows: Sequence[int]
-    jobs: CoreJobs
+    jobs: Jobs
     layouts: list[ArrayLayout]
     array_index: np.ndarray
+    conversion: Conversion
+    engine: Engine
 
 
 class Together:
@@ -141,13 +203,13 @@ class Together:
 
     Parameters
     ----------
-    groups : sequence of GeometryJobs
-        The jobs, by the geometry of their arrays.
+    groups : sequence of JobGroup
+        The jobs.
     engines : Engines
         Engines of the reader, which are not closed while this object exists.
     """
 
-    def __init__(self, groups: Sequence[GeometryJobs], engines: object) -> None:
+    def __init__(self, groups: Sequence[JobGroup], engines: object) -> None:
         self._groups, self._engines = groups, engines
 
     def __reduce__(self) -> NoReturn:
@@ -161,6 +223,11 @@ class Together:
     def done(self) -> bool:
         """Say whether :meth:`wait` returns at once."""
         return all(group.jobs.done() for group in self._groups)
+
+    def result(self) -> None:
+        """Wait until all jobs have ended; raise the error of the first region that failed."""
+        if errors := self.errors():
+            raise own_copy(errors[min(errors)])
 
     def cancel(self) -> None:
         """Cancel all jobs that have not ended; their outputs are no longer written once :meth:`wait` returns."""

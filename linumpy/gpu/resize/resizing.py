@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, int32, int64, load
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from linumpy.plan.boundary import fold
-from linumpy.plan.grid.blocks import gaussian_radius
+from linumpy.plan.boundary import fold, gaussian_radius
 
 #: Boundary modes, by SciPy's names; voxels outside are 0 with "grid-constant".
 MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")

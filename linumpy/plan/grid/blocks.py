@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from linumpy.plan.boundary import MODES, ROUNDING, fold, period
+from linumpy.plan.boundary import MODES, ROUNDING, SPLINE_PAD, fold, gaussian_radius, period
 from linumpy.plan.grid.point_map import PointMap
 
 #: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
@@ -23,29 +23,6 @@ CLIPPED_MODES = ("constant", "nearest")
 #: Margin in voxels around a box, by spline order, in which the effect of cutting the box on the prefilter decays: the
 #: largest pole of the filter, to this power, is below 1e-12.
 _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
-#: Voxels by which SciPy pads an image before it filters for mode "nearest".
-SPLINE_PAD = 12
-#: Standard deviations at which a Gaussian is cut, as in SciPy's gaussian_filter.
-_TRUNCATE = 4.0
-
-
-def gaussian_radius(sigma: float) -> int:
-    """Return the radius in voxels of a Gaussian of `sigma` voxels, as in SciPy."""
-    return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
-
-
-def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Compute the standard deviations of the Gaussian that smooths a source before it is sampled through a matrix.
-
-    In voxels, for each axis of the source: (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not
-    coarser. The scale is the length of the axis's row of the matrix: how far one voxel of the output reaches along that
-    axis of the source.
-    """
-    lengths = []
-    for row in matrix:
-        steps = [abs(m) for m in row if m]
-        lengths.append(steps[0] if len(steps) == 1 else math.hypot(*steps))
-    return tuple(max(0.0, (length - 1) / 2) for length in lengths)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from linumpy.plan.boundary import centred
 from linumpy.plan.grid.point_map import PointMap
 
 #: Largest rounding error of a map that is removed, in voxels of the source, over the whole output.
@@ -129,22 +130,6 @@ def without_rounding(
     matrix = np.where(whole, linear.round(), linear)
     shift = np.where(np.abs(offset - offset.round()) <= _REMOVED, offset.round(), offset)
     return tuple(map(tuple, matrix.tolist())), tuple(shift.tolist())
-
-
-def centred(old: float, new: float) -> tuple[float, float]:
-    """Map voxels along one axis without changing the extent: the centre of new voxel i is at old factor × i + offset.
-
-    Parameters
-    ----------
-    old, new : float
-        Voxels of the source and of the output; or spacings of the output and of the source.
-
-    Returns
-    -------
-    factor, offset : float
-        The offset is computed by one division, so that a coordinate of exactly 0 is not rounded below 0.
-    """
-    return old / new, (old - new) / (2 * new)
 
 
 def _by_spacing(

@@ -28,8 +28,8 @@ from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, store_rounded
 from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
-from linumpy.plan.boundary import snap_to_edges
-from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
+from linumpy.plan.boundary import SPLINE_PAD, snap_to_edges
+from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, source_box
 
 #: Output voxels of a strip: only the coordinates of one strip are in memory at a time.
 _STRIP = 2**18

@@ -51,15 +51,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of the unit cube.
+    """Boxes of the unit cube."""
 
-    Attributes
-    ----------
-    axes : tuple of int
-        Axis of each halving: 0 is z, 1 is y, 2 is x. The bits of a box's number, the highest first, say in which half
-        (0: lower) the box lies at each halving.
-    """
-
+    #: Axis of each halving: 0 is z, 1 is y, 2 is x. The bits of a box's number, the highest first, say in which half
+    #: (0: lower) the box lies at each halving.
     axes: tuple[int, ...]
 
     @property
@@ -101,12 +96,8 @@ class Boxes:
 def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
     """Choose the halvings so that a box needs at most `voxels` voxels of a volume, as far as their number allows.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Voxels of the volume along z, y and x.
-    voxels : int
-        Largest number of voxels of a box, with the neighbours that interpolation needs.
+    `shape`: voxels of the volume along z, y and x. `voxels`: largest number of voxels of a box, with the neighbours
+    that interpolation needs.
     """
     axes: list[int] = []
     while len(axes) < _MAX_LEVELS:
@@ -128,27 +119,13 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive samples of a stream that are sorted by box together.
+    """Consecutive samples of a stream that are sorted by box together."""
 
-    Attributes
-    ----------
-    boxes : Boxes
-        Boxes of the volume.
-    key : (int, int)
-        Key of the generator.
-    first : int
-        Number of the first sample in the stream of the sampler; no two windows of a stream share it.
-    total : int
-        Number of samples.
-    starts : ndarray of int64
-        Position of the first sample of each box, and :attr:`total` at the end; NumPy or CuPy.
-    """
-
-    boxes: Boxes
-    key: tuple[int, int]
-    first: int
-    total: int
-    starts: Array
+    boxes: Boxes  # boxes of the volume
+    key: tuple[int, int]  # key of the generator
+    first: int  # number of the first sample in the stream of the sampler; no two windows of a stream share it
+    total: int  # number of samples
+    starts: Array  # position of the first sample of each box, and :attr:`total` at the end; NumPy or CuPy
 
     @functools.cached_property
     def record(self) -> np.ndarray:
@@ -191,22 +168,18 @@ class Window:
 def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
     """Make a window: draw how many of the samples fall into each box.
 
-    Parameters
-    ----------
-    boxes, key, first, total
-        As for :class:`Window`.
-    xp : module
-        NumPy, or CuPy, where the work is queued on the current stream.
-
-    Raises
-    ------
-    ValueError
-        More than 2^33 samples.
+    `boxes`, `key`, `first`, `total`: as for :class:`Window`. `xp`: NumPy, or CuPy, where the work is queued on the
+    current stream.
     """
     if total > MAX_SAMPLES:
         raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
-    starts = _count_on_host(boxes, key, first, total) if xp is np else count_on_device(boxes, key, first, total, xp)
-    return Window(boxes, key, first, total, starts)
+    if xp is not np:
+        return Window(boxes, key, first, total, count_on_device(boxes, key, first, total, xp))
+    counts = np.array([total], np.int64)
+    for level in range(len(boxes.axes)):
+        lower = _ones(counts, 1 << level, first, key)
+        counts = np.stack([lower, counts - lower], 1).reshape(-1)
+    return Window(boxes, key, first, total, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def _record(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
@@ -234,15 +207,6 @@ def count_on_device(boxes: Boxes, key: tuple[int, int], first: int, total: int, 
     args = (state, starts, *int32(per_level), record)
     load(_spec("split"))((grid,), (_THREADS,), args, shared_mem=shared_nbytes)
     return starts
-
-
-def _count_on_host(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
-    """Count the samples of boxes by NumPy; return the position of the first sample of each box."""
-    counts = np.array([total], np.int64)
-    for level in range(len(boxes.axes)):
-        lower = _ones(counts, 1 << level, first, key)
-        counts = np.stack([lower, counts - lower], 1).reshape(-1)
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def _ones(counts: np.ndarray, node: int, first: int, key: tuple[int, int]) -> np.ndarray:

@@ -12,8 +12,8 @@ import secrets
 import numpy as np
 from numpy.typing import ArrayLike
 
+from linumpy.checks import integer
 from linumpy.gpu.philox import Words, philox
-from linumpy.sampling.arguments import as_integer
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -49,16 +49,10 @@ def numbers(index: ArrayLike, use: Use, key: tuple[int, int], last: ArrayLike = 
 
 
 def key_of(seed: int | None) -> tuple[int, int]:
-    """Return the generator's key for a seed; without a seed, a random key of the operating system.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The seed is not an integer of at most 64 bits.
-    """
+    """Return the generator's key for a seed; without a seed, a random key of the operating system."""
     if seed is None:
         seed = secrets.randbits(64)
-    seed = as_integer("seed", seed, 0, 2**64 - 1, "seed of the stream of samples")
+    seed = integer("seed", seed, 0, 2**64 - 1, meaning="the seed of the stream of samples")
     return seed & 0xFFFFFFFF, seed >> 32
 
 

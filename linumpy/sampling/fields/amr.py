@@ -29,20 +29,8 @@ def open_exabrick(
 ) -> BrickField:
     """Open bricks of cells.
 
-    Parameters
-    ----------
-    bricks : path
-        Records of int32: size[3], lower[3], level, and the ids of all cells, x fastest.
-    scalar : path
-        float32 values, indexed by id.
-    background : float, optional
-        The value where all hat functions are 0.
-
-    Raises
-    ------
-    SourceError
-        A file is truncated or damaged, contains no brick, or an id has no value; the bricks are too large, or too far
-        from each other.
+    The file `bricks` has records of int32: size[3], lower[3], level, and the ids of all cells, x fastest; `scalar` has
+    float32 values, indexed by id. `background` is the value where all hat functions are 0.
     """
     blocks = read_bricks(bricks, read_scalars(scalar))
     try:
@@ -54,14 +42,7 @@ def open_exabrick(
 class BrickField(device_tables.TableField):
     """Bricks of cells of several levels as a field.
 
-    Attributes
-    ----------
-    n_channels : int
-        1.
-    value_range : (float, float)
-        Range of all finite values.
-    domain : (2, 3) float64
-        The box that the unit cube covers, in cells of the finest level.
+    `domain` is the box that the unit cube covers, in cells of the finest level: (2, 3) float64.
     """
 
     n_channels = 1

@@ -28,26 +28,15 @@ _PAIRS = 2**22
 
 @dataclass(frozen=True)
 class BoxLists:
-    """Lists of boxes for the cells of a grid over [0, extent].
+    """Lists of boxes for the cells of a grid over [0, extent]."""
 
-    Attributes
-    ----------
-    cells : (3,) int32
-        Cells along x, y, z.
-    scale : (3,) float32
-        Cells per unit of length.
-    table : (k, 2) int32
-        For each cell of the grid, z fastest, the index in `items` where its list begins, and the length of the list.
-        For a cut cell, the row of this table where the inner cells begin, and minus the number of inner cells along
-        each axis; the rows of inner cells are as those of cells.
-    items : (m,) int32
-        The lists one after another: numbers of boxes, in rising order.
-    """
-
-    cells: np.ndarray
-    scale: np.ndarray
+    cells: np.ndarray  # cells along x, y, z: (3,) int32
+    scale: np.ndarray  # cells per unit of length: (3,) float32
+    #: For each cell of the grid, z fastest, the index in `items` where its list begins, and the length of the list. For
+    #: a cut cell, the row of this table where the inner cells begin, and minus the number of inner cells along each
+    #: axis; the rows of inner cells are as those of cells: (k, 2) int32.
     table: np.ndarray
-    items: np.ndarray
+    items: np.ndarray  # the lists one after another: numbers of boxes, in rising order: (m,) int32
 
     @property
     def fields(self) -> list[tuple[str, str, np.ndarray]]:
@@ -72,19 +61,8 @@ class BoxLists:
 def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -> BoxLists:
     """Make the lists of boxes.
 
-    Parameters
-    ----------
-    low, high : (n, 3) float64
-        Corners of the boxes.
-    extent : (3,) float64
-        Points lie between 0 and `extent`.
-    per_box : int
-        Largest number of cells, and of entries of the grid's lists (without inner cells), per box.
-
-    Raises
-    ------
-    MemoryError
-        The lists need more entries or cells than int32 can number.
+    The corners `low` and `high` are (n, 3) float64; points lie between 0 and `extent`, (3,) float64. The grid has at
+    most `per_box` cells, and as many entries without inner cells, per box.
     """
     extent = np.maximum(np.asarray(extent, float), _FLAT)
     cells = _cells(low, high, extent, per_box)

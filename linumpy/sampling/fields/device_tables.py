@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,36 +53,26 @@ class TableField(Field):
 
     def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
-        if isinstance(coords, np.ndarray) and isinstance(out, np.ndarray):
-            on_host(self._decode_host, coords, out)
-        else:
-            launch(self._spec, coords, out, self._tables)
+        if not (isinstance(coords, np.ndarray) and isinstance(out, np.ndarray)):
+            self.launch(coords, out)
+            return
+
+        def part(begin: int, end: int) -> None:
+            points, values = coords[begin:end], out[:, begin:end]
+            self._decode_host(np.clip(np.nan_to_num(points), np.float32(0), np.float32(1)), values)
+            values[:, ~np.isfinite(points).all(1)] = np.nan
+
+        in_threads(part, len(coords))
+
+    def launch(self, coords: Array, out: Array) -> None:
+        """Launch the kernel with a thread for each point."""
+        if count := len(coords):
+            args = (coords, out, *int64(count), *self._tables.beside(coords))
+            load(self._spec)((-(-count // _THREADS),), (_THREADS,), args)
 
     @abc.abstractmethod
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         """Evaluate points inside the unit cube: (n, 3) → `out`, (channels, n)."""
-
-
-def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) -> None:
-    """Launch a kernel with a thread for each point; arguments: coordinates, values, number of points, tables."""
-    count = len(coords)
-    if count:
-        args = (coords, out, *int64(count), *tables.beside(coords))
-        load(spec)((-(-count // _THREADS),), (_THREADS,), args)
-
-
-def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
-    """Evaluate points on the host in threads: `decode` gets points inside the unit cube and columns for their values.
-
-    Points outside are moved to the border of the cube; points with a coordinate that is not finite have the value NaN.
-    """
-
-    def part(begin: int, end: int) -> None:
-        points, values = coords[begin:end], out[:, begin:end]
-        decode(np.clip(np.nan_to_num(points), np.float32(0), np.float32(1)), values)
-        values[:, ~np.isfinite(points).all(1)] = np.nan
-
-    in_threads(part, len(coords))
 
 
 def record(fields: Sequence[tuple[str, str, ArrayLike]]) -> np.ndarray:

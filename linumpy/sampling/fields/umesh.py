@@ -16,7 +16,6 @@ import numpy as np
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
-from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
 from linumpy.sampling.voxel_field import finite_range
@@ -25,6 +24,12 @@ from linumpy.sampling.voxel_field import finite_range
 _PER_ELEMENT = 16
 #: Largest extent of the domain: products of float32 coordinates and cells must be finite.
 _LARGEST = 1e34
+#: Distance outside an element, in the element's coordinates, up to which a point counts as inside: it exceeds rounding.
+TOLERANCE = 1e-7
+_CONVERGED, _MAX_STEPS = 1e-9, 20
+_MIDDLES = {5: (0.375, 0.375, 0.75), 6: (1 / 3, 1 / 3, 0.5), 8: (0.5, 0.5, 0.5)}
+#: For each corner of a hexahedron and each axis: whether the corner has coordinate 1 instead of 0.
+_FAR = np.array([[(k ^ k >> 1) & 1, k >> 1 & 1, k >> 2] for k in range(8)], bool)
 _NO_VECTORS, _NO_NUMBERS = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
 _NO_BLOCKS = Blocks(_NO_VECTORS, _NO_NUMBERS, _NO_VECTORS, _NO_NUMBERS, np.zeros(0, np.float32))
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
@@ -38,26 +43,11 @@ def open_exastitch(
 ) -> StitchedField:
     """Open a mesh, grids, or both.
 
-    Parameters
-    ----------
-    umesh : path, optional
-        Unstructured elements; its triangles and quads have no volume and are ignored.
-    grids : path, optional
-        Records of int32: lower[3], level, cells[3], and the ids of all vertices, x fastest. A vertex whose id has no
-        value leaves the cells around it empty.
-    scalar : path, optional
-        float32 values, indexed by the ids of grids and by the tags of the mesh's vertices; needed for `grids`. Without
-        `scalar`, or for a mesh without tags, the first set of values in the mesh's file is used.
-    background : float, optional
-        The value outside all grids and elements.
-
-    Raises
-    ------
-    SourceError
-        Neither `umesh` nor `grids` is given, or `grids` without `scalar`; a file is truncated or damaged; a vertex of
-        the mesh has no value or is not finite; no grid and no element has a volume; the domain is too large.
-    UnsupportedLayoutError
-        A ``.umesh`` file with grids inside.
+    Triangles and quads of `umesh` have no volume and are ignored. `grids` has records of int32: lower[3], level,
+    cells[3], and the ids of all vertices, x fastest; a vertex whose id has no value leaves the cells around it empty.
+    `scalar` has float32 values, indexed by the ids of grids, which need it, and by the tags of the mesh's vertices.
+    Without it, or for a mesh without tags, the first set of values in the mesh's file is used. `background` is the
+    value outside.
     """
     if umesh is None and grids is None:
         raise SourceError("give umesh=, grids= or both")
@@ -86,14 +76,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
 class StitchedField(device_tables.TableField):
     """Grids of vertices and unstructured elements as a field.
 
-    Attributes
-    ----------
-    n_channels : int
-        1.
-    value_range : (float, float)
-        Range of all finite values of grids and of vertices of elements.
-    domain : (2, 3) float64
-        The box that the unit cube covers.
+    `domain` is the box that the unit cube covers: (2, 3) float64.
     """
 
     n_channels = 1
@@ -109,7 +92,9 @@ class StitchedField(device_tables.TableField):
         origin, extent = self.domain[0], self.domain[1] - self.domain[0]
         used = np.unique(self._corners[self._corners >= 0])
         self.value_range = finite_range(blocks.values, values[used])
-        self._grids, self._values = _grid_records(blocks, origin), blocks.values
+        self._grids, self._values = np.zeros(len(blocks.level), _GRID), blocks.values
+        self._grids["lower"], self._grids["cells"] = _grid_boxes(blocks)[0] - origin, 0.5**blocks.level
+        self._grids["offset"], self._grids["size"] = blocks.offset, blocks.size
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
         # Rounded as vertices are, so that boxes that touch each other still touch.
         self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
@@ -197,23 +182,8 @@ def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
 
 
-def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
-    records = np.zeros(len(blocks.level), _GRID)
-    records["lower"] = _grid_boxes(blocks)[0] - origin
-    records["cells"] = 0.5**blocks.level
-    records["offset"] = blocks.offset
-    records["size"] = blocks.size
-    return records
-
-
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64.
-
-    Raises
-    ------
-    ValueError
-        There is no box; a corner is not finite; the boxes reach too far.
-    """
+    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
     ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
     low, high = (np.concatenate(end) for end in ends)
     if not len(low):
@@ -231,3 +201,101 @@ def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarra
         return np.zeros((0, 3)), np.zeros((0, 3))
     corner_positions = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
     return corner_positions.min(1), corner_positions.max(1)
+
+
+def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return interpolation weights of the corners of elements at the origin; and whether it lies inside, (n,).
+
+    `corners`: (n, corners, 3), in VTK's order. Elements may be turned inside out. Faces with four corners may be curved
+    (bilinear); both elements at a face agree on its shape.
+    """
+    corners = np.asarray(corners, np.float64)
+    if corners.shape[1] > 4:
+        return _in_curved(corners)
+    others, solid = _solved(corners[:, 1:] - corners[:, :1], -corners[:, 0])
+    weights = np.concatenate([1 - others.sum(1, keepdims=True), others], 1)
+    return weights, solid & (weights.min(1) >= -TOLERANCE)
+
+
+def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return the determinant of each triple of vectors."""
+    (ax, ay, az), (bx, by, bz), (cx, cy, cz) = a.T, b.T, c.T
+    return ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx)
+
+
+def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors of three vectors (n, 3, 3) whose sum is `target` (n, 3); and whether they span a volume."""
+    a, b, c = np.moveaxis(columns, 1, 0)
+    volume = _volume(a, b, c)
+    parts = np.stack([_volume(target, b, c), _volume(a, target, c), _volume(a, b, target)], -1)
+    return parts / np.where(volume == 0, 1, volume)[:, None], volume != 0
+
+
+def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the element's coordinates of the origin by Newton's method; they are kept within -1 to 2."""
+    count = corners.shape[1]
+    r = np.tile(np.array(_MIDDLES[count]), (len(corners), 1))
+    inside = np.zeros(len(corners), bool)
+    active = np.arange(len(corners))
+    for _ in range(_MAX_STEPS):
+        weights, slopes = _shape(r[active], count)
+        miss = -np.einsum("nk,nka->na", weights, corners[active])
+        change, solid = _solved(np.einsum("nkj,nka->nja", slopes, corners[active]), miss)
+        r[active] = np.clip(r[active] + change, -1, 2)
+        done = solid & (np.abs(change).max(1) < _CONVERGED)
+        near = r[active[done]]
+        top = np.ones_like(near)
+        if count == 5:
+            top[:, 0] = top[:, 1] = near[:, 2]
+        elif count == 6:
+            top[:, 0] = 1 - near[:, 1]
+        inside[active[done]] = ((near >= -TOLERANCE) & (near <= top + TOLERANCE)).all(1)
+        active = active[solid & ~done]
+        if not len(active):
+            break
+    return _shape(r, count)[0], inside
+
+
+def _shape(r: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights of corners at coordinates `r` of elements, (n, count), and derivatives, (n, count, 3)."""
+    return {5: _pyramid, 6: _wedge, 8: _hexahedron}[count](r)
+
+
+def _hexahedron(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    factors = np.where(_FAR, r[:, None], 1 - r[:, None])
+    slopes = np.broadcast_to(np.where(_FAR, 1.0, -1.0), factors.shape)
+    x, y, z = np.moveaxis(factors, 2, 0)
+    dx, dy, dz = np.moveaxis(slopes, 2, 0)
+    return x * y * z, np.stack([dx * y * z, x * dy * z, x * y * dz], -1)
+
+
+def _wedge(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    corner = np.stack([1 - r[:, 0] - r[:, 1], r[:, 0], r[:, 1]], 1)
+    below, above = 1 - r[:, 2:], r[:, 2:]
+    along = np.array([[-1.0, -1.0], [1, 0], [0, 1]])
+    slopes = np.concatenate([along * below[:, :, None], along * above[:, :, None]], 1)
+    across = np.concatenate([-corner, corner], 1)
+    return np.concatenate([corner * below, corner * above], 1), np.concatenate([slopes, across[:, :, None]], 2)
+
+
+def _pyramid(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights and derivatives of a pyramid.
+
+    The third coordinate is 1 in the base and 0 at the tip; the others are coordinates in the base times the third, so
+    that the tip is not singular.
+    """
+    a, b, t = r.T
+    over = np.where(np.abs(t) < 1e-12, 0, 1 / np.where(np.abs(t) < 1e-12, 1, t))
+    m, da, db = a * b * over, b * over, a * over
+    dt = -m * over
+    weights = np.stack([t - a - b + m, a - m, m, b - m, 1 - t], 1)
+    nothing = np.zeros_like(a)
+    slopes = np.stack(
+        [
+            np.stack([-1 + da, 1 - da, da, -da, nothing], 1),
+            np.stack([-1 + db, -db, db, 1 - db, nothing], 1),
+            np.stack([1 + dt, -dt, dt, -dt, nothing - 1], 1),
+        ],
+        2,
+    )
+    return weights, slopes

@@ -28,21 +28,7 @@ _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
 def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> SparseGrid:
     """Open a grid of a ``.vdb`` or ``.nvdb`` file.
 
-    Parameters
-    ----------
-    filename : path
-        The suffix is the format.
-    field : str, optional
-        Name of the grid; by default the first grid.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, is of another format, has no such grid or no active voxel; the box of the
-        active voxels is too large.
-    UnsupportedLayoutError
-        The version, compression, transform or type of the grid is not read; the modules ``openvdb`` and ``nanovdb`` of
-        :mod:`linumpy.sampling.files` list those that are.
+    `filename`: the suffix is the format. `field`: name of the grid; by default the first grid.
     """
     suffix = os.path.splitext(filename)[1].lower()
     if suffix not in _READERS:
@@ -57,14 +43,8 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
 class SparseGrid(device_tables.TableField):
     """A tree of voxels as a field.
 
-    Attributes
-    ----------
-    n_channels : int
-        1, or the number of components of a grid of vectors.
-    value_range : (float, float)
-        Range of all finite values of leaves, tiles and the background, also outside the box.
-    shape : (int, int, int)
-        Number of voxels of the box along x, y, z.
+    `shape` has the voxels of the box along x, y, z. The range of values includes leaves, tiles and the background
+    outside of the box.
     """
 
     _spec = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")

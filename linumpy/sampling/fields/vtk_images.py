@@ -28,21 +28,9 @@ Path = str | os.PathLike[str]
 def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageField:
     """Open an array of one or several images.
 
-    Parameters
-    ----------
-    files : path or sequence of paths
-        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, or legacy ``.vtk`` files, in the order of time; all with as
-        many voxels and components.
-    field : str, optional
-        Name of the array in each file; by default the active scalars, or the first array.
-
-    Raises
-    ------
-    SourceError
-        No file is given; a file is truncated or damaged, has no such array, or has another number of voxels or
-        components than the first; the vtk package is not installed.
-    UnsupportedLayoutError
-        Another kind of data set, points that are not evenly spaced, or an array without numbers.
+    `files`: ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, or legacy ``.vtk`` files, in the order of time; all
+    with as many voxels and components. `field`: name of the array in each file; by default the active scalars, or the
+    first array.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not paths:
@@ -59,14 +47,8 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
 class ImageField(Field):
     """Voxels of an image as a field.
 
-    Attributes
-    ----------
-    voxels : (C, Z, Y, X) ndarray
-        Voxels in host memory; dtypes that kernels do not sample have become float32.
-    n_channels : int
-        Number of components times number of timesteps.
-    value_range : (float, float)
-        Range of all finite voxels.
+    `voxels`, (C, Z, Y, X), lie in host memory; dtypes that kernels do not sample have become float32. Channels are the
+    components of all timesteps.
     """
 
     def __init__(self, voxels: np.ndarray) -> None:

@@ -30,12 +30,7 @@ def no_such_error(kind: str, name: str | None, names: list[str], path: str) -> S
 class Cursor:
     """A position in a file, from which fields are read one after another.
 
-    Parameters
-    ----------
-    file : binary file object
-        Seekable, at its beginning.
-    name : str
-        Name of the file, for errors.
+    `file`: seekable, at its beginning. `name`: name of the file, for errors.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:

@@ -25,28 +25,15 @@ _MAX_LEVEL = 24
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of values on regular grids of several levels; level 0 is the finest.
+    """Blocks of values on regular grids of several levels; level 0 is the finest."""
 
-    Attributes
-    ----------
-    lower : (n, 3) int64
-        Lower corner (x, y, z) of each block; of a brick in cells of the finest level, of a grid in cells of its own
-        level.
-    level : (n,) int64
-        Level of each block: a cell is 2^level cells of the finest level wide.
-    size : (n, 3) int64
-        Number of values along x, y, z: cells of a brick, vertices of a grid.
-    offset : (n,) int64
-        Index of the first value of each block in `values`.
-    values : (total,) float32
-        Values of all blocks, x fastest; NaN for vertices of grids without a value.
-    """
-
+    #: Lower corner (x, y, z) of each block; of a brick in cells of the finest level, of a grid in cells of its own
+    #: level: (n, 3) int64.
     lower: np.ndarray
-    level: np.ndarray
-    size: np.ndarray
-    offset: np.ndarray
-    values: np.ndarray
+    level: np.ndarray  # level of each block: a cell is 2^level cells of the finest level wide: (n,) int64
+    size: np.ndarray  # number of values along x, y, z: cells of a brick, vertices of a grid: (n, 3) int64
+    offset: np.ndarray  # index of the first value of each block in `values`: (n,) int64
+    values: np.ndarray  # values of all blocks, x fastest; NaN for vertices of grids without a value: (total,) float32
 
 
 class _Record(NamedTuple):

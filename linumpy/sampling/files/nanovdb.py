@@ -90,10 +90,6 @@ class _NodeLayout:
         offset = _aligned(20, self.alignment)
         return offset, _aligned(offset + self.value_nbytes, 32)
 
-    def table_offset(self, masks: int) -> int:
-        """Return the offset of the table of values and children in a node with `masks` bytes of masks."""
-        return self.behind_statistics(32 + masks)
-
     @property
     def entry_nbytes(self) -> int:
         """Bytes of an entry of such a table, a value or a link to a child."""
@@ -266,7 +262,7 @@ class _GridMemory:
         """Read upper nodes (32 `children` along each axis) or nodes (16)."""
         layout, count = self.layout, children**3
         masks = count // 8
-        table = layout.table_offset(2 * masks)
+        table = layout.behind_statistics(32 + 2 * masks)
         raw = self.at(offsets, table + count * layout.entry_nbytes)
         active, child = mask_of(raw[:, 32 : 32 + masks]), mask_of(raw[:, 32 + masks : 32 + 2 * masks])
         entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, layout.entry_nbytes)

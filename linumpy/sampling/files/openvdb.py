@@ -51,10 +51,6 @@ class _Stored:
     compression: int
     background: np.ndarray
 
-    def inactive_values(self, code: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two values of inactive voxels unless the file has others: outside and inside of its mask."""
-        return (self.background if code == 0 else -self.background), self.background
-
 
 #: Values of a node, (n, channels), and the masks of active values and of children, (n,).
 _Node = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -72,15 +68,7 @@ class _Topology:
 
 
 def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read the grid with this name, by default the first.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, has no such grid, or the grid has no active voxel.
-    UnsupportedLayoutError
-        A version, codec, transform or type of grid that is not read, or a tree of several buffers.
-    """
+    """Read the grid with this name, by default the first."""
     with opened(path) as cursor:
         version = _read_header(cursor)
         seekable = bool(cursor.number("u1", "the flag of grid offsets"))
@@ -227,7 +215,8 @@ def _read_values(cursor: Cursor, active: np.ndarray, form: _Stored) -> np.ndarra
     code = cursor.number("u1", "the code of inactive values")
     if code > 6:
         raise cursor.error(f"the code of inactive values is {code}; it is one of 0 to 6")
-    outside, other = form.inactive_values(code)
+    # The values of inactive voxels unless the file has others: outside and inside of its mask.
+    outside, other = (form.background if code == 0 else -form.background), form.background
     if code in (2, 4, 5):
         outside = cursor.array(form.dtype, form.channels, "an inactive value")
     if code == 5:
@@ -257,15 +246,9 @@ def _read_buffer(cursor: Cursor, count: int, form: _Stored) -> np.ndarray:
             raise cursor.error(f"a node stores {-size} bytes of values where {nbytes} are needed")
         content = cursor.take(abs(size), "values of a node")
         if size > 0:
-            content = _decompress(cursor, content, nbytes, form)
+            decode = unpack_blosc if form.compression & _BLOSC else unzip
+            try:
+                content = decode(content, nbytes) if nbytes else b""
+            except ValueError as error:
+                raise cursor.error(f"compressed values before byte {cursor.position}: {error}") from error
     return np.frombuffer(content, dtype).reshape(count, form.channels).astype(form.dtype)
-
-
-def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Stored) -> bytes:
-    if not nbytes:
-        return b""
-    try:
-        decoded = unpack_blosc(content, nbytes) if form.compression & _BLOSC else unzip(content, nbytes)
-    except ValueError as error:
-        raise cursor.error(f"compressed values before byte {cursor.position}: {error}") from error
-    return decoded

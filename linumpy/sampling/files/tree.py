@@ -21,36 +21,23 @@ NODE_CHILDREN, UPPER_CHILDREN = 16, 32
 
 @dataclass(frozen=True)
 class VoxelTree:
-    """A tree in the form that kernels sample: a list of nodes, without upper nodes.
+    """A tree in the form that kernels sample: a list of nodes, without upper nodes."""
 
-    Attributes
-    ----------
-    background : (channels,) float32
-        Value of voxels that no leaf and no tile contains.
-    origins : (nodes, 3) int64
-        First voxel (x, y, z) of each node; unique multiples of 128.
-    children : (nodes, 4096) int32
-        For each child of a node the index of a leaf, or ``-1 - tile``, where `tile` is an index into `tiles`.
-    leaves : (channels, leaves, 512) float32
-        Values of the voxels of each leaf.
-    tiles : (tiles, channels) float32
-        The background, then the distinct values of tiles.
-    blocks : (blocks, 3) int64
-        First voxel of each tile of 128³ or 4096³ voxels that has another value than the background or lies in the root.
-    block_sizes, block_tiles : (blocks,) int64
-        Voxels of each of these tiles along an axis (128 or 4096), and the index of the tile's value in `tiles`.
-    low, high : (3,) int64
-        First and last voxel of the bounding box of all active voxels, including those of active tiles.
-    """
-
-    background: np.ndarray
-    origins: np.ndarray
+    background: np.ndarray  # value of voxels that no leaf and no tile contains: (channels,) float32
+    origins: np.ndarray  # first voxel (x, y, z) of each node; unique multiples of 128: (nodes, 3) int64
+    #: For each child of a node the index of a leaf, or ``-1 - tile``, where `tile` is an index into `tiles`: (nodes,
+    #: 4096) int32.
     children: np.ndarray
-    leaves: np.ndarray
-    tiles: np.ndarray
+    leaves: np.ndarray  # values of the voxels of each leaf: (channels, leaves, 512) float32
+    tiles: np.ndarray  # the background, then the distinct values of tiles: (tiles, channels) float32
+    #: First voxel of each tile of 128³ or 4096³ voxels that has another value than the background or lies in the root:
+    #: (blocks, 3) int64.
     blocks: np.ndarray
+    #: Voxels of each of these tiles along an axis (128 or 4096), and the index of the tile's value in `tiles`:
+    #: (blocks,) int64.
     block_sizes: np.ndarray
     block_tiles: np.ndarray
+    #: First and last voxel of the bounding box of all active voxels, including those of active tiles: (3,) int64.
     low: np.ndarray
     high: np.ndarray
 
@@ -95,45 +82,30 @@ class ActiveBox:
 
 @dataclass(frozen=True)
 class Levels:
-    """A tree as it is stored, level by level: t tiles, u upper nodes, n nodes, l leaves, c channels.
+    """A tree as it is stored, level by level: t tiles, u upper nodes, n nodes, l leaves, c channels."""
 
-    Attributes
-    ----------
-    tile_origins, tile_values, tile_active : (t, 3) int64, (t, c), (t,) bool
-        Tiles of the root, of 4096³ voxels.
-    upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), two (u, 32768) bool
-        Upper nodes: values of tiles, whether tiles are active, and which children are nodes instead of tiles.
-    node_origins, node_values, node_active : (n, 3) int64, (n, 4096, c), (n, 4096) bool
-        Nodes: values of tiles, and whether tiles are active.
-    node_leaves : (n, 4096) int32
-        Index of the leaf of each child of a node, or -1 for a tile.
-    leaf_values, leaf_active : (l, 512, c), (l, 512) bool
-        Leaves: values of voxels, and whether voxels are active.
-    """
-
+    #: Tiles of the root, of 4096³ voxels: (t, 3) int64, (t, c), (t,) bool.
     tile_origins: np.ndarray
     tile_values: np.ndarray
     tile_active: np.ndarray
+    #: Upper nodes: values of tiles, whether tiles are active, and which children are nodes instead of tiles: (u, 3)
+    #: int64, (u, 32768, c), two (u, 32768) bool.
     upper_origins: np.ndarray
     upper_values: np.ndarray
     upper_active: np.ndarray
     upper_child: np.ndarray
+    #: Nodes: values of tiles, and whether tiles are active: (n, 3) int64, (n, 4096, c), (n, 4096) bool.
     node_origins: np.ndarray
     node_values: np.ndarray
     node_active: np.ndarray
-    node_leaves: np.ndarray
+    node_leaves: np.ndarray  # index of the leaf of each child of a node, or -1 for a tile: (n, 4096) int32
+    #: Leaves: values of voxels, and whether voxels are active: (l, 512, c), (l, 512) bool.
     leaf_values: np.ndarray
     leaf_active: np.ndarray
 
 
 def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
-    """Convert a tree to the form that kernels sample.
-
-    Raises
-    ------
-    ValueError
-        A grid without an active voxel, or two nodes at the same voxels.
-    """
+    """Convert a tree to the form that kernels sample."""
     background = np.asarray(background, np.float32).reshape(-1)
     is_leaf = levels.node_leaves >= 0
     upper_tile = ~levels.upper_child & _differs(levels.upper_values, background)

@@ -24,23 +24,12 @@ _WIDTHS = ("<u8", "<u4")
 
 @dataclass(frozen=True)
 class Mesh:
-    """An unstructured mesh.
+    """An unstructured mesh."""
 
-    Attributes
-    ----------
-    vertices : (n, 3) float32
-        x, y, z.
-    values : (n,) float32, or (0,) where the file has none
-        The first set of values of the vertices.
-    tags : (n,) uint64, or (0,)
-        For each vertex the index of its value in another file.
-    tets, pyramids, wedges, hexes : (m, 4), (m, 5), (m, 6), (m, 8) int32
-        Vertices of elements, in VTK's order.
-    """
-
-    vertices: np.ndarray
-    values: np.ndarray
-    tags: np.ndarray
+    vertices: np.ndarray  # x, y, z: (n, 3) float32
+    values: np.ndarray  # the first set of values of the vertices: (n,) float32, or (0,) where the file has none
+    tags: np.ndarray  # for each vertex the index of its value in another file: (n,) uint64, or (0,)
+    #: Vertices of elements, in VTK's order: (m, 4), (m, 5), (m, 6), (m, 8) int32.
     tets: np.ndarray
     pyramids: np.ndarray
     wedges: np.ndarray
@@ -48,27 +37,17 @@ class Mesh:
 
 
 def read_umesh(path: str | os.PathLike[str]) -> Mesh:
-    """Read a mesh.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, has values of elements, or an element has a vertex that does not exist.
-    UnsupportedLayoutError
-        A file with grids inside.
-    """
+    """Read a mesh."""
     with opened(path) as cursor:
         magic = cursor.number("<u8", "the magic number")
         if magic == _WITH_GRIDS:
             raise UnsupportedLayoutError(f"{cursor.name}: umesh files with grids inside ({magic:#x}) are not read")
         if magic not in (_ONE_VALUE, _NAMED_VALUES):
             raise cursor.error(f"is no umesh file: it begins with {magic:#x} instead of {_ONE_VALUE:#x}")
-        sections = _one_value(cursor) if magic == _ONE_VALUE else _named_values(cursor)
-        return _read(cursor, sections)
-
-
-def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    return _with_elements(cursor, {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)})
+        if magic == _NAMED_VALUES:
+            return _read(cursor, _named_values(cursor))
+        sections = {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)}
+        return _read(cursor, _with_elements(cursor, sections))
 
 
 def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:

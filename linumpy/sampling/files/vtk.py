@@ -10,17 +10,21 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import threading
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from linumpy.device import machine_memory
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.packages import install_line
 from linumpy.sampling.files.binary import no_such_error
-from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
 #: A reader, a data set or an array of the vtk package, which is imported only when a file is read.
 VtkObject: TypeAlias = Any
@@ -31,6 +35,8 @@ _HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
 #: float32 rounds coordinates by more, the tolerance is the rounding error, up to a quarter of a step.
 _UNEVEN = 1e-3
 _KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
+#: Kinds of files of XML; those whose pieces are in other files begin with a P.
+_XML_KINDS = ("ImageData", "RectilinearGrid", "StructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
 #: All threads share VTK's window for messages; it is replaced while a file is read.
 _messages_lock = threading.Lock()
@@ -39,20 +45,7 @@ _messages_lock = threading.Lock()
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
     """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
 
-    Returns
-    -------
-    ndarray
-        Shape (components, Z, Y, X), in native byte order.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, or has no such array; its pieces do not cover the image; a piece is no regular
-        file below the folder of the file that names it; the vtk package is not installed.
-    UnsupportedLayoutError
-        Another kind of data set, points that are not evenly spaced, or an array without numbers.
-    OSError
-        The file cannot be opened.
+    The result has shape (components, Z, Y, X), in native byte order.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -62,10 +55,13 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     except ImportError as error:
         raise SourceError(f"{name}: is read by vtk, which is not installed: {install_line('vtk')}") from error
     del vtkmodules
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
     header = None if is_legacy else read_header(name)
     grid = _read_grid(name, is_legacy)
     if grid.IsA("vtkRectilinearGrid"):
-        _check_rectilinear(name, grid)
+        for axis in "XYZ":
+            _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
     elif grid.IsA("vtkStructuredGrid"):
         _check_structured(name, grid)
     return _values(name, grid, header, field)
@@ -74,8 +70,9 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
 def _read_grid(name: str, is_legacy: bool) -> VtkObject:
     """Read a ``vtkDataSet``; a message that VTK writes meanwhile becomes an error."""
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
+    from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
 
-    reader = _legacy_reader() if is_legacy else _xml_reader()
+    reader = _legacy_reader() if is_legacy else vtkXMLGenericDataObjectReader()
     reader.SetFileName(name)
     messages = vtkStringOutputWindow()
     with _messages_lock:
@@ -96,12 +93,6 @@ def _read_grid(name: str, is_legacy: bool) -> VtkObject:
         kind = "no data set" if grid is None else grid.GetClassName()
         raise UnsupportedLayoutError(f"{name}: holds {kind}, and only {', '.join(_KINDS)} are read")
     return grid
-
-
-def _xml_reader() -> VtkObject:
-    from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
-
-    return vtkXMLGenericDataObjectReader()
 
 
 def _legacy_reader() -> VtkObject:
@@ -127,13 +118,6 @@ def _check_size(name: str, reader: VtkObject) -> None:
     if math.prod(shape) > machine_memory():
         text = " × ".join(map(str, shape))
         raise SourceError(f"{name}: says that it has {text} points, more than this machine has bytes of memory")
-
-
-def _check_rectilinear(name: str, grid: VtkObject) -> None:
-    from vtkmodules.util.numpy_support import vtk_to_numpy
-
-    for axis in "XYZ":
-        _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
 
 
 def _check_structured(name: str, grid: VtkObject) -> None:
@@ -197,3 +181,112 @@ def _choose_array(name: str, grid: VtkObject, field: str | None) -> tuple[VtkObj
         if allowed is None or array.GetName() in allowed:
             return array, of_cells
     raise no_such_error("array", field, [array.GetName() for array, *_ in arrays], name)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The pieces of a file."""
+
+    name: str  # path of the file, for errors
+    extent: np.ndarray  # first and last point of the image along x, y, z: (2, 3) int64
+    #: Extents of the pieces, and the headers of their files where the pieces are files.
+    pieces: list[tuple[np.ndarray, Header | None]]
+
+    def check_filled(self, of_cells: bool, box: np.ndarray | None = None) -> None:
+        """Refuse pieces that do not cover the image or, of a piece in a file, `box`: ``SourceError``."""
+        low, high = self.extent if box is None else box
+        covered = np.zeros(shape_of(low, high, of_cells), bool)
+        for extent, inner in self.pieces:
+            first, last = np.maximum(extent[0], low), np.minimum(extent[1], high)
+            if (first <= last).all():
+                start = (first - low)[::-1]
+                covered[tuple(map(slice, start, start + shape_of(first, last, of_cells)))] = True
+            if inner is not None:
+                inner.check_filled(of_cells, extent)
+        if not covered.all():
+            raise SourceError(f"{self.name}: its pieces leave a part of {_text(np.stack([low, high]))} empty")
+
+
+def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ...]:
+    """Return the numbers of values (Z, Y, X) between two points (x, y, z); a flat box has a layer of cells."""
+    points = (np.asarray(last) - np.asarray(first) + 1).tolist()
+    return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
+
+
+def read_header(path: str) -> Header:
+    """Read the extents of a file and of the files of its pieces."""
+    return _header(path, _read_image(path))
+
+
+def _header(path: str, image: Element) -> Header:
+    """Read the extents of a file from its parsed text."""
+    whole = _extent(path, image, "WholeExtent")
+    pieces: list[tuple[np.ndarray, Header | None]] = []
+    for piece in image.findall("Piece"):
+        extent = _extent(path, piece, "Extent")
+        if (extent[0] < whole[0]).any() or (extent[1] > whole[1]).any():
+            raise SourceError(f"{path}: its piece of extent {_text(extent)} lies outside of {_text(whole)}")
+        pieces.append((extent, _piece_header(path, piece) if image.tag.startswith("P") else None))
+    return Header(path, whole, pieces)
+
+
+def _read_image(path: str) -> Element:
+    """Parse a file without its appended data, which is no XML."""
+    with open(path, "rb", opener=_open_regular) as file:
+        content = file.read()
+    head, separator, _ = content.partition(b"<AppendedData")
+    try:
+        root = ElementTree.fromstring(head + b"</VTKFile>" if separator else content)
+    except ElementTree.ParseError as error:
+        raise SourceError(f"{path}: is no VTK image, or truncated: {error}") from error
+    kind = root.get("type", root.tag)
+    if kind.removeprefix("P") not in _XML_KINDS:
+        raise UnsupportedLayoutError(f"{path}: holds {kind!r}, and only {', '.join(_XML_KINDS)} are read")
+    image = root.find(kind)
+    if image is None:
+        raise SourceError(f"{path}: has no image; the file is truncated or damaged")
+    return image
+
+
+def _extent(name: str, element: Element, key: str) -> np.ndarray:
+    """Return the first and last point along x, y, z: (2, 3)."""
+    text = element.get(key, "")
+    try:
+        extent = np.array([int(number) for number in text.split()], np.int64).reshape(3, 2).T
+    except (ValueError, OverflowError) as error:
+        raise SourceError(f"{name}: {key}={text!r} are not six whole numbers") from error
+    if (extent[1] < extent[0]).any() or np.abs(extent).max() >= 2**31:
+        raise SourceError(f"{name}: {key}={text!r} is no extent of an image")
+    return extent
+
+
+def _piece_header(index: str, piece: Element) -> Header:
+    """Read the header of a piece: a regular file below the folder of the `index` that names it, links resolved."""
+    source, folder = piece.get("Source", ""), os.path.realpath(os.path.dirname(index))
+    path = os.path.realpath(os.path.join(folder, source))
+    if os.path.commonpath([folder, path]) != folder:
+        _refuse_piece(index, source, "lies outside of the folder of this file, and is not read")
+    try:
+        image = _read_image(path)
+    except OSError as error:
+        raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
+    if image.tag.startswith("P"):
+        _refuse_piece(index, source, "has pieces in other files, and is not read")
+    return _header(path, image)
+
+
+def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:
+    raise SourceError(f"{index}: its piece {source!r} {problem}")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file; a FIFO is refused without waiting for its writer."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no FIFOs
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError("it is no regular file")
+
+
+def _text(extent: np.ndarray) -> str:
+    return repr(" ".join(map(str, extent.T.ravel())))

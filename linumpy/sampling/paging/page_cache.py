@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from linumpy.gpu.kernels import address_of
+from linumpy.gpu.read.outputs import Regions
 from linumpy.io.volume import Volume
 from linumpy.sampling.paging.plan import Paging
 
 if TYPE_CHECKING:
     from linumpy.gpu import Reader
-    from linumpy.gpu.read.ticket import Ticket
+    from linumpy.gpu.read.ticket import Together
 
 _NO_PAGES = np.empty(0, np.int64)
 #: Largest number of pages of a job.
@@ -32,20 +34,8 @@ class PageCache:
     scatter kernels may access these chunks; a sampler's kernel reads pages in place, in native byte order, by the
     table.
 
-    Parameters
-    ----------
-    volumes : sequence of Volume
-        A volume for each channel.
-    paging : Paging
-        Pages of the volume.
-    slots : int
-        Number of slots: pages that are in memory at the same time.
-    dtype : dtype
-        dtype of the voxels in memory.
-    reader : Reader
-        Its ``submit_rows(array, regions, slots, rows, kept)`` returns a ticket, whose ``result()`` waits for all pages.
-    xp : module
-        CuPy; in tests NumPy, with a reader of host memory.
+    There is a volume for each channel. `slots` is the number of pages that are in memory at the same time. `xp` is
+    CuPy, or NumPy in tests, with a reader of host memory.
     """
 
     def __init__(
@@ -57,7 +47,7 @@ class PageCache:
         self._page = np.full(slots, -1, np.int64)  # in each slot; -1: empty
         self._used = np.full(slots, -1, np.int64)  # request that used each slot last; -1: empty
         self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills each slot; -1: none
-        self._reads: dict[int, list[Ticket]] = {}
+        self._reads: dict[int, list[Together]] = {}
         self._last_request = self._last_read = 0
         self.table = xp.zeros(paging.pages, np.int32)
         self._is_current = False
@@ -98,24 +88,25 @@ class PageCache:
         self._last_read += 1
         tickets = self._reads[self._last_read] = []
         self._read_of[slots] = self._last_read
-        start, stop = self.paging.bounds(pages)
+        bounds = self.paging.bounds(pages)
+        address = address_of(self.slots) + slots.astype(np.int64) * self.slots.strides[0]
         for channel, volume in enumerate(self._volumes):
-            regions = np.empty((len(pages), len(volume.index), 2), np.int64)
             in_space = [index is None for index in volume.index]
-            regions[:, in_space, 0], regions[:, in_space, 1] = start, stop
-            for axis, index in enumerate(volume.index):
-                if index is not None:
-                    regions[:, axis] = index, index + 1
-            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
+            one_voxel = [0 if index is None else index for index in volume.index]
+            start, stop, strides = (np.tile(np.array(one_voxel, np.int64), (len(pages), 1)) for _ in range(3))
+            stop += 1
+            start[:, in_space], stop[:, in_space] = bounds
+            strides[:] = 0
+            strides[:, in_space] = self.slots.strides[2:]
+            regions = Regions(
+                array=np.zeros(len(pages), np.int64), start=start, stop=stop, strides=strides,
+                addresses=address + channel * self.slots.strides[1],
+            )  # fmt: skip
+            layout = self._reader.layout_of(volume.array)
+            tickets.append(self._reader.submit_regions([layout], regions, self.slots.dtype, self.slots))
 
     def wait(self, pages: np.ndarray) -> None:
-        """Wait until pages are in memory; kernels that are queued on the current stream from now on may read them.
-
-        Raises
-        ------
-        ChunkError, OSError
-            A page could not be read. The next request reads this page and all pages of the same job again.
-        """
+        """Wait until pages are in memory; kernels that are queued on the current stream from now on may read them."""
         assert self.holds(pages), "more pages are requested at once than there are slots"
         reads = self._read_of[self._slot[pages]]
         try:

@@ -18,6 +18,7 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.device import to_host
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.coordinates import draws
@@ -58,21 +59,10 @@ class _Future:
 class PagedVolume(Field):
     """A field whose voxels are read when they are needed; linear interpolation.
 
-    Parameters
-    ----------
-    cache : PageCache
-        Pages of the volume.
-    xp : module
-        CuPy, or NumPy in tests.
-    low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), clipped to 0 to 1.
-    value_range : (float, float)
-        Range of decoded values.
-    ahead : int
-        Number of independent samples whose values are computed in one pass over the volume; they take 4 bytes for each
-        sample and channel.
-    window : int, optional
-        Default number of samples that are sorted by box together; without it two for each voxel, at least 2^20.
+    Voxels become (v - low) / (high - low), clipped to 0 to 1, with `low_high`. The values of `ahead` independent
+    samples are computed in one pass over the volume, and take 4 bytes for each sample and channel. By default `window`,
+    the number of samples that are sorted by box together, is two for each voxel, at least 2^20. `xp` is CuPy, or NumPy
+    in tests.
     """
 
     def __init__(
@@ -98,54 +88,46 @@ class PagedVolume(Field):
 
     def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at points; wait for the device once, to learn which pages the points need."""
-        if len(coords):
-            with self._lock:
-                self._decode(coords, out)
-
-    def _decode(self, coords: Array, out: Array) -> None:
-        is_needed = self._xp.zeros(self._paging.pages, np.uint8)
-        record = self._record(len(coords))
-        args = (coords, is_needed, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
-        load(_spec("mark", self._defines(False)))((-(-len(coords) // _THREADS),), (_THREADS,), args)
-        needed = (is_needed if isinstance(is_needed, np.ndarray) else is_needed.get()).astype(bool)
-        self._pass(coords, out, record, needed)
+        if not len(coords):
+            return
+        with self._lock:
+            is_needed = self._xp.zeros(self._paging.pages, np.uint8)
+            record = self._record(len(coords))
+            args = (coords, is_needed, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
+            load(_spec("mark", self._defines(False)))((-(-len(coords) // _THREADS),), (_THREADS,), args)
+            self._pass(coords, out, record, to_host(is_needed).astype(bool))
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and copy the values that were computed ahead; compute more if these are used up."""
         draws.draw(draws.Draw(), key, first, coords)
-        with self._lock:
-            self._copy_ahead(key, first, coords, out)
-
-    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         done = 0
-        while done < len(coords):
-            if self._future is None or not self._future.holds(key, first + done):
-                self._make_ahead(key, first + done)
-                continue
-            values = self._future.values[:, first + done - self._future.first :]
-            part = min(len(coords) - done, values.shape[1])
-            out[:, done : done + part] = values[:, :part]
-            done += part
+        with self._lock:
+            while done < len(coords):
+                if self._future is None or not self._future.holds(key, first + done):
+                    self._make_ahead(key, first + done)
+                    continue
+                values = self._future.values[:, first + done - self._future.first :]
+                part = min(len(coords) - done, values.shape[1])
+                out[:, done : done + part] = values[:, :part]
+                done += part
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make samples of a window, sorted by its boxes; each page is read about once in a window."""
-        if len(coords):
-            with self._lock:
-                self._sample_window(window, begin, coords, out)
-
-    def _sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        if self._pages_of_boxes is None or self._pages_of_boxes.window is not window:
-            self._pages_of_boxes = PagesOfBoxes(window, self._paging)
-        plan = self._pages_of_boxes
-        window.draw(begin, coords)
-        first, last = plan.boxes_of(begin, begin + len(coords))
-        record = self._record(len(coords))
-        slots = int(self._cache.slots.shape[0])
-        for low, high, pages in plan.groups(first, last, slots // 2):
-            self._cache.request(pages)
-            self._cache.request(plan.upcoming(last, slots // 8), keep=pages)
-            self._cache.wait(pages)
-            self._launch(coords, out, record, low, high, draw=False)
+        if not len(coords):
+            return
+        with self._lock:
+            if self._pages_of_boxes is None or self._pages_of_boxes.window is not window:
+                self._pages_of_boxes = PagesOfBoxes(window, self._paging)
+            plan = self._pages_of_boxes
+            window.draw(begin, coords)
+            first, last = plan.boxes_of(begin, begin + len(coords))
+            record = self._record(len(coords))
+            slots = int(self._cache.slots.shape[0])
+            for low, high, pages in plan.groups(first, last, slots // 2):
+                self._cache.request(pages)
+                self._cache.request(plan.upcoming(last, slots // 8), keep=pages)
+                self._cache.wait(pages)
+                self._launch(coords, out, record, low, high, draw=False)
 
     def _make_ahead(self, key: tuple[int, int], first: int) -> None:
         values = self._future.values if self._future else self._xp.empty((self.n_channels, self._ahead), np.float32)

@@ -27,19 +27,12 @@ _PAGES_OF_A_BOX = 8
 
 @dataclass(frozen=True)
 class Paging:
-    """The pages of a volume, and the parts that are sampled one after another.
+    """The pages of a volume, and the parts that are sampled one after another."""
 
-    Attributes
-    ----------
-    dims, page : tuple of int
-        Voxels of the volume and of a page along z, y and x.
-    part : tuple of int
-        Number of pages of a part along z, y and x.
-    """
-
+    #: Voxels of the volume and of a page along z, y and x.
     dims: tuple[int, int, int]
     page: tuple[int, int, int]
-    part: tuple[int, int, int]
+    part: tuple[int, int, int]  # number of pages of a part along z, y and x
 
     @cached_property
     def pages(self) -> ZYX:
@@ -84,13 +77,7 @@ class Paging:
 
 
 def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
-    """Choose pages, and parts that take at most half of the slots together with their neighbouring pages.
-
-    Raises
-    ------
-    ValueError
-        There are fewer than 16 slots: twice the eight pages at a corner.
-    """
+    """Choose pages, and parts that take at most half of the slots together with their neighbouring pages."""
     page = page_shape(dims, chunks, voxels)
     if slots < 16:
         raise ValueError(
@@ -169,20 +156,14 @@ class PagesOfBoxes:
         begin, count, step = self._reached, self.window.boxes.count, max(1, max_pages // _PAGES_OF_A_BOX)
         while len(pages) < max_pages and self._reached < count:
             end = min(self._reached + step, count)
-            pages = np.union1d(pages, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
+            boxes = slice(self._reached, end)
+            first, after = self._first[boxes], np.minimum(self._last[boxes] + 1, np.array(self._paging.pages) - 1)
+            steps = np.stack(np.meshgrid(*map(np.arange, (after - first).max(0) + 1), indexing="ij"), -1)
+            indices = first[:, None] + steps.reshape(-1, 3)
+            pages = np.union1d(pages, self._paging.numbers(indices[(indices <= after[:, None]).all(-1)]))
             self._reached = end
         self._step = self._reached - begin
         return pages
-
-    def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Return the numbers of the pages of boxes, `first` to `last`, (n, 3), and of the next pages along all axes.
-
-        Pages that several boxes need are repeated.
-        """
-        end = np.minimum(last + 1, np.array(self._paging.pages) - 1)
-        steps = np.stack(np.meshgrid(*map(np.arange, (end - first).max(0) + 1), indexing="ij"), -1).reshape(-1, 3)
-        indices = first[:, None] + steps
-        return self._paging.numbers(indices[(indices <= end[:, None]).all(-1)])
 
     def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[ZYX, ZYX, np.ndarray]:
         first, last, count = low.tolist(), high.tolist(), self._paging.pages

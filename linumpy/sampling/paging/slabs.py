@@ -36,17 +36,10 @@ _PLANES = 16
 
 @dataclass(frozen=True)
 class SlabPlan:
-    """The slabs of a volume: `z` × `y` boxes of whole rows. They divide the unit cube into equal parts.
+    """The slabs of a volume: `z` × `y` boxes of whole rows. They divide the unit cube into equal parts."""
 
-    Attributes
-    ----------
-    dims : tuple of int
-        Voxels along z, y and x.
-    z, y : int
-        Number of slabs along each axis.
-    """
-
-    dims: tuple[int, int, int]
+    dims: tuple[int, int, int]  # voxels along z, y and x
+    #: Number of slabs along each axis.
     z: int
     y: int
 
@@ -111,23 +104,8 @@ class _HeldSlab:
 class SlabVolume(Field):
     """A field whose samples come from the slabs in memory.
 
-    Parameters
-    ----------
-    source : RawFile
-        The file.
-    low_high : (float, float)
-        The range of voxels that is mapped to 0 to 1.
-    slabs, replaced : int
-        Number of slabs in memory, and number of them that are replaced after each batch.
-    key : (int, int)
-        Key of the generator that shuffles the slabs.
-    slab_nbytes : int
-        Approximate size of a slab in the file, in bytes.
-
-    Raises
-    ------
-    ValueError
-        `replaced` is not from 1 to `slabs`; the file is too short.
+    `slabs` are in memory, of which `replaced` are replaced after each batch; `key` shuffles them. The range `low_high`
+    is mapped to 0 to 1. `slab_nbytes` is the approximate size of a slab in the file.
     """
 
     orders = ("iid", "binned")
@@ -198,7 +176,8 @@ class SlabVolume(Field):
             order = None if in_order else np.argsort(chosen, kind="stable")
             for slab, begin, end in zip(self._slabs, ends - counts, ends, strict=True):
                 self._fill(slab, key, first, coords, out, slice(begin, end), order)
-            self._request()
+            if self.held < self.plan.count:  # else all slabs are in memory
+                self._submit(self.replaced)
 
     def _fill(
         self,
@@ -246,7 +225,11 @@ class SlabVolume(Field):
     def _receive(self) -> None:
         """Wait for the requested slabs, which replace the oldest slabs; the first call requests a full set."""
         if self._process != os.getpid():
-            self._begin_in_child()
+            # Request the pending slabs again, from new threads: a forked child does not inherit its parent's threads.
+            count, self._coming = len(self._coming), []
+            self._pool, self._process = _readers(), os.getpid()
+            self._taken -= count
+            self._submit(count)
         if not self._slabs and not self._coming:
             self._submit(self.held)
         coming, self._coming = self._coming, []
@@ -259,18 +242,6 @@ class SlabVolume(Field):
                 self._submit(len(coming))
             raise
         self._slabs = (self._slabs + new)[-self.held :]
-
-    def _begin_in_child(self) -> None:
-        """Request the pending slabs again, from new threads: a forked child does not inherit its parent's threads."""
-        count, self._coming = len(self._coming), []
-        self._pool, self._process = _readers(), os.getpid()
-        self._taken -= count
-        self._submit(count)
-
-    def _request(self) -> None:
-        """Request the slabs of the next batch, unless all are in memory."""
-        if self.held < self.plan.count:
-            self._submit(self.replaced)
 
     def _submit(self, count: int) -> None:
         # The next pass may begin with slabs that are still in memory.

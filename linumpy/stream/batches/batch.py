@@ -13,10 +13,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
-from linumpy.stream.batches.memory import Lease
+from linumpy.stream.batches.memory import Event, Lease
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError
-from linumpy.stream.on_device import CupyEvent, Event
 from linumpy.stream.resampling.on_host import bfloat16_as_float32
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
@@ -73,7 +72,7 @@ class Tensor:
         Records the streams that read the elements; None for a tensor that was loaded by pickle.
     """
 
-    def __init__(self, array: Array, dtype: Dtype, ready: CupyEvent | None, lease: Lease | None) -> None:
+    def __init__(self, array: Array, dtype: Dtype, ready: Event | None, lease: Lease | None) -> None:
         self._array: Any = array  # _Released after a release
         self._lease: Any = lease
         self._ready = ready
@@ -252,7 +251,11 @@ class Batch:
             `event` is neither an event nor an int.
         """
         if event is not None:
-            _check_event(event)
+            is_address = isinstance(event, int) and not isinstance(event, bool)
+            if not is_address and not callable(getattr(event, "synchronize", None)):
+                raise ArgumentTypeError(
+                    f"event must be an event of CUDA, or its address as an int (got {type(event).__name__})"
+                )
             if self._tensors is not None:
                 self._tensors[0]._lease.events.append(event)  # all parts share the lease
         for tensor in self._tensors or ():
@@ -289,10 +292,3 @@ class Batch:
         if len(self._names) > 1:
             raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one tensor")
         return self.tensors[0]
-
-
-def _check_event(event: object) -> None:
-    if isinstance(event, bool) or not (isinstance(event, int) or callable(getattr(event, "synchronize", None))):
-        raise ArgumentTypeError(
-            f"event must be an event of CUDA, or its address as an int (got {type(event).__name__})"
-        )

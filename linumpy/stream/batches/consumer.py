@@ -1,70 +1,92 @@
-"""The consumer's side of a pipeline: batches in flight → :class:`Batch`, waited for, assembled and counted."""
+"""The consumer's side of a pipeline: batches in flight → :class:`Batch`, waited for, assembled and counted.
+
+To assemble a batch, borders of direct crops are filled, staged crops are resampled, and rows of faulty samples are
+closed up. Also the state from which a pipeline resumes: a dict of integers and a list of integers.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from linumpy.errors import StaleLayoutError, not_pickled
-from linumpy.stream.batches.assembler import Assembler
-from linumpy.stream.batches.batch import Batch
-from linumpy.stream.batches.in_flight import InFlight
-from linumpy.stream.batches.memory import Memory
+from linumpy.stream.arguments import integer
+from linumpy.stream.batches.batch import Batch, Tensor
+from linumpy.stream.batches.memory import Memory, Stream, on_stream, recorded
 from linumpy.stream.batches.producer import Producer
-from linumpy.stream.batches.state import Progress
-from linumpy.stream.config import Config
-from linumpy.stream.errors import ShutdownError, StreamError, TryAgain, as_stream_error
-from linumpy.stream.on_device import Stream, on_stream, recorded
+from linumpy.stream.batches.submitter import InFlight
+from linumpy.stream.config import WORD, Config
+from linumpy.stream.errors import (
+    ArgumentTypeError,
+    InvalidArgument,
+    ShutdownError,
+    StreamError,
+    TryAgain,
+    as_stream_error,
+)
+from linumpy.stream.resampling.resample import fill_borders, resample
 from linumpy.stream.stats import Metric
 
 #: After so many seconds without free memory `pop` raises :class:`TryAgain`: the user holds the memory of all batches.
 _STARVED_SECONDS = 1.0
+_VERSION = 2
+#: Entries that must be equal in the state and in the pipeline that loads it.
+_EQUAL_ENTRIES = ("version", "seed", "epoch", "rank", "world_size", "batch_size")
+
+
+class Progress(NamedTuple):
+    """How many batches and samples were popped."""
+
+    batch_id: int = 0  # number of the next batch
+    position: int = 0  # position, among all samples that were pushed, after the last sample that was popped
+
+
+def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[str, object]:
+    """Return the state of a pipeline; `epochs` are the first epochs of the samplers that were pushed."""
+    return {
+        "version": _VERSION, "position": progress.position, "batch_id": progress.batch_id, "seed": config.seed,
+        "epoch": config.epoch, "rank": config.rank, "world_size": config.world_size,
+        "batch_size": config.batch_size, "epochs": list(epochs),
+    }  # fmt: skip
+
+
+def progress_and_epochs(state: Mapping[str, object], config: Config) -> tuple[Progress, list[int]]:
+    """Check a state, and return its progress and its epochs."""
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
+    expected = state_of(config, Progress(), ())
+    for name in _EQUAL_ENTRIES:
+        if state.get(name) != expected[name]:
+            raise InvalidArgument(f"the state has {name}={state.get(name)}, this pipeline has {expected[name]}")
+    missing = expected.keys() - state.keys()
+    if missing:
+        raise InvalidArgument(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
+    position, batch_id = (integer(name, state[name], 0) for name in ("position", "batch_id"))
+    if not isinstance(state["epochs"], (list, tuple)):
+        raise ArgumentTypeError(f"epochs must be a list of ints (got {state['epochs']!r})")
+    return Progress(batch_id, position), [integer("epochs", epoch, 0, WORD) for epoch in state["epochs"]]
 
 
 class Consumer:
-    """Pops batches, one at a time.
-
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    producer : Producer
-        Submits the batches.
-    memory : Memory
-        Memory of batches and staged crops.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-    threads : Executor or None
-        Threads that resample NumPy arrays.
-
-    Attributes
-    ----------
-    popping : threading.RLock
-        Held while a batch is popped.
-    progress : Progress
-        Progress after the last batch that was popped.
-    wait_io, wait_compute : Metric
-        Time that :meth:`pop` waited for reads, and until resampling was queued (without a GPU: done).
-    emitted, truncated, skipped : int
-        Batches that were popped; partial batches among them; faulty samples that were left out.
-    """
+    """Pops batches, one at a time, and assembles them; `threads` resample NumPy arrays."""
 
     def __init__(
         self, config: Config, producer: Producer, memory: Memory, stream: Stream | None, threads: Executor | None
     ) -> None:
         self._config, self._producer, self._memory, self._stream = config, producer, memory, stream
-        self._assembler = Assembler(config, memory, stream, threads)
-        self.popping = threading.RLock()
-        self.progress = Progress()
+        self._threads = threads
+        self.popping = threading.RLock()  # held while a batch is popped
+        self.progress = Progress()  # after the last batch that was popped
         self.reset_metrics()
+        #: Batches that were popped; partial batches among them; faulty samples that were left out.
         self.emitted = self.truncated = self.skipped = 0
         self._waited = 0.0  # seconds for the batch that is being popped
 
     def reset_metrics(self) -> None:
-        """Set the times to zero."""
+        """Set the times to zero that :meth:`pop` waits: for reads, and until resampling is queued (on a CPU: done)."""
         self.wait_io, self.wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
 
     def pop(self) -> Batch:
@@ -88,7 +110,12 @@ class Consumer:
                 elif producer.failure is not None:
                     raise as_stream_error(producer.failure)
                 elif producer.is_idle:
-                    raise TryAgain(_no_batch_message(producer.waiting_samples, self._config.batch_size))
+                    waiting = producer.waiting_samples
+                    raise TryAgain(
+                        f"{waiting} samples wait for a batch of {self._config.batch_size}: push more, or flush"
+                        if waiting
+                        else "no batch is being read: push samples first"
+                    )
                 else:
                     self._check_starved(begin)
                     producer.changed.wait(0.05)
@@ -140,11 +167,11 @@ class Consumer:
         """
         if item.read_errors is not None:
             return item.read_errors
-        errors = self._assembler.errors(item)
+        errors = self._ticket_errors(item)
         while any(isinstance(error, StaleLayoutError) for error in errors.values()):
             self._producer.check_open()
             self._producer.submitter.submit_again(item)
-            errors = self._assembler.errors(item)
+            errors = self._ticket_errors(item)
         item.read_errors = {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
         return item.read_errors
 
@@ -168,12 +195,48 @@ class Consumer:
 
     def _batch(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
         """Assemble the batch; after an interrupt another call completes it."""
-        batch = None if len(errors) == len(item.samples) else self._assembler.assemble(item, errors)
+        batch = None if len(errors) == len(item.samples) else self._assembled(item, errors)
         self.skipped += len(item.all_errors(errors))
         if batch is not None:
             self.truncated += len(batch) < self._config.batch_size
             self.emitted += 1
         return batch
+
+    def _ticket_errors(self, item: InFlight) -> dict[int, BaseException]:
+        """Wait until the crops of a batch are read; return the first error of each faulty row."""
+        errors: dict[int, BaseException] = {}
+        for rows, ticket in item.tickets:
+            for read, error in ticket.errors(self._stream).items():
+                errors.setdefault(rows[read], error)
+        return errors
+
+    def _assembled(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
+        """Assemble a batch of the rows without an error; after an interrupt, another call continues the work."""
+        config = self._config
+        if not item.is_filled:
+            for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
+                fill_borders(array, part, direct, config.pad_value)
+                complete = [crop for crop in staged if crop.read.row not in errors]
+                if complete:
+                    resample(array, part, complete, config.pad or "edge", config.pad_value, self._threads)
+            item.is_filled = True
+        rows = [row for row in range(len(item.samples)) if row not in errors]
+        moves = [(array, target, row) for array in item.arrays for target, row in enumerate(rows) if target != row]
+        for array, target, row in moves[item.moved :]:
+            array[target] = array[row]
+            item.moved += 1
+        ready = None if self._stream is None else recorded(self._stream)
+        assert item.lease is not None
+        tensors: dict[str, Tensor] = {}
+        offset = item.lease.offset
+        for part in item.parts:
+            shape = (len(rows), *part.kept)
+            array = self._memory.array(offset, shape, part.element, lease=item.lease)
+            tensors[part.name] = Tensor(array, part.dtype, ready, item.lease)
+            offset += part.nbytes(config.batch_size)
+        samples = tuple(item.samples[row] for row in rows)
+        pointer = 0 if self._stream is None else int(self._stream.ptr)
+        return Batch(tensors, samples, item.batch_id, pointer, item.all_errors(errors))
 
     def _end(self, item: InFlight) -> None:
         """Advance past a batch: free its staged crops after the work that is queued, and give up its lease."""
@@ -182,30 +245,17 @@ class Consumer:
         if item.stage[1]:
             if self._stream is not None:
                 with on_stream(self._stream, self._memory.device_id):
-                    self._producer.submitter.set_stage_event(recorded(self._stream))
+                    self._producer.submitter.stage_free = recorded(self._stream)
             with self._producer.changed:
                 self._memory.give_stages(item.batch_id)
                 self._producer.changed.notify_all()
         item.arrays, item.lease, item.tickets = [], None, []
 
 
-def _no_batch_message(waiting: int, batch_size: int) -> str:
-    if waiting:
-        return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
-    return "no batch is being read: push samples first"
-
-
 class Batches:
-    """Iterator over batches; after an error it continues, first with the other samples of the same batch.
+    """Iterator over `n` batches, or all; after an error it continues, first with the other samples of the same batch.
 
-    Parameters
-    ----------
-    producer : Producer
-        Producer of the pipeline.
-    pop : callable
-        ``Pipeline.pop``; this bound method keeps the pipeline alive.
-    n : int or None
-        Number of batches; None for all.
+    `pop` is ``Pipeline.pop``: this bound method keeps the pipeline alive.
     """
 
     def __init__(self, producer: Producer, pop: Callable[[], Batch], n: int | None) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError
-from linumpy.stream.reading.sources import ArrayRequest
+from linumpy.stream.reading.arrays import ArrayRequest
 
 
 @runtime_checkable
@@ -49,28 +49,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A sample that is to be read.
-
-    Attributes
-    ----------
-    sample : Sample
-        The sample.
-    position : int
-        Number of the sample among all that were pushed, in all ranks.
-    index, epoch : int
-        Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
-    folder : str
-        Folder from which relative paths start: the working folder at the time of the push.
-    requests : list of ArrayRequest or None
-        The requested arrays of a sample that was checked when it was pushed.
-    """
+    """A sample that is to be read."""
 
     sample: Sample
-    position: int
+    requests: list[ArrayRequest]  # the array of each part
+    position: int  # number of the sample among all that were pushed, in all ranks
+    #: Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
     index: int
     epoch: int
-    folder: str
-    requests: list[ArrayRequest] | None = None
 
 
 Pushed = Iterable[Sample | Checked] | Indexed
@@ -80,45 +66,25 @@ class Flush:
     """Marks, among the pushed samples, where a batch ends that may not be full."""
 
 
-FLUSH = Flush()
-
-
 class Feed:
     """The samples of this rank, pulled from one pushed iterable after another.
 
-    One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock.
-
-    Parameters
-    ----------
-    config : Config
-        Its ``rank``, ``world_size`` and ``epoch`` are used.
-
-    Attributes
-    ----------
-    epochs : list of int
-        First epoch of each :class:`Epochs` that was pushed.
-    was_pushed : bool
-        Whether :meth:`push` was called.
+    One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock. `request` takes a
+    sample, and the folder from which relative paths start: the working folder at the time of the push.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, request: Callable[[Sample, str], list[ArrayRequest]]) -> None:
+        self._config, self._request = config, request
         self._waiting: deque[tuple[Pushed, str] | Flush] = deque()
         self._current: Iterator[tuple[int, Sample | Checked | Exception]] | None = None
         self._position = self._resume = 0
-        self.was_pushed = False
-        self._folder = ""  # folder from which relative paths of the current iterable start
+        self._folder = ""  # of the current iterable
         self._resumed_epochs: deque[int] = deque()
-        self.epochs: list[int] = []
+        self.was_pushed = self.is_in_iterable = False  # `is_in_iterable`: whether :meth:`next` runs code of the user
+        self.epochs: list[int] = []  # first epoch of each :class:`Epochs` that was pushed
 
     def push(self, samples: Iterable[Sample | Checked]) -> None:
-        """Append samples; an :class:`Epochs` iterable advances by one iteration.
-
-        Raises
-        ------
-        ArgumentTypeError
-            `samples` is neither a sample nor an iterable.
-        """
+        """Append samples; an :class:`Epochs` iterable advances by one iteration."""
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise ArgumentTypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
         pushed: Pushed = samples
@@ -132,7 +98,7 @@ class Feed:
 
     def flush(self) -> None:
         """End a batch after the samples that were pushed so far."""
-        self._waiting.append(FLUSH)
+        self._waiting.append(Flush())
 
     @property
     def has_more(self) -> bool:
@@ -142,17 +108,7 @@ class Feed:
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
         """Skip the samples before a position, without drawing samples of an :class:`Indexed` sequence.
 
-        Parameters
-        ----------
-        position : int
-            Number of the first sample.
-        epochs : iterable of int
-            Saved value of :attr:`epochs`: the next samplers that are pushed begin with these epochs.
-
-        Raises
-        ------
-        RuntimeError
-            Samples were pushed already, which another thread may have begun to pull.
+        `epochs`, a saved value of :attr:`epochs`, are the first epochs of the next samplers that are pushed.
         """
         if self.was_pushed:
             raise RuntimeError("a state must be loaded before samples are pushed: make a new pipeline")
@@ -160,16 +116,7 @@ class Feed:
         self._resumed_epochs = deque(epochs)
 
     def next(self) -> Pulled | Flush | None:
-        """Return the next sample of this rank, or a flush; None if all iterables are exhausted.
-
-        Raises
-        ------
-        TypeError
-            The iterable yielded an object that is no sample; the next call continues after that object.
-        BaseException
-            Any error of the iterable. After an ``Exception`` of an :class:`Indexed` sequence the next call continues
-            with the next sample, after any other error with the next iterable.
-        """
+        """Return the next sample of this rank, or a flush; None if all iterables are exhausted."""
         while self._current is not None or self._waiting:
             if self._current is None:
                 waiting = self._waiting.popleft()
@@ -177,24 +124,29 @@ class Feed:
                     return waiting
                 samples, self._folder = waiting
                 self._current = self._numbered(samples)
+            self.is_in_iterable = True
             try:
                 numbered = next(self._current, None)
             except BaseException:
                 self._current = None
                 raise
+            finally:
+                self.is_in_iterable = False
             if numbered is not None:
-                position, sample = numbered
-                if isinstance(sample, Exception):
-                    raise sample
-                requests = sample.requests if isinstance(sample, Checked) else None
-                sample = sample.sample if isinstance(sample, Checked) else sample
-                if not isinstance(sample, Sample):
-                    raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
-                index = position if sample.index is None else sample.index
-                epoch = self._config.epoch if sample.epoch is None else sample.epoch
-                return Pulled(sample, position, index, epoch, self._folder, requests)
+                return self._pulled(*numbered)
             self._current = None
         return None
+
+    def _pulled(self, position: int, item: Sample | Checked | Exception) -> Pulled:
+        if isinstance(item, Exception):
+            raise item
+        sample = item.sample if isinstance(item, Checked) else item
+        if not isinstance(sample, Sample):
+            raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
+        requests = item.requests if isinstance(item, Checked) else self._request(sample, self._folder)
+        index = position if sample.index is None else sample.index
+        epoch = self._config.epoch if sample.epoch is None else sample.epoch
+        return Pulled(sample, requests, position, index, epoch)
 
     def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Checked | Exception]]:
         """Yield position and sample, or the error of a sample, for the samples of this rank that are not skipped."""

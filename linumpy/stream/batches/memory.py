@@ -12,16 +12,40 @@ import math
 import queue
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
-from linumpy.stream.on_device import Event
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
+
+#: A ``cupy.cuda.Stream``, and an event of CuPy or PyTorch; CuPy has no types.
+Stream = Any
+Event = Any
+
+
+@contextmanager
+def on_stream(stream: Stream | None, device_id: int | None) -> Iterator[None]:
+    """Make a stream CuPy's current stream, on its device, in a ``with`` block; do nothing for None."""
+    if stream is None:
+        yield
+        return
+    import cupy
+
+    with cupy.cuda.Device(device_id), stream:
+        yield
+
+
+def recorded(stream: Stream) -> Event:
+    """Record a new event on a stream."""
+    import cupy
+
+    return stream.record(cupy.cuda.Event(disable_timing=True))
+
 
 #: An event of a consumer, before which a slot must not be reused; None stands for all work of the device.
 Released = Event | int | None
@@ -29,42 +53,17 @@ Released = Event | int | None
 Freed = tuple[int, list[Released]]
 
 
-class _Stage(NamedTuple):
-    """The part of the ring that the staged crops of a batch take, as offsets in the memory."""
-
-    begin: int
-    end: int
-    batch_id: int
-
-
 class Lease:
     """A slot in use. Arrays of the batch hold the lease; the slot is free when the last of these arrays is gone.
 
-    Parameters
-    ----------
-    slot : int
-        The slot.
-    offset : int
-        Offset of the slot in the memory.
-    memory : Memory
-        The memory. Its queue gets the slot when the lease is deleted, with events after the work that the streams of
-        the batch's readers have queued.
-
-    Attributes
-    ----------
-    nbytes, address : int
-        Size of the slot, and its address.
-    streams : set of int
-        Streams that read the batch.
-    events : list
-        Events that the consumer passed to ``Batch.release``.
+    The memory's queue then gets the slot, with events after the work that streams which read the batch have queued.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
-        self.streams: set[int] = set()
-        self.events: list[Released] = []
+        self.streams: set[int] = set()  # streams that read the batch
+        self.events: list[Released] = []  # that the consumer passed to ``Batch.release``
         self._owner = memory.base
         arguments = (memory.freed, slot, self.streams, self.events, memory.device_id)
         weakref.finalize(self, _give_back, *arguments).atexit = False
@@ -94,12 +93,6 @@ def _give_back(
     freed.put((slot, events))
 
 
-def _is_over(event: Event) -> bool:
-    """Whether the work before an event of CuPy (``done``) or PyTorch (``query``) is done; False for any other event."""
-    query = getattr(event, "query", None)
-    return bool(query() if query is not None else getattr(event, "done", False))
-
-
 def _device_memory(nbytes: int, device_id: int) -> Any:
     """Allocate outside of CuPy's pool: freeing then waits for all streams, which may still read a tensor."""
     import cupy
@@ -115,31 +108,7 @@ def _device_memory(nbytes: int, device_id: int) -> Any:
 
 
 class Memory:
-    """One allocation on the device, or on the host.
-
-    Parameters
-    ----------
-    nbytes : int
-        Size of the allocation.
-    device_id : int or None
-        CUDA device; None for host memory.
-
-    Attributes
-    ----------
-    base : object
-        Owner of the allocation.
-    address : int
-        Address of the memory; offsets start there.
-    slots, slot_nbytes : int
-        Number of slots, and bytes of a slot; 0 before :meth:`divide`.
-    freed : queue.SimpleQueue
-        Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
-
-    Raises
-    ------
-    MemoryError
-        The device has less free memory.
-    """
+    """One allocation on a CUDA device, or on the host if `device_id` is None; `base` owns it."""
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
         self.nbytes, self.device_id = nbytes, device_id
@@ -150,27 +119,18 @@ class Memory:
         else:
             memory = _device_memory(nbytes, device_id)
             self.base, self.address = memory, int(memory.ptr)
-        self.slot_nbytes = self.slots = 0
+        self.slot_nbytes = self.slots = 0  # bytes of a slot, and number of slots; 0 before :meth:`divide`
         self._stage_begin = 0
-        self._stages: deque[_Stage] = deque()  # in the order in which they were taken
+        #: Parts of the ring that are taken, in order: begin and end as offsets in the memory, and the batch's number.
+        self._stages: deque[tuple[int, int, int]] = deque()
+        #: Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
         """Divide the memory, once: slots for batches, and a ring for staged crops.
 
-        Parameters
-        ----------
-        slot_nbytes : int
-            Bytes of a batch.
-        stage_nbytes : int
-            Estimated bytes of the staged crops of a full batch; 0 where no crop is staged.
-        lookahead : int
-            Batches that are read ahead. There are at most `lookahead` + 2 slots, two of them for the consumer.
-
-        Raises
-        ------
-        InvalidArgument
-            Two batches, and the staged crops of one, do not fit.
+        There are at most `lookahead` + 2 slots, two of them for the consumer. `stage_nbytes`: estimated bytes of the
+        staged crops of a full batch.
         """
         minimum = 2 * slot_nbytes + stage_nbytes
         if minimum > self.nbytes:
@@ -188,23 +148,12 @@ class Memory:
             self.freed.put((slot, []))
 
     @property
-    def stage_capacity(self) -> int:
-        """Bytes of the ring for staged crops."""
-        return self.nbytes - self._stage_begin
-
-    @property
     def has_slot(self) -> bool:
         """Whether a slot is free."""
         return not self.freed.empty()
 
     def take_slot(self, timeout: float | None) -> Lease | None:
-        """Wait for a free slot, and until consumers no longer use it; None after `timeout` seconds without a free slot.
-
-        Raises
-        ------
-        ShutdownError
-            :meth:`stop` was called.
-        """
+        """Wait for a free slot, and until consumers no longer use it; None if no slot is free for `timeout` seconds."""
         try:
             freed = self.freed.get(timeout=timeout)
         except queue.Empty:
@@ -229,7 +178,8 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            elif not _is_over(event):  # waiting releases the interpreter's lock
+            # Waiting releases the interpreter's lock. PyTorch's events have ``query``, CuPy's ``done``.
+            elif not (event.query() if hasattr(event, "query") else getattr(event, "done", False)):
                 event.synchronize()
 
     def stop(self) -> None:
@@ -237,30 +187,23 @@ class Memory:
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:
-        """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now.
-
-        Raises
-        ------
-        InvalidArgument
-            The ring has fewer bytes.
-        """
+        """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now."""
         if nbytes == 0:
             return self._stage_begin
-        if nbytes > self.stage_capacity:
-            missing = nbytes - self.stage_capacity
+        if nbytes > (capacity := self.nbytes - self._stage_begin):
             raise InvalidArgument(
-                f"staged crops of a batch take {nbytes} bytes, {self.stage_capacity} are free beside {self.slots} "
-                f"batches: pass device_buffer_bytes >= {self.nbytes + missing}"
+                f"staged crops of a batch take {nbytes} bytes, {capacity} are free beside {self.slots} batches: pass "
+                f"device_buffer_bytes >= {self._stage_begin + nbytes}"
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
-            self._stages.append(_Stage(begin, begin + nbytes, batch_id))
+            self._stages.append((begin, begin + nbytes, batch_id))
         return begin
 
     def _next_stage(self, nbytes: int) -> int | None:
         if not self._stages:
             return self._stage_begin
-        used_begin, used_end = self._stages[0].begin, self._stages[-1].end
+        used_begin, used_end = self._stages[0][0], self._stages[-1][1]
         if used_end > used_begin:
             if used_end + nbytes <= self.nbytes:
                 return used_end
@@ -269,25 +212,18 @@ class Memory:
 
     def give_stages(self, batch_id: int) -> None:
         """Free the bytes of the ring that a batch and earlier batches took; allowed any number of times."""
-        while self._stages and self._stages[0].batch_id <= batch_id:
+        while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
-    def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
-        """Return an array at an offset, which holds no lease."""
-        return self._array(self.address + offset, shape, dtype, self.base)
-
-    def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
-        """Return an array in a slot; no other batch gets the slot while the array exists."""
-        return self._array(lease.address + offset, shape, dtype, lease)
-
-    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: object) -> Array:
-        nbytes = math.prod(shape) * dtype.itemsize
+    def array(self, offset: int, shape: Sequence[int], dtype: np.dtype, *, lease: Lease | None = None) -> Array:
+        """Return an array at an offset; no other batch gets the slot of `lease` while the array exists."""
+        owner, address = lease or self.base, self.address + offset
         if self.device_id is None:
             base = np.asarray(owner)
-            begin = address - int(base.ctypes.data)
-            return base[begin : begin + nbytes].view(dtype).reshape(tuple(shape))
+            return np.ndarray(tuple(shape), dtype, base, address - int(base.ctypes.data))
         import cupy
 
+        nbytes = math.prod(shape) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
         array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
         return array

@@ -10,14 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from linumpy.stream.batches.feed import Checked, Feed, Flush, working_folder
-from linumpy.stream.batches.in_flight import InFlight, PulledBatch, Requested
-from linumpy.stream.batches.memory import Memory
-from linumpy.stream.batches.submitter import Submitter
+from linumpy.stream.batches.feed import Checked, Feed, Flush, Pulled, working_folder
+from linumpy.stream.batches.memory import Memory, Stream
+from linumpy.stream.batches.submitter import InFlight, Submitter
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument, ShutdownError
-from linumpy.stream.on_device import Stream
-from linumpy.stream.reading.sources import Sources
+from linumpy.stream.reading.arrays import Sources
 
 if TYPE_CHECKING:
     from linumpy.gpu import Reader
@@ -40,53 +38,26 @@ class Producer:
     A *turn* is the time from a wake-up of a thread, which must get the interpreter's lock, until the thread sleeps
     again. Most batches take one turn of one thread. Beside a busy Python thread each turn waits 5 ms for the lock.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    reader : linumpy.gpu.Reader
-        Reads the crops.
-    memory : Memory
-        Memory of batches and staged crops; divided when the first batch is planned.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-
-    Attributes
-    ----------
-    sources : Sources
-        Opens arrays.
-    feed : Feed
-        Samples that were pushed.
-    submitter : Submitter
-        Plans and submits batches; one thread at a time calls it.
-    changed : threading.Condition
-        Guards the attributes that the consumer reads, and is notified when they change.
-    ready : deque of InFlight
-        Batches whose reads were submitted.
-    taken : InFlight or None
-        The batch that is being popped.
-    failure : BaseException or None
-        The exception that ended a thread.
-    closed : bool
-        Whether :meth:`stop` was called.
+    `changed` guards the attributes that the consumer reads, and is notified when they change.
     """
 
     def __init__(self, config: Config, reader: Reader, memory: Memory, stream: Stream | None) -> None:
         self._config, self._memory, self._process = config, memory, os.getpid()
-        self.sources, self.feed = Sources(config), Feed(config)
+        self.sources = Sources(config)
+        self.feed = Feed(config, self.sources.request)
         lock = threading.RLock()
         # A condition for each thread: an unnecessary wake-up costs a turn.
         self.changed, self._pulls, self._submits = (threading.Condition(lock) for _ in range(3))
         self.submitter = Submitter(config, reader, self.sources, memory, stream, self.changed)
-        self.ready: deque[InFlight] = deque()
-        self.taken: InFlight | None = None
-        self.failure: BaseException | None = None
-        self._partial: list[Requested] = []
-        self._pulled: deque[PulledBatch] = deque()
+        self.ready: deque[InFlight] = deque()  # batches whose reads were submitted
+        self.taken: InFlight | None = None  # the batch that is being popped
+        self.failure: BaseException | None = None  # the exception that ended a thread
+        self.batch_id = 0  # number of the next batch that is pulled
+        self._partial: list[Pulled] = []
+        self._pulled: deque[InFlight] = deque()
         self._coming = 0  # number of batches that were pulled and are not in `ready` yet
         self._pops_without_wait = 0
         self._pulling = self._submitting = self.closed = False
-        self._in_iterable = False  # whether the first thread runs code of the user
         self._threads = [
             threading.Thread(target=self._run, args=(step,), name=f"linumpy-stream-{name}", daemon=True)
             for name, step in (("pull", self._pull), ("submit", self._submit_next))
@@ -129,7 +100,7 @@ class Producer:
         folder = working_folder()
         checked = [Checked(sample, self.sources.request(sample, folder)) for sample in samples]
         try:
-            self.submitter.planner.check(checked, is_first=not self.feed.was_pushed)
+            self.submitter.check(checked, is_first=not self.feed.was_pushed)
         except Exception:
             self.check_open()  # else the arrays could not be opened because the pipeline was closed
             raise
@@ -155,7 +126,7 @@ class Producer:
         than it gains: then few pops wait.
         """
         is_late = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
-        if not is_late or self._in_iterable or self.is_own_thread:
+        if not is_late or self.feed.is_in_iterable or self.is_own_thread:
             return
         if self._pops_without_wait:
             self._pops_without_wait -= 1
@@ -219,7 +190,7 @@ class Producer:
         """End the threads, and close :attr:`sources`; allowed any number of times."""
         with self.changed:
             is_first, self.closed = not self.closed, True
-            self.submitter.close()
+            self.submitter.closed = True
             for condition in (self.changed, self._pulls, self._submits):
                 condition.notify_all()
         self._memory.stop()
@@ -233,7 +204,7 @@ class Producer:
         end = time.monotonic() + _JOIN_SECONDS
         while thread.is_alive() and time.monotonic() < end:
             thread.join(timeout=0.05)
-            if thread is self._threads[0] and self._in_iterable:
+            if thread is self._threads[0] and self.feed.is_in_iterable:
                 return
 
     def cancel(self) -> None:
@@ -270,36 +241,37 @@ class Producer:
                 self._coming += 1
             else:
                 self.changed.notify_all()
-        while (first := self._claim_first(at_once=True)) is not None:
-            self._hand_over(self.submitter.submit(first))
+        while self._submit_first(at_once=True):
+            pass
         with self.changed:
             if self._pulled and not self._submitting:
                 self._submits.notify()
         return True
 
-    def _pull_batch(self) -> PulledBatch | None:
+    def _pull_batch(self) -> InFlight | None:
         """Pull until a batch is full or flushed, or the iterable raises; None where samples are missing.
 
         Samples of a batch that is not full yet stay in `_partial`.
         """
         while len(self._partial) < self._config.batch_size:
-            self._in_iterable = True
             try:
                 pulled = self.feed.next()
             except BaseException as error:  # any exception of the iterable
-                return PulledBatch([], error)
-            finally:
-                self._in_iterable = False
+                return self._numbered([], error)
             if pulled is None or self.closed:
                 return None
             if isinstance(pulled, Flush):
                 if self._partial:
                     break
                 return None
-            requests = pulled.requests or self.sources.request(pulled.sample, pulled.folder)
-            self._partial.append((pulled, requests))
+            self._partial.append(pulled)
         samples, self._partial = self._partial, []
-        return PulledBatch(samples)
+        return self._numbered(samples)
+
+    def _numbered(self, samples: list[Pulled], error: BaseException | None = None) -> InFlight:
+        item = InFlight(self.batch_id, samples, error)
+        self.batch_id += 1
+        return item
 
     def _submit_next(self) -> bool:
         """Wait for a pulled batch, and submit it, waiting for arrays and memory; False after :meth:`stop`."""
@@ -308,23 +280,19 @@ class Producer:
                 self._submits.wait()
             if self.closed:
                 return False
-        first = self._claim_first(at_once=False)
-        if first is not None:
-            self._hand_over(self.submitter.submit(first))
+        self._submit_first(at_once=False)
         return True
 
-    def _claim_first(self, *, at_once: bool) -> PulledBatch | None:
-        """Take the first pulled batch; None while another thread submits, or if `at_once` and the batch must wait."""
+    def _submit_first(self, *, at_once: bool) -> bool:
+        """Submit the first pulled batch; False if another thread submits, or if `at_once` and the batch must wait."""
         with self.changed:
             if self._submitting or not self._pulled or self.closed:
-                return None
+                return False
             if at_once and not self.submitter.can_submit_at_once(self._pulled[0]):
-                return None
+                return False
             self._submitting = True
-            return self._pulled.popleft()
-
-    def _hand_over(self, item: InFlight) -> None:
-        """Append a submitted batch to :attr:`ready`, and wake up the threads that wait for it."""
+            item = self._pulled.popleft()
+        self.submitter.submit(item)
         with self.changed:
             self._coming -= 1
             self._submitting = False
@@ -332,3 +300,4 @@ class Producer:
             self.changed.notify_all()
             if self._pulled:
                 self._submits.notify()
+        return True

@@ -1,64 +1,104 @@
-"""Plans and submits batches: pulled samples → :class:`InFlight`, with memory and submitted reads."""
+"""Plans and submits batches: pulled samples → memory and submitted reads.
+
+:class:`InFlight` is the record of a batch from its first pulled sample until it is popped. For each crop there is one
+record between the sample's `aabb` and the reader's regions: :class:`~linumpy.stream.planning.records.CropRead`.
+"""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from linumpy.gpu.kernels import address_of
-from linumpy.stream.batches.in_flight import InFlight, PulledBatch
-from linumpy.stream.batches.memory import Lease, Memory
-from linumpy.stream.batches.planner import Planner, never_checked_later
+from linumpy.gpu.read.outputs import Regions
+from linumpy.stream.batches.feed import Checked, Pulled
+from linumpy.stream.batches.memory import Event, Lease, Memory, Stream, on_stream, stage_estimate
 from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
-from linumpy.stream.on_device import Event, Stream, on_stream
-from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, stage_offsets
-from linumpy.stream.reading.reads import Fallback, ReadJob, submit
-from linumpy.stream.reading.sources import IsCheckedLater, Sources
+from linumpy.stream.planning.reach import with_needed, with_regions
+from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
+from linumpy.stream.planning.samples import check_alike, checked_crops, plan_sample, plan_whole
+from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
+from linumpy.stream.stats import Metric
 
 if TYPE_CHECKING:
+    from linumpy.arrays import Array
     from linumpy.gpu import Reader
-    from linumpy.plan.layout import ArrayLayout
+    from linumpy.gpu.read.ticket import Together
+    from linumpy.stream.config import Sample
+    from linumpy.stream.errors import StreamError
 
 #: If planning a batch and waiting for its memory take longer, the metadata files of its arrays are checked again.
 _PLAN_SECONDS = 0.01
 #: After so many seconds without free memory the garbage collector is run once.
 _COLLECT_SECONDS = 0.4
+#: Whether an array need not be opened again: because its metadata files are unchanged, or the core checks them.
+IsCurrent = Callable[[ArrayInfo], bool]
+_holds = attrgetter("holds")
+#: A read, and the address and the strides in bytes of its output, along all axes of the array.
+Placed = tuple[CropRead, int, Sequence[int]]
+
+
+@dataclass
+class InFlight:
+    """A batch that was pulled, whose arrays are being opened, or whose reads were submitted."""
+
+    batch_id: int
+    pulled: list[Pulled]
+    #: The exception of the iterable, in place of samples. One that is no ``Exception``, such as an interrupt, is raised
+    #: by ``pop`` as it is.
+    raised: BaseException | None = None
+    samples: list[Sample] = field(default_factory=list)  # the sample of each row
+    faulty: list[StreamError] = field(default_factory=list)  # errors of samples that have no row
+    parts: tuple[PartShape, ...] = ()
+    lease: Lease | None = None  # slot of memory of the batch; None for a batch without rows
+    #: The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
+    #: batch.
+    arrays: list[Array] = field(default_factory=list)
+    #: Reads that share a ticket, and the row of each read.
+    tickets: list[tuple[list[int], Together]] = field(default_factory=list)
+    #: For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
+    direct: list[list[CropRead]] = field(default_factory=list)
+    staged: list[list[Staged]] = field(default_factory=list)
+    stage: tuple[int, int] = (0, 0)  # offset in the memory and size of the staged crops of the batch
+    #: Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
+    is_filled: bool = False
+    #: Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
+    moved: int = 0
+    read_errors: dict[int, StreamError] | None = None  # by row; None before the reads are over
+    raised_errors: int = 0  # number of errors of samples that ``pop`` has raised
+
+    @property
+    def end(self) -> int:
+        """Position after the last sample of the batch; 0 for a batch without samples."""
+        return self.pulled[-1].position + 1 if self.pulled else 0
+
+    def all_errors(self, errors: Mapping[int, StreamError]) -> tuple[StreamError, ...]:
+        """Return the errors of samples without a row, then `errors`, those of rows that cannot be read."""
+        return (*self.faulty, *(errors[row] for row in sorted(errors)))
+
+    def abandon(self) -> None:
+        """Cancel the reads, and wait until they no longer write to the batch's memory."""
+        for _, ticket in self.tickets:
+            ticket.cancel()
+        for _, ticket in self.tickets:
+            ticket.wait()
 
 
 class Submitter:
     """Plans and submits one batch at a time; waits while no memory is free.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration.
-    reader : linumpy.gpu.Reader
-        Reads the crops.
-    sources : Sources
-        Opens arrays.
-    memory : Memory
-        Slots of batches and the ring of staged crops.
-    stream : cupy.cuda.Stream or None
-        The pipeline's stream; None without a GPU.
-    changed : threading.Condition
-        Notified when a submission starts to wait for the ring of staged crops, and when the consumer frees part of it.
-
-    Attributes
-    ----------
-    planner : Planner
-        Plans the batches.
-    batch_id : int
-        Number of the next batch.
-    waves : int
-        Number of batches whose reads were submitted; a batch that is submitted again counts again.
-    starved_since : float or None
-        Time, by ``time.perf_counter``, since which a batch waits for a free slot; None if no batch waits.
-    waits_for_stage : bool
-        Whether a submission waits for the ring of staged crops.
+    All samples must have the shapes of the first sample, for which the memory is divided. The lock of `changed` guards
+    `metric`; it is notified when a submission starts to wait for the ring of staged crops, and when the consumer frees
+    part of it.
     """
 
     def __init__(
@@ -72,60 +112,71 @@ class Submitter:
     ) -> None:
         self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
         self._sources, self._changed = sources, changed
-        self._fallback = Fallback(sources.pool)
-        self.planner = Planner(config, sources, memory, changed)
-        self.batch_id = self.waves = 0
-        self.starved_since: float | None = None
-        self.waits_for_stage = self._closed = False
-        self._stage_free: Event | None = None
+        self.parts: tuple[PartShape, ...] | None = None  # None before the first sample
+        self._first_parts: tuple[PartShape, ...] | None = None  # of the first sample, if it was checked before
+        #: Time that planning takes, without the wait for arrays; its output bytes are the bytes to read.
+        self.metric = Metric("plan")
+        self.waves = 0  # batches whose reads were submitted; a batch that is submitted again counts again
+        self.starved_since: float | None = None  # by ``time.perf_counter``; None if no batch waits for a free slot
+        self.waits_for_stage = False
+        self.closed = False  # set by :meth:`Producer.stop`, so that a waiting submission raises
+        self.stage_free: Event | None = None  # after it no kernel reads the staged crops that were freed last
 
-    def close(self) -> None:
-        """Make a waiting submission raise; called while holding `changed`."""
-        self._closed = True
+    def check(self, samples: Sequence[Checked], *, is_first: bool) -> None:
+        """Raise the error of the first sample that cannot be planned, with the sample and the stage; any thread may.
 
-    def set_stage_event(self, event: Event) -> None:
-        """Set the event after which no kernel reads the staged crops that were freed last."""
-        self._stage_free = event
+        `is_first`: nothing was pushed before, so that the first of these samples determines the shapes of all batches.
+        """
+        known: dict[Key, ArrayInfo] = {}
+        parts = self.parts or self._first_parts
+        for entry in samples:
+            sample, stage = entry.sample, "open"
+            try:
+                infos = self._sources.wait_for(entry.requests, known, _holds)
+                stage = "plan"
+                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
+                    continue
+                _, shapes = checked_crops(sample, infos, self._config)
+                if parts is not None and shapes != parts:
+                    check_alike(parts, shapes)
+            except Exception as error:
+                raise as_stream_error(error, sample, stage) from error
+            parts = parts or shapes
+        if is_first:
+            self._first_parts = parts
 
-    def can_submit_at_once(self, batch: PulledBatch) -> bool:
+    def can_submit_at_once(self, item: InFlight) -> bool:
         """Whether a batch can be submitted without a wait for memory or for arrays that are being opened.
 
         False for the first batch: its arrays determine the shapes of all batches, so their metadata files are checked
         before they are read.
         """
-        if batch.error is not None:
+        if item.raised is not None:
             return True
-        if not self._memory.has_slot or self.planner.parts is None:
+        if not self._memory.has_slot or self.parts is None:
             return False
-        return all(self._sources.are_open(requests) for _, requests in batch.samples)
+        return all(self._sources.are_open(pulled.requests) for pulled in item.pulled)
 
-    def submit(self, batch: PulledBatch) -> InFlight:
-        """Plan and submit a batch; an exception is stored in the batch.
-
-        Raises
-        ------
-        ShutdownError
-            The pipeline is closed.
-        """
-        end = batch.samples[-1][0].position + 1 if batch.samples else 0
-        item = InFlight(self.batch_id, end, batch.samples)
-        self.batch_id += 1
-        if isinstance(batch.error, Exception):
-            item.faulty.append(iterable_error(batch.error))
-        elif batch.error is not None:
-            item.raised = batch.error
-        else:
-            self._try_submit(item, self._is_checked_later)
-        return item
+    def submit(self, item: InFlight) -> None:
+        """Plan and submit a batch; an exception other than :class:`ShutdownError` is stored in the batch."""
+        if isinstance(item.raised, Exception):
+            item.faulty.append(iterable_error(item.raised))
+            item.raised = None
+        elif item.raised is None:
+            self._try_submit(item, self._is_current)
 
     def submit_again(self, item: InFlight) -> None:
         """Plan and submit a batch again, because one of its arrays was rewritten before it was read."""
         item.samples, item.faulty, item.tickets = [], [], []
-        self._try_submit(item, never_checked_later)
+        self._try_submit(item, _holds)
 
-    def _try_submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+    def _is_current(self, info: ArrayInfo) -> bool:
+        # The core checks the metadata files of the arrays that it reads.
+        return (self.parts is not None and self._reader.reads_natively(info.source)) or info.holds
+
+    def _try_submit(self, item: InFlight, is_current: IsCurrent) -> None:
         try:
-            self._submit(item, is_checked_later)
+            self._submit(item, is_current)
         except ShutdownError:
             raise
         except Exception as error:
@@ -134,44 +185,104 @@ class Submitter:
             item.samples.clear()
             item.faulty.append(as_stream_error(error))
 
-    def _is_checked_later(self, info: ArrayInfo) -> bool:
-        """Whether the core checks the metadata files of an array when it reads the array; False for the first batch."""
-        if self.planner.parts is None or info.unsupported is not None:
-            return False
-        return self._reader.reads_natively(cast("ArrayLayout", info.source))
-
-    def _submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+    def _submit(self, item: InFlight, is_current: IsCurrent) -> None:
         while True:
-            begin, reads = time.perf_counter(), self.planner.plan(item, is_checked_later)
+            begin, reads = time.perf_counter(), self._plan(item, is_current)
             if not item.samples:
                 return
             item.lease = item.lease or self._take_slot()
             waited = time.perf_counter() - begin > _PLAN_SECONDS
-            if not waited or all(is_checked_later(read.info) or read.info.holds for read in reads):
+            if not waited or all(is_current(read.info) for read in reads):
                 break
             item.samples.clear()  # an array was rewritten during the wait for memory
             item.faulty.clear()
-        assert self.planner.parts is not None
-        item.parts, item.arrays = self.planner.parts, []
+        assert self.parts is not None
+        item.parts, item.arrays = self.parts, []
         offset = item.lease.offset
         for part in item.parts:
-            item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
+            item.arrays.append(self._memory.array(offset, (len(item.samples), *part.shape), part.element))
             offset += part.nbytes(self._config.batch_size)
-        jobs, rows = self._jobs(item, reads)
-        if self._closed:
+        groups = self._placed(item, reads)
+        if self.closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            # The reader holds the lease, so that the slot is not reused while the reader writes there.
-            submitted = submit(self._reader, jobs, self._fallback, item.lease)
-        item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in submitted]
+            for (_, dtype), placed in groups.items():
+                rows, infos, regions = _regions_of(placed)
+                looks = [info.look if self._reader.reads_natively(info.source) else None for info in infos]
+                layouts = [info.source for info in infos]
+                # The reader holds the lease, so that the slot is not reused while the reader writes there.
+                ticket = self._reader.submit_regions(layouts, regions, dtype, item.lease, looks)
+                item.tickets.append((rows, ticket))
         self.waves += 1
+
+    def _plan(self, item: InFlight, is_current: IsCurrent) -> list[CropRead]:
+        """Plan the samples of a batch: for each sample, a read for each part.
+
+        Planned samples are appended to `samples`, the errors of others to `faulty`.
+        """
+        crops: list[CropRead | WarpedCrop] = []
+        checked: dict[Key, ArrayInfo] = {}
+        opened: list[tuple[Pulled, list[ArrayInfo]]] = []
+        for pulled in item.pulled:
+            try:
+                opened.append((pulled, self._sources.wait_for(pulled.requests, checked, is_current)))
+            except Exception as error:
+                item.faulty.append(as_stream_error(error, pulled.sample, "open"))
+        begin = time.perf_counter()
+        for pulled, infos in opened:
+            row = len(item.samples)
+            try:
+                try:
+                    shapes, planned = self._plan_sample(pulled, infos, row)
+                except Exception:
+                    if all(info.holds for info in infos):
+                        raise
+                    infos = self._sources.wait_for(pulled.requests, {}, _holds)
+                    shapes, planned = self._plan_sample(pulled, infos, row)
+            except Exception as error:
+                item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
+                continue
+            if self.parts is None:
+                self.parts = shapes
+            crops += planned
+            item.samples.append(pulled.sample)
+        pad = self._config.pad or "edge"
+        reads = with_regions(crops, pad)
+        self._divide(reads)
+        if self.parts is not None and self._config.augment is not None:
+            reads = with_needed(reads, self.parts, pad)
+        nbytes = sum(read.read_nbytes for read in reads)
+        with self._changed:
+            self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
+        return reads
+
+    def _plan_sample(
+        self, pulled: Pulled, infos: list[ArrayInfo], row: int
+    ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
+        if self.parts is not None and (read := plan_whole(pulled.sample, infos, self._config, self.parts, row)):
+            return self.parts, (read,)
+        shapes, planned = plan_sample(pulled.sample, infos, self._config, row, pulled.index, pulled.epoch)
+        if self.parts is not None and shapes != self.parts:
+            check_alike(self.parts, shapes)
+        return shapes, planned
+
+    def _divide(self, reads: list[CropRead]) -> None:
+        """Divide the memory when the first batch with a valid sample is planned."""
+        if self.parts is None or self._memory.slots:
+            return
+        slot_nbytes = sum(part.nbytes(self._config.batch_size) for part in self.parts)
+        stage_nbytes = stage_estimate(self.parts, reads, self._config)
+        try:
+            self._memory.divide(slot_nbytes, stage_nbytes, self._config.lookahead_batches)
+        except Exception:
+            self.parts = None
+            raise
 
     def _take_slot(self) -> Lease:
         """Wait for a free slot; run the garbage collector once if that takes long."""
         collected = False
         while True:
-            lease = self._memory.take_slot(timeout=0.05)
-            if lease is not None:
+            if (lease := self._memory.take_slot(timeout=0.05)) is not None:
                 self.starved_since = None
                 return lease
             if self.starved_since is None:
@@ -184,56 +295,72 @@ class Submitter:
         """Wait until the ring has free bytes; return their offset in the memory."""
         with self._changed:
             while (offset := self._memory.take_stage(nbytes, batch_id)) is None:
-                if self._closed:
+                if self.closed:
                     raise ShutdownError("the pipeline is closed")
                 self.waits_for_stage = True
                 self._changed.notify_all()
                 self._changed.wait(0.05)
             self.waits_for_stage = False
-        if nbytes and self._stage_free is not None:
-            self._stage_free.synchronize()
+        if nbytes and self.stage_free is not None:
+            self.stage_free.synchronize()
         return offset
 
-    def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
-        """Return the jobs of a batch for the reader, and the row of each job; set the crops and stage of the batch."""
+    def _placed(self, item: InFlight, reads: list[CropRead]) -> dict[tuple[int, np.dtype | str], list[Placed]]:
+        """Return the outputs of reads by rank of the arrays and dtype of the outputs; set the crops of the batch."""
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
         if offsets[-1] > item.stage[1]:
             item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
-        layouts = [(address_of(array), *_strides(part)) for array, part in zip(item.arrays, item.parts, strict=True)]
-        jobs: list[ReadJob] = []
-        rows: list[int] = []
+        layouts = [(address_of(array), array.strides) for array in item.arrays]
+        groups: dict[tuple[int, np.dtype | str], list[Placed]] = {}
         for number, read in enumerate(reads):
-            part = number % count
+            part, (first, (row_nbytes, *rest)) = item.parts[number % count], layouts[number % count]
+            dtype: np.dtype | str = "bfloat16" if part.dtype is Dtype.BF16 else part.element
+            address, strides = first + read.row * row_nbytes, tuple(rest)
             if read.resampling is not None:
-                voxels = None
+                voxels, dtype = None, read.info.dtype
                 if read.region is not None:
-                    voxels = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
-                    output = voxels, (), address_of(voxels), voxels.strides
-                    jobs.append(ReadJob(read.info, read.region, *output, needed=read.needed))
-                    rows.append(read.row)
-                item.staged[part].append(Staged(read, voxels))
-                continue
-            if not read.is_whole:
-                item.direct[part].append(read)
+                    voxels = self._memory.array(item.stage[0] + offsets[number], read.stage_shape, dtype)
+                    address, strides = address_of(voxels), voxels.strides
+                item.staged[number % count].append(Staged(read, voxels))
+            elif not read.is_whole:
+                item.direct[number % count].append(read)
+                address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
             if read.region is not None:
-                first, row_nbytes, strides = layouts[part]
-                address = first + read.row * row_nbytes
-                index: tuple[int | slice, ...] = (read.row,)
-                if not read.is_whole:
-                    address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
-                    index = (read.row, *(slice(a, b) for a, b in read.inside))
-                is_bf16 = item.parts[part].dtype is Dtype.BF16
-                jobs.append(ReadJob(read.info, read.region, item.arrays[part], index, address, strides, is_bf16))
-                rows.append(read.row)
-        return jobs, rows
+                groups.setdefault((len(read.region), dtype), []).append((read, address, strides))
+        return groups
 
 
-def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:
-    """Return the bytes of a row of a batch, and the strides of its axes in bytes."""
-    strides, step = [], part.element.itemsize
-    for n in reversed(part.shape):
-        strides.append(step)
-        step *= n
-    return step, tuple(reversed(strides))
+def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
+    """Return the row of the batch of each region that is read, the arrays, and the regions with their outputs."""
+    numbers: dict[int, int] = {}
+    arrays = [numbers.setdefault(id(read.info), len(numbers)) for read, _, _ in placed]
+    infos = dict(zip(arrays, [read.info for read, _, _ in placed], strict=True))
+    extents = np.array([read.region for read, _, _ in placed], np.int64)
+    regions = Regions(
+        array=np.array(arrays, np.int64),
+        start=extents[:, :, 0],
+        stop=extents[:, :, 1],
+        strides=np.array([strides for _, _, strides in placed], np.int64),
+        addresses=np.array([address for _, address, _ in placed], np.int64),
+    )
+    rows, regions = _needed_boxes(regions, [read for read, _, _ in placed])
+    return rows, list(infos.values()), regions
+
+
+def _needed_boxes(regions: Regions, reads: Sequence[CropRead]) -> tuple[list[int], Regions]:
+    """Divide regions into the needed boxes of their reads; return the row of the batch of each box, and the boxes."""
+    if all(read.needed is None for read in reads):
+        return [read.row for read in reads], regions
+    counts = [1 if read.needed is None else len(read.needed) for read in reads]
+    repeated, first = regions.take(np.repeat(np.arange(len(reads)), counts)), 0
+    start, stop = repeated.start.copy(), repeated.stop.copy()
+    for read, count in zip(reads, counts, strict=True):
+        if read.needed is not None:
+            of_region, axes = slice(first, first + count), read.needed.shape[1]
+            start[of_region, -axes:], stop[of_region, -axes:] = read.needed[:, :, 0], read.needed[:, :, 1]
+        first += count
+    addresses = repeated.addresses + ((start - repeated.start) * repeated.strides).sum(axis=1)
+    rows = np.repeat([read.row for read in reads], counts).tolist()
+    return rows, replace(repeated, start=start, stop=stop, addresses=addresses)

@@ -16,10 +16,10 @@ import numpy as np
 
 from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.augment import CROP_STREAM, generator
 from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.crops.histogram import Histogram
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.planning.warp import CROP_STREAM, generator
 from linumpy.stream.reading.arrays import with_absolute_paths
 
 
@@ -52,19 +52,12 @@ class Volume:
 
 
 class _CellTable(NamedTuple):
-    """Cells of all volumes that hold voxels of a class, or of any class.
+    """Cells of all volumes that hold voxels of a class, or of any class."""
 
-    Attributes
-    ----------
-    volumes, cells : numpy.ndarray
-        Index of the volume, and of the cell in the histogram of the volume.
-    cumulative : numpy.ndarray
-        Cumulative probability of the cells; see :func:`_cumulative`.
-    """
-
+    #: Index of the volume, and of the cell in the histogram of the volume.
     volumes: np.ndarray
     cells: np.ndarray
-    cumulative: np.ndarray
+    cumulative: np.ndarray  # cumulative probability of the cells; see :func:`_cumulative`
 
 
 class CropSampler:
@@ -142,7 +135,9 @@ class CropSampler:
         self.length = None if length is None else integer("length", length, 1, WORD)
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
-        self._choice: list[float] = _cumulative([_weight(volume) for volume in self.volumes]).tolist()
+        self._choice: list[float] = _cumulative(
+            [math.prod(_shape_of(v)) if v.weight is None else v.weight for v in self.volumes]
+        ).tolist()
         self._classes, self._class_choice = np.zeros(0, np.int64), np.zeros(0)
         self._tables: dict[int, _CellTable] = {}
         if mode != "uniform":
@@ -188,17 +183,13 @@ class CropSampler:
         epochs_before, index_in_epoch = (0, index) if self.length is None else divmod(index, self.length)
         epoch = self.epoch + epochs_before
         numbers = generator(CROP_STREAM, self.seed, epoch, index_in_epoch)
-        drawn = self._draw_centred(numbers) if self._is_centred(numbers) else None
-        if drawn is None:
+        if self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground):
+            volume, start = self._draw_centred(numbers)
+        else:
             volume = self.volumes[bisect_right(self._choice, numbers.random())]
             start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_shape_of(volume), self.shape, strict=True)]
-        else:
-            volume, start = drawn
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
         return Sample._drawn(volume.uri, aabb, volume.parts, index_in_epoch, epoch)
-
-    def _is_centred(self, numbers: np.random.Generator) -> bool:
-        return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
         """Concatenate the cells of all volumes: a table for each class, or in mode foreground one for all classes."""
@@ -214,7 +205,7 @@ class CropSampler:
             for number, volume in enumerate(self.volumes):
                 histogram = _histogram(volume)
                 counts = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1)
-                cell_weights = counts * _count_factor(volume)
+                cell_weights = counts * (1.0 if volume.weight is None else volume.weight)
                 volumes.append(np.full(int((cell_weights > 0).sum()), number))
                 cells.append(histogram.cells[cell_weights > 0])
                 weights.append(cell_weights[cell_weights > 0])
@@ -269,29 +260,16 @@ def _histogram(volume: Volume) -> Histogram:
     return volume.histogram
 
 
-def _weight(volume: Volume) -> float:
-    return float(math.prod(_shape_of(volume))) if volume.weight is None else float(volume.weight)
-
-
-def _count_factor(volume: Volume) -> float:
-    return 1.0 if volume.weight is None else float(volume.weight)
-
-
 def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
     full = _shape_of(volume)
     if len(full) != len(shape):
         raise InvalidArgument(f"shape={shape} has {len(shape)} axes, {volume.uri} has {len(full)}")
     if min(shape) < 1 or any(c > n for c, n in zip(shape, full, strict=True)):
         raise InvalidArgument(f"crops of {shape} do not lie in {volume.uri} of {full}")
-    if volume.histogram is not None:
-        _check_histogram(volume.histogram, full, volume.uri)
-
-
-def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> None:
-    """Raise if the voxels of the histogram's array are no whole multiple of the volume's voxels, or conversely."""
-    if len(histogram.shape) != len(full) or not all(map(_are_levels, histogram.shape, full)):
+    counted = full if volume.histogram is None else volume.histogram.shape
+    if len(counted) != len(full) or not all(map(_are_levels, counted, full)):
         raise InvalidArgument(
-            f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass the histogram of an "
+            f"the histogram, of an array of {counted}, does not fit {volume.uri} of {full}: pass the histogram of an "
             "array that covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
         )
 

@@ -12,7 +12,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
@@ -122,19 +121,8 @@ class Blend:
 
     The value of a voxel does not depend on the box, since predictions are added in the order of :meth:`add`.
 
-    Parameters
-    ----------
-    grid : CropGrid
-        The crops.
-    write : callable
-        Takes a region of the volume and its voxels in float32, with the leading axes of predictions.
-    window : {"linear", "gaussian", "flat"}
-        As for :class:`Stitcher`.
-    planes : int
-        Planes along the first axis that are written at a time: regions end at multiples of `planes`, or at the end of
-        the box.
-    box : tuple of slice, optional
-        The voxels that are written; by default the whole volume.
+    `write` takes a region of the volume and its voxels in float32, with the leading axes of predictions. Regions end at
+    multiples of `planes` along the first axis, or at the end of `box`, which is the whole volume by default.
     """
 
     def __init__(
@@ -185,20 +173,15 @@ class Blend:
             block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
         begin = [a + side.start for a, side in zip(start, inside, strict=True)]
         lead, sizes = block.shape[:-rank], block.shape[-rank:]
-        self._extend_sums(xp, lead, begin[0] + sizes[0])
+        held = 0 if self._sum is None else self._sum.shape[len(lead)]
+        if (more := begin[0] + sizes[0] - self._begin - held) > 0:
+            across = (side.stop - side.start for side in self.box[1:])
+            planes = xp.zeros((*lead, more, *across), np.float32)
+            self._sum = planes if self._sum is None else xp.concatenate([self._sum, planes], axis=len(lead))
         origin = [self._begin, *(side.start for side in self.box[1:])]
         target = [slice(a - o, a - o + n) for a, o, n in zip(begin, origin, sizes, strict=True)]
         self._sum[(..., *target)] += block
         self._missing[start[0]] -= 1
-
-    def _extend_sums(self, xp: ModuleType, lead: tuple[int, ...], end: int) -> None:
-        """Extend the sums to the planes before `end`."""
-        held = 0 if self._sum is None else self._sum.shape[len(lead)]
-        if self._begin + held >= end:
-            return
-        across = tuple(side.stop - side.start for side in self.box[1:])
-        more = xp.zeros((*lead, end - self._begin - held, *across), np.float32)
-        self._sum = more if self._sum is None else xp.concatenate([self._sum, more], axis=len(lead))
 
     def write_complete(self) -> None:
         """Write the planes for which all crops were added."""

@@ -21,42 +21,22 @@ _SIDES = [2**k for k in range(10)]
 
 @dataclass(frozen=True)
 class Amplification:
-    """The cost of reading crops of a shape from an array.
+    """The cost of reading crops of a shape from an array."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the array.
-    crop, chunk : tuple of int
-        Shapes of the crop and of the array's chunks, in voxels.
-    chunks : float
-        Chunks that a crop touches on average.
-    factor : float
-        Voxels that are read for each voxel of a crop.
-    better_chunk : tuple of int
-        The chunk shape for which the fewest voxels are read, among shapes of 64 KiB to less than 256 KiB: sides are
-        powers of two up to 512 along the last three axes, and 1 along other axes. `chunk` if none is better by 10 %.
-    better_factor : float
-        `factor` with that chunk shape.
-    """
-
-    name: str
+    name: str  # name of the array
+    #: Shapes of the crop and of the array's chunks, in voxels.
     crop: tuple[int, ...]
     chunk: tuple[int, ...]
-    chunks: float
-    factor: float
+    chunks: float  # chunks that a crop touches on average
+    factor: float  # voxels that are read for each voxel of a crop
+    #: The chunk shape for which the fewest voxels are read, among shapes of 64 KiB to less than 256 KiB: sides are
+    #: powers of two up to 512 along the last three axes, and 1 along other axes. `chunk` if none is better by 10 %.
     better_chunk: tuple[int, ...]
-    better_factor: float
+    better_factor: float  # `factor` with that chunk shape
 
 
 def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
-    """Estimate how many chunks and voxels are read for random crops.
-
-    Raises
-    ------
-    ValueError
-        The crop has another number of axes than the array, or is larger.
-    """
+    """Estimate how many chunks and voxels are read for random crops."""
     crop = tuple(int(n) for n in crop)
     if len(crop) != len(info.shape):
         raise ValueError(f"shape={crop} has {len(crop)} axes, {info.name} has {len(info.shape)}")

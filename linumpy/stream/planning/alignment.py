@@ -23,39 +23,22 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Grid:
-    """Coordinates of the voxels of a resolution level.
+    """Coordinates of the voxels of a resolution level."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the array, in messages.
-    axes : tuple of str or None
-        Names of all axes in lower case; None where the metadata have none.
-    space : int
-        Number of axes of space, three at most; they are the last axes.
-    finest : tuple of int
-        Shape of level 0.
-    factors, shifts : tuple of float
-        Along each axis, in voxels of level 0: the size of a voxel of this level, and the coordinate of the first voxel
-        of this level.
-    spacing, origin : tuple of float or None
-        Voxel spacing of level 0, and coordinates of the first voxel of level 0, in µm along the axes of space; None
-        where they are unknown.
-    missing : str
-        Why `spacing` or `origin` is None.
-    lead : tuple
-        Scale, translation and unit of each leading axis (such as t and c), where the metadata name axes.
-    """
-
-    name: str
-    axes: tuple[str, ...] | None
-    space: int
-    finest: tuple[int, ...]
+    name: str  # name of the array, in messages
+    axes: tuple[str, ...] | None  # names of all axes in lower case; None where the metadata have none
+    space: int  # number of axes of space, three at most; they are the last axes
+    finest: tuple[int, ...]  # shape of level 0
+    #: Along each axis, in voxels of level 0: the size of a voxel of this level, and the coordinate of the first voxel
+    #: of this level.
     factors: tuple[float, ...]
     shifts: tuple[float, ...]
+    #: Voxel spacing of level 0, and coordinates of the first voxel of level 0, in µm along the axes of space; None
+    #: where they are unknown.
     spacing: tuple[float, ...] | None = None
     origin: tuple[float, ...] | None = None
-    missing: str = "it has no OME-Zarr metadata"
+    missing: str = "it has no OME-Zarr metadata"  # why `spacing` or `origin` is None
+    #: Scale, translation and unit of each leading axis (such as t and c), where the metadata name axes.
     lead: tuple[tuple[float, float, str | None], ...] = ()
 
     @property
@@ -86,26 +69,16 @@ class Grid:
 
 
 class Crop(NamedTuple):
-    """The crop of one part of a sample.
+    """The crop of one part of a sample."""
 
-    Attributes
-    ----------
-    aabb : Box
-        Half-open (start, stop) along each axis of the part's array, in voxels of the part's level. The centre of the
-        box is within half a voxel of the centre of the sample's crop.
-    exact_start : tuple of float or None
-        Coordinates of the first voxel with which both crops have exactly the same centre; None where `aabb` starts
-        there.
-    dropped : tuple of int
-        Axes, of one voxel each, that the batch does not have.
-    step : tuple of float or None
-        Voxel spacing in µm along the axes of space; None where it is unknown.
-    """
-
+    #: Half-open (start, stop) along each axis of the part's array, in voxels of the part's level. The centre of the box
+    #: is within half a voxel of the centre of the sample's crop.
     aabb: Box
+    #: Coordinates of the first voxel with which both crops have exactly the same centre; None where `aabb` starts
+    #: there.
     exact_start: tuple[float, ...] | None
-    dropped: tuple[int, ...]
-    step: tuple[float, ...] | None
+    dropped: tuple[int, ...]  # axes, of one voxel each, that the batch does not have
+    step: tuple[float, ...] | None  # voxel spacing in µm along the axes of space; None where it is unknown
 
     @property
     def zyx(self) -> Box:
@@ -140,21 +113,8 @@ class _Alignment(NamedTuple):
 def crop_of(sample: Sample, part: Part, image: Grid, grid: Grid) -> Crop:
     """Plan the crop of a part.
 
-    Parameters
-    ----------
-    sample : Sample
-        The sample; its `aabb` is in voxels of level 0 of its own image.
-    part : Part
-        One of :meth:`Sample.all_parts`.
-    image, grid : Grid
-        Coordinates of the sample's own image and of the part's array.
-
-    Raises
-    ------
-    RankMismatch
-        `aabb` has another number of axes than the image, or the part's shape than the part's array.
-    InvalidArgument
-        The position of the part is unknown, or the axes of the part do not match the axes of the image.
+    The `aabb` of a sample is in voxels of level 0 of its own image, whose coordinates `image` has; those of the part's
+    array are in `grid`.
     """
     if len(sample.aabb) != image.rank:
         raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {image.name} has {image.rank}")

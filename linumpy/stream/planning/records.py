@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.stream.arguments import Box
+from linumpy.stream.augment import Intensity, Warp
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.alignment import Crop, Grid
-from linumpy.stream.planning.warp import Intensity, Warp
 
 if TYPE_CHECKING:
-    import zarr
-
     from linumpy.io.looks import MetadataLook
     from linumpy.plan.layout import ArrayLayout
 
@@ -28,34 +26,15 @@ ALIGNED = 512
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An array, as planning needs it.
+    """An array, as planning needs it."""
 
-    Attributes
-    ----------
-    source : ArrayLayout or zarr.Array
-        A layout for the reader, or an array that only zarr-python can read.
-    name : str
-        Name of the array in messages.
-    shape, chunk_shape, object_shape : tuple of int
-        Shapes of the array, of its (inner) chunks, and of its shards (or chunks, where it has none).
-    dtype : numpy.dtype
-        Dtype of the array, in the byte order of this machine.
-    grid : Grid
-        Coordinates of the voxels.
-    unsupported : str or None
-        Why the reader cannot read the array; None if it can.
-    look : MetadataLook or None
-        Detects a change of the metadata files; None for an array that is not checked again, such as at a URL.
-    """
-
-    source: ArrayLayout | zarr.Array
+    source: ArrayLayout
     name: str
     shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    object_shape: tuple[int, ...]
-    dtype: np.dtype
-    grid: Grid
-    unsupported: str | None = None
+    chunk_shape: tuple[int, ...]  # of inner chunks, where the array has shards
+    dtype: np.dtype  # dtype of the array, in the byte order of this machine
+    grid: Grid  # coordinates of the voxels
+    #: Detects a change of the metadata files; None for an array that is not checked again, such as at a URL.
     look: MetadataLook | None = None
 
     @property
@@ -71,69 +50,38 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How a staged crop is resampled. Axes are (Z, Y, X); an axis that the array lacks has one voxel.
+    """How a staged crop is resampled. Axes are (Z, Y, X); an axis that the array lacks has one voxel."""
 
-    Attributes
-    ----------
-    matrix, offset : numpy.ndarray
-        Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
-    box_start, box_shape, volume : tuple of int
-        Start and shape of the box that is read, 0 where nothing is read; shape of the whole volume.
-    grid : numpy.ndarray or None
-        Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
-    grid_scale, grid_origin : tuple of float
-        Voxel of the crop → coordinates in the grid: ``grid_scale * voxel + grid_origin``.
-    sigma : tuple of float
-        Standard deviation of the blur in voxels; 0 for no blur.
-    intensity : Intensity
-        Change of intensities.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    """
-
+    #: Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
     matrix: np.ndarray
     offset: np.ndarray
+    #: Start and shape of the box that is read, 0 where nothing is read; shape of the whole volume.
     box_start: tuple[int, int, int]
     box_shape: tuple[int, int, int]
     volume: tuple[int, int, int]
-    grid: np.ndarray | None
+    grid: np.ndarray | None  # elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X)
+    #: Voxel of the crop → coordinates in the grid: ``grid_scale * voxel + grid_origin``.
     grid_scale: Vector
     grid_origin: Vector
-    sigma: Vector
-    intensity: Intensity
-    order: int
+    sigma: Vector  # standard deviation of the blur in voxels; 0 for no blur
+    intensity: Intensity  # change of intensities
+    order: int  # 0 for nearest voxels, 1 for linear interpolation
 
 
 @dataclass(frozen=True)
 class CropRead:
-    """The read for the crop of one part of a sample.
+    """The read for the crop of one part of a sample."""
 
-    Attributes
-    ----------
-    row : int
-        Position in the batch.
-    info : ArrayInfo
-        The array.
-    region : Box or None
-        Region of the array that is read. For a direct crop it is the `aabb` of the crop, without voxels outside of the
-        array. For a staged crop it holds all voxels that the resampling may use. None where nothing is read.
-    inside : Box
-        Position of the region in a direct crop; empty for a staged crop.
-    resampling : Resampling or None
-        How a staged crop is resampled; None for a direct crop.
-    is_whole : bool
-        Whether the crop is direct and lies completely in the array.
-    needed : numpy.ndarray or None
-        Disjoint boxes of the region that are read, along the last axes, three at most: int64 (boxes, axes, 2). Staged
-        voxels outside of the boxes are undefined. None where the whole region is read.
-    """
-
-    row: int
+    row: int  # position in the batch
     info: ArrayInfo
+    #: Region of the array that is read. For a direct crop it is the `aabb` of the crop, without voxels outside of the
+    #: array. For a staged crop it holds all voxels that the resampling may use. None where nothing is read.
     region: Box | None
-    inside: Box
-    resampling: Resampling | None
-    is_whole: bool = False
+    inside: Box  # position of the region in a direct crop; empty for a staged crop
+    resampling: Resampling | None  # how a staged crop is resampled; None for a direct crop
+    is_whole: bool = False  # whether the crop is direct and lies completely in the array
+    #: Disjoint boxes of the region that are read, along the last axes, three at most: int64 (boxes, axes, 2). Staged
+    #: voxels outside of the boxes are undefined. None where the whole region is read.
     needed: np.ndarray | None = None
 
     @property
@@ -162,50 +110,24 @@ class CropRead:
 
 @dataclass(frozen=True)
 class WarpedCrop:
-    """A staged crop before :mod:`~linumpy.stream.planning.reach` has planned the region that is read.
-
-    Attributes
-    ----------
-    row, info
-        As for :class:`CropRead`.
-    crop : Crop
-        The crop without the augmentation.
-    warp : Warp
-        The augmentation; the identity for a crop that is only padded.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    """
+    """A staged crop before :mod:`~linumpy.stream.planning.reach` has planned the region that is read."""
 
     row: int
     info: ArrayInfo
-    crop: Crop
-    warp: Warp
-    order: int
+    crop: Crop  # the crop without the augmentation
+    warp: Warp  # the augmentation; the identity for a crop that is only padded
+    order: int  # 0 for nearest voxels, 1 for linear interpolation
 
 
 @dataclass(frozen=True)
 class PartShape:
-    """Shape and dtype of one part, the same for all samples of a pipeline.
+    """Shape and dtype of one part, the same for all samples of a pipeline."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the part.
-    shape : tuple of int
-        Shape of the crop, with all axes of the array.
-    dtype : Dtype
-        f32, f16, bf16 or stored.
-    element : numpy.dtype
-        Dtype of the batch in memory; uint16 for bf16.
-    dropped : tuple of int
-        Axes, of one voxel each, that the batch does not have.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Dtype
-    element: np.dtype
-    dropped: tuple[int, ...] = ()
+    name: str  # name of the part
+    shape: tuple[int, ...]  # shape of the crop, with all axes of the array
+    dtype: Dtype  # f32, f16, bf16 or stored
+    element: np.dtype  # dtype of the batch in memory; uint16 for bf16
+    dropped: tuple[int, ...] = ()  # axes, of one voxel each, that the batch does not have
 
     @property
     def kept(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 A *direct* crop is read into its row of the batch. A *staged* crop is augmented, or its border repeats voxels of the
 array: a region of the array is read into a buffer, and resampled from there into the batch. For all staged crops of a
 batch together, :mod:`~linumpy.stream.planning.reach` plans the regions, which hold every voxel that a crop depends on,
-and :mod:`~linumpy.stream.planning.needed` plans the chunks of these regions that are read.
+and the chunks of these regions that are read.
 """
 
 from __future__ import annotations
@@ -15,21 +15,15 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.stream.arguments import Box
+from linumpy.stream.augment import NEUTRAL, Warp, draw_warp
 from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 from linumpy.stream.planning.alignment import Crop, crop_of
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
-from linumpy.stream.planning.warp import NEUTRAL, Warp, draw_warp
 
 
 def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
-    """Return the shape and dtype of a part in the batch.
-
-    Raises
-    ------
-    DtypeMismatch
-        The array holds complex numbers, and the part has another dtype than stored.
-    """
+    """Return the shape and dtype of a part in the batch."""
     dtype = part.dtype
     if dtype is None:
         dtype = Dtype.STORED if part.kind == "labels" else config.dtype
@@ -39,17 +33,7 @@ def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartS
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
-    """Raise if a sample differs from the first sample of a pipeline.
-
-    Raises
-    ------
-    InvalidArgument
-        The names of the parts, or the shapes of crops, differ.
-    RankMismatch
-        The numbers of axes, or the dropped axes, differ.
-    DtypeMismatch
-        The dtypes differ.
-    """
+    """Raise if a sample differs from the first sample of a pipeline."""
     if [part.name for part in first] != [part.name for part in other]:
         named = (", ".join(part.name for part in parts) for parts in (other, first))
         raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
@@ -71,12 +55,7 @@ def plan_whole(
 
     Most samples are of this kind. The read is the same as by :func:`plan_sample`, planned in less time.
 
-    Parameters
-    ----------
-    sample, infos, config, row
-        As for :func:`plan_sample`.
-    parts : sequence of PartShape
-        The parts of the batch.
+    `sample`, `infos`, `config`, `row`: as for :func:`plan_sample`. `parts`: the parts of the batch.
     """
     info, part = infos[0], parts[0]
     aabb, shape = sample.aabb, part.shape
@@ -99,25 +78,9 @@ def plan_sample(
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
 
-    Parameters
-    ----------
-    sample : Sample
-        The sample.
-    infos : sequence of ArrayInfo
-        The array of each part.
-    config : Config
-        Its dtype, pad, augmentation and seed are used.
-    row : int
-        Position in the batch.
-    index, epoch : int
-        Together with the seed they determine the augmentation.
-
-    Raises
-    ------
-    RankMismatch, DtypeMismatch, InvalidArgument
-        The crop does not fit an array or the configuration, or the position or spacing of an array is unknown.
+    `infos` has the array of each part. With the seed, `index` and `epoch` determine the augmentation.
     """
-    crops, shapes = _checked_crops(sample, infos, config)
+    crops, shapes = checked_crops(sample, infos, config)
     warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
         _plan_crop(row, crop, info, part, shape, config, warp)
@@ -126,14 +89,10 @@ def plan_sample(
     return shapes, reads
 
 
-def check_sample(sample: Sample, infos: Sequence[ArrayInfo], config: Config) -> tuple[PartShape, ...]:
-    """Return the shape and dtype of all parts; parameters and errors as for :func:`plan_sample`."""
-    return _checked_crops(sample, infos, config)[1]
-
-
-def _checked_crops(
+def checked_crops(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config
 ) -> tuple[list[Crop], tuple[PartShape, ...]]:
+    """Return the crop of each part, and its shape and dtype in the batch; errors as for :func:`plan_sample`."""
     parts, image = sample.all_parts(), infos[0].grid
     crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
     shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
@@ -190,29 +149,21 @@ def _plan_crop(
     if warp is None and not any(_reaches_out(crop, info)):
         return CropRead(row, info, crop.aabb, _whole(shape.shape), None, is_whole=True)
     if warp is None and config.pad == "constant":
-        return _direct(row, crop.aabb, info)
-    return _staged(row, crop, info, part, warp)
-
-
-@lru_cache(maxsize=256)
-def _whole(shape: tuple[int, ...]) -> Box:
-    return tuple((0, n) for n in shape)
-
-
-def _direct(row: int, aabb: Box, info: ArrayInfo) -> CropRead:
-    region = tuple((max(start, 0), min(stop, n)) for (start, stop), n in zip(aabb, info.shape, strict=True))
-    if any(start >= stop for start, stop in region):
-        return CropRead(row, info, None, ((0, 0),) * len(aabb), None)
-    inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(region, aabb, strict=True))
-    return CropRead(row, info, region, inside, None)
-
-
-def _staged(row: int, crop: Crop, info: ArrayInfo, part: Part, warp: Warp | None) -> WarpedCrop:
+        region = tuple((max(start, 0), min(stop, n)) for (start, stop), n in zip(crop.aabb, info.shape, strict=True))
+        if any(start >= stop for start, stop in region):
+            return CropRead(row, info, None, ((0, 0),) * len(region), None)
+        inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(region, crop.aabb, strict=True))
+        return CropRead(row, info, region, inside, None)
     if warp is None:
         return WarpedCrop(row, info, crop._replace(exact_start=None, step=None), _NO_WARP, 0)
     if part.kind == "image":
         return WarpedCrop(row, info, crop, warp, 1)
     return WarpedCrop(row, info, crop, replace(warp, intensity=NEUTRAL), 0)
+
+
+@lru_cache(maxsize=256)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, n) for n in shape)
 
 
 #: The augmentation of a crop that is only padded.

@@ -1,1 +1,1 @@
-"""Opens arrays ahead, and reads their regions by the reader or by zarr-python."""
+"""Opens arrays ahead."""

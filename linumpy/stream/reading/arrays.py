@@ -1,6 +1,7 @@
-"""Opens the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
+"""Arrays that samples name: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
-Coordinates of voxels come from OME-Zarr metadata. Where the metadata lack them, the user may pass them.
+:class:`Sources` opens them ahead, by threads, and keeps them while their metadata files are unchanged. Coordinates of
+voxels come from OME-Zarr metadata. Where the metadata lack them, the user may pass them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import NamedTuple
 
 import zarr
 
-from linumpy.device import call_after_fork
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
@@ -29,7 +30,7 @@ from linumpy.io.source import local_name, local_path, open_node, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.alignment import Grid, is_own
 from linumpy.stream.planning.records import ArrayInfo
 
 _Lengths = tuple[float, ...] | None
@@ -58,63 +59,42 @@ def with_absolute_paths(sample: Sample) -> Sample:
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
-class OpenedArrays:
-    """Local arrays that pipelines have opened. The caller checks whether the metadata files are unchanged."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
-
-    def get(self, key: Key) -> ArrayInfo | None:
-        """Return an array in the state in which it was opened; None where it is not kept."""
-        with self._lock:
-            if key in self._infos:
-                self._infos.move_to_end(key)
-            return self._infos.get(key)
-
-    def keep(self, key: Key, info: ArrayInfo) -> None:
-        """Keep an array that the reader supports and whose metadata files can be checked; ignore any other array."""
-        if info.look is not None and info.unsupported is None:
-            with self._lock:
-                self._infos[key] = info
-                self._infos.move_to_end(key)
-                while len(self._infos) > _MAX_OPENED:
-                    self._infos.popitem(last=False)
-
-    def forget(self, key: Key) -> None:
-        """Forget an array that was rewritten."""
-        with self._lock:
-            self._infos.pop(key, None)
-
-    def after_fork(self) -> None:
-        """Replace the lock in a child process: the parent may have held it at the fork."""
-        self._lock = threading.Lock()
-
-
 #: Maximum number of arrays that are kept, for all pipelines together.
 _MAX_OPENED = 2048
-OPENED = OpenedArrays()
-call_after_fork(OPENED.after_fork)
+#: Local arrays that pipelines have opened, the least recently used first. A dict's own methods need no lock: if two
+#: threads look for an array at the same time, one of them may have to open it again.
+OPENED: dict[Key, ArrayInfo] = {}
+
+
+def opened_before(key: Key) -> ArrayInfo | None:
+    """Return an array in the state in which it was opened; None where it is not kept."""
+    info = OPENED.pop(key, None)
+    if info is not None:
+        OPENED[key] = info
+    return info
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
 
     An array in :data:`OPENED` is returned in the state in which it was opened.
-
-    Raises
-    ------
-    InvalidArgument
-        Chunks or elements exceed the limits; the array has no axes; an axis of space is not among the last axes; or
-        the spacing or origin of `key` has another number of axes of space.
-    FileNotFoundError, SourceError, ValueError
-        See :func:`linumpy.io.open.open_source`.
     """
-    info = OPENED.get(key)
+    info = opened_before(key)
     if info is None:
         info = _opened(key, config.storage_options)
-        OPENED.keep(key, info)
-    _check_limits(info, key.uri, config)
+        if info.look is not None and info.source.unsupported is None:  # its metadata files can be checked
+            OPENED[key] = info
+            for oldest in list(OPENED)[:-_MAX_OPENED]:
+                OPENED.pop(oldest, None)
+    limit = config.max_bytes_per_element
+    if 0 < limit < info.dtype.itemsize:
+        raise InvalidArgument(f"{key.uri} holds {info.dtype}, more than max_bytes_per_element={limit}")
+    nbytes = math.prod(info.chunk_shape) * info.dtype.itemsize
+    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
+        raise InvalidArgument(
+            f"{key.uri} has chunks of {nbytes} bytes, more than "
+            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
+        )
     return info
 
 
@@ -124,23 +104,11 @@ def _opened(key: Key, options: Mapping[str, object] | None) -> ArrayInfo:
     look = MetadataLook.at(uri) if is_local else None
     layout = LAYOUTS.get(uri, level) if is_local else None  # None where the metadata files have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
-        return _info(layout, None, _plain_grid(key, layout.shape), look)
+        return _info(layout, _plain_grid(key, layout.shape), look)
     if isinstance(node := open_node(uri if is_local else with_options(uri, options)), zarr.Array):
         array = open_source(node, level)
-        return _info(read_layout(array), array, _plain_grid(key, array.shape), look)
+        return _info(read_layout(array), _plain_grid(key, array.shape), look)
     return _image_info(node, key)
-
-
-def _check_limits(info: ArrayInfo, uri: str, config: Config) -> None:
-    limit = config.max_bytes_per_element
-    if 0 < limit < info.dtype.itemsize:
-        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={limit}")
-    nbytes = math.prod(info.chunk_shape) * info.dtype.itemsize
-    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
-        raise InvalidArgument(
-            f"{uri} has chunks of {nbytes} bytes, more than "
-            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
-        )
 
 
 def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
@@ -148,7 +116,10 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
         look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
-        group = _reopened(key.uri)  # after `look` has recorded the state of the metadata files
+        reopened = open_node(key.uri)  # after `look` has recorded the state of the metadata files
+        if isinstance(reopened, zarr.Array):
+            raise SourceError(f"{key.uri} was replaced while it was being opened")
+        group = reopened
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
             opened = open_image(group, spacing=spacing)
@@ -167,14 +138,7 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
         grid = _grid(group, array, image.levels[0].shape, key)
         origin = image.origin[0] if key.origin is None or not missing else key.origin
         grid = replace(grid, spacing=image.spacing[0], origin=origin)
-    return _info(read_layout(array), array, grid, look)
-
-
-def _reopened(uri: str) -> zarr.Group:
-    node = open_node(uri)
-    if isinstance(node, zarr.Array):
-        raise SourceError(f"{uri} was replaced while it was being opened")
-    return node
+    return _info(read_layout(array), grid, look)
 
 
 def _folders(path: str, array: zarr.Array) -> list[str]:
@@ -218,15 +182,124 @@ def _rounded(value: float) -> float:
     return float(round(value)) if abs(value - round(value)) < 1e-6 else value
 
 
-def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
-    """Describe an array; `array` is needed where the reader does not support the layout."""
+def _info(layout: ArrayLayout, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
     if layout.rank == 0:
         raise InvalidArgument(f"{grid.name} has no axes to crop")
-    source: ArrayLayout | zarr.Array = layout
-    if layout.unsupported is not None:
-        assert array is not None
-        source = array
     return ArrayInfo(
-        source, grid.name, layout.shape, layout.chunk_shape,
-        layout.object_shape, layout.dtype, grid, layout.unsupported, look,
-    )  # fmt: skip
+        source=layout,
+        name=grid.name,
+        shape=layout.shape,
+        chunk_shape=layout.chunk_shape,
+        dtype=layout.dtype,
+        grid=grid,
+        look=look,
+    )
+
+
+class ArrayRequest(NamedTuple):
+    """An array that a sample needs: open, or being opened."""
+
+    key: Key
+    opened: Future[ArrayInfo] | ArrayInfo
+    is_shared: bool = False  # whether another sample requested the array before
+
+
+class Sources:
+    """The arrays of a pipeline, opened by threads ahead of their use.
+
+    Arrays are checked against the configuration's limits of chunks and elements.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
+        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0  # requests for kept arrays; requests for others, and arrays opened again
+
+    def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
+        """Request the arrays of a sample, one for each part; threads start to open arrays that are not kept.
+
+        An error, such as of a path, is returned as a single request, which raises the error. Relative paths start from
+        `folder`.
+        """
+        try:
+            return [self._get(key) for key in self._keys(sample, folder)]
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [ArrayRequest(Key(sample.uri, sample.level), failed)]
+
+    def _keys(self, sample: Sample, folder: str) -> list[Key]:
+        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
+        for part in sample.parts:
+            if is_own(sample, part):
+                keys.append(keys[0]._replace(level=part.level))
+            else:
+                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+        return keys
+
+    def _get(self, key: Key) -> ArrayRequest:
+        with self._lock:
+            kept = self._kept.get(key)
+            if isinstance(kept, Future) and kept.done():
+                kept = None if kept.exception() else kept.result()
+            is_shared = kept is not None
+            self.hits += is_shared
+            self.misses += not is_shared
+            if kept is None and opened_before(key) is None:
+                kept = self.pool.submit(open_info, key, self._config)
+            elif kept is None:  # faster here than in a thread
+                kept = open_info(key, self._config)
+            self._keep(key, kept)
+            return ArrayRequest(key, kept, is_shared)
+
+    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
+        self._kept[key] = opened
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._config.n_zarrs_meta_cache:
+            self._kept.popitem(last=False)
+
+    @staticmethod
+    def are_open(requests: Sequence[ArrayRequest]) -> bool:
+        """Whether none of the requested arrays is still being opened."""
+        return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
+
+    def wait_for(
+        self,
+        requests: Sequence[ArrayRequest],
+        checked: dict[Key, ArrayInfo],
+        is_current: Callable[[ArrayInfo], bool],
+    ) -> list[ArrayInfo]:
+        """Wait for requested arrays, and open again those that are not current, because they were rewritten.
+
+        Arrays in `checked` are not checked again; the arrays of `requests` are added to it.
+        """
+        infos = []
+        for request in requests:
+            info = checked.get(request.key)
+            if info is None:
+                info = checked[request.key] = self._wait_for_one(request, is_current)
+            infos.append(info)
+        return infos
+
+    def _wait_for_one(self, request: ArrayRequest, is_current: Callable[[ArrayInfo], bool]) -> ArrayInfo:
+        opened = request.opened
+        try:
+            info = opened if isinstance(opened, ArrayInfo) else opened.result()
+            if is_current(info):
+                return info
+        except Exception:
+            if not request.is_shared:
+                raise  # else open it again: an array that was missing for an earlier sample may exist now
+        OPENED.pop(request.key, None)
+        info = open_info(request.key, self._config)
+        with self._lock:
+            self.misses += 1
+            self._keep(request.key, info)
+        return info
+
+    def close(self) -> None:
+        """Stop the threads, and forget all arrays."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 import scipy
@@ -16,43 +17,24 @@ from linumpy.arrays import Array
 from linumpy.gpu.philox import philox
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.plan.boundary import fold
+from linumpy.stream.augment import Intensity
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.reach import spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, zyx
-from linumpy.stream.planning.warp import Intensity
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A staged crop.
+    """A staged crop."""
 
-    Attributes
-    ----------
-    read : CropRead
-        The region that was read, and its resampling.
-    voxels : cupy.ndarray, numpy.ndarray or None
-        Voxels of the region; None where nothing was read.
-    """
-
-    read: CropRead
-    voxels: Array | None
+    read: CropRead  # the region that was read, and its resampling
+    voxels: Array | None  # voxels of the region; None where nothing was read
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
     """Fill a row of a batch.
 
-    Parameters
-    ----------
-    row : numpy.ndarray
-        The row; for bf16 its bits as uint16.
-    part : PartShape
-        The part of the row.
-    staged : Staged
-        The voxels that were read, and how they are resampled.
-    pad : str
-        Values outside of the volume: ``Config.pad``.
-    fill : float
-        Value for ``pad="constant"``.
+    A row in bf16 holds its bits as uint16. `pad` is ``Config.pad``, and `fill` the value for ``"constant"``.
     """
     resampling = staged.read.resampling
     assert resampling is not None
@@ -96,8 +78,12 @@ def coordinates(resampling: Resampling, shape: tuple[int, ...], pad: str) -> tup
     """
     voxels = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
     points = np.tensordot(resampling.matrix, voxels, 1) + resampling.offset[:, None, None, None]
-    if resampling.grid is not None:
-        points += displacement(resampling, shape)
+    if (field := resampling.grid) is not None:  # a cubic B-spline, evaluated axis by axis
+        axes = zip(shape, resampling.grid_scale, resampling.grid_origin, strict=True)
+        for axis, (n, scale, origin) in enumerate(axes):
+            matrix = spline_matrix(np.arange(n), field.shape[axis + 1], scale, origin)
+            field = np.moveaxis(np.tensordot(matrix, field, ([1], [axis + 1])), 0, axis + 1)
+        points += field
     inside = np.ones(shape, bool)
     for axis, n in enumerate(resampling.volume):
         if pad == "constant":
@@ -110,43 +96,23 @@ def coordinates(resampling: Resampling, shape: tuple[int, ...], pad: str) -> tup
     return points, inside
 
 
-def displacement(resampling: Resampling, shape: tuple[int, ...]) -> np.ndarray:
-    """Evaluate the cubic B-spline of displacements at every voxel of the crop."""
-    assert resampling.grid is not None
-    field = resampling.grid
-    axes = zip(shape, resampling.grid_scale, resampling.grid_origin, strict=True)
-    for axis, (n, scale, origin) in enumerate(axes):
-        matrix = spline_matrix(np.arange(n), field.shape[axis + 1], scale, origin)
-        field = np.moveaxis(np.tensordot(matrix, field, ([1], [axis + 1])), 0, axis + 1)
-    return field
-
-
 def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
     """Interpolate linearly in the box that was read; the fill value where `inside` is False."""
     assert read.resampling is not None
     local = points - np.array(read.resampling.box_start, float)[:, None, None, None]
     if box.dtype == np.float16:  # SciPy does not accept it
         box = box.astype(np.float32)
+    boxes = [box]
+    if read.needed is not None:  # other voxels of the box are undefined
+        start = read.resampling.box_start[-read.needed.shape[1] :]
+        inner = read.needed - np.array(start)[:, None]
+        indices: Any = [(..., *(slice(*ends) for ends in one)) for one in inner.tolist()]
+        boxes = [box[index] for index in indices]
     # A neighbour outside of the box has weight 0, so that clamping to the box changes nothing.
-    if box.dtype.kind == "f" and not all(np.isfinite(voxels).all() for voxels in _boxes_read(box, read)):
+    if box.dtype.kind == "f" and not all(np.isfinite(voxels).all() for voxels in boxes):
         return np.where(inside, _linear_without_zero_weights(box, local), fill)
     values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
-
-
-def _boxes_read(box: np.ndarray, read: CropRead) -> list[np.ndarray]:
-    """Return the voxels of a box (Z, Y, X) that were read: the whole box, or the needed boxes in it."""
-    if read.needed is None:
-        return [box]
-    assert read.resampling is not None
-    start = read.resampling.box_start[-read.needed.shape[1] :]
-    boxes = []
-    for needed in read.needed.tolist():
-        index: tuple[EllipsisType | slice, ...] = (
-            ..., *(slice(a - s, b - s) for (a, b), s in zip(needed, start, strict=True))
-        )  # fmt: skip
-        boxes.append(box[index])
-    return boxes
 
 
 def _linear_without_zero_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
@@ -227,8 +193,6 @@ def change_intensities(values: np.ndarray, intensity: Intensity) -> np.ndarray:
 
     `values` must be a whole crop: a voxel gets the noise of its index in C order.
     """
-    if intensity.is_neutral:
-        return values
     values = np.asarray(values, np.float64)
     low, span = intensity.low, intensity.span
     if intensity.gamma != 1:

@@ -16,10 +16,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
-from linumpy.stream.arguments import Box
+from linumpy.stream.augment import MAX_NODES
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.records import CropRead, PartShape, zyx
-from linumpy.stream.planning.warp import MAX_NODES
 from linumpy.stream.resampling.on_host import Staged, as_elements, fill_row
 
 PACKAGE = "linumpy.stream.resampling.cuda"
@@ -40,18 +39,7 @@ _MAX_BLOCKS = 2**20
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
     """Return the specification of a kernel of augment.cu.
 
-    Parameters
-    ----------
-    name : {"augment", "blur"}
-        The kernel.
-    source, out : numpy.dtype
-        Stored dtype, and dtype of the batch in memory.
-    dtype : Dtype
-        Dtype of the part: bf16 for bfloat16 in uint16.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
+    `source` and `out` are the dtypes that are stored, and of the batch in memory: uint16 if `dtype` is bf16.
     """
     out_type = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
     copies = dtype is not Dtype.BF16 and source == out
@@ -64,99 +52,68 @@ def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order:
 
 def resample(
     batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float, pool: Executor | None
-) -> list[Array]:
-    """Resample staged crops into their rows of a batch.
+) -> None:
+    """Resample staged crops into their rows of the batch of a part, which is contiguous; for bf16 its bits as uint16.
 
-    Parameters
-    ----------
-    batch : cupy.ndarray or numpy.ndarray
-        The whole batch of one part, contiguous; for bf16 its bits as uint16.
-    part : PartShape
-        The part.
-    staged : sequence of Staged
-        The crops.
-    pad : str
-        Values outside of volumes: ``Config.pad``.
-    fill : float
-        Value for ``pad="constant"``.
-    pool : Executor or None
-        Threads for NumPy arrays; None to use the caller's thread.
-
-    Returns
-    -------
-    list
-        Device arrays that the queued work reads, and that must outlive it; empty for NumPy arrays.
-
-    Raises
-    ------
-    ValueError
-        On a device: an axis of the crop, with the radius of the blur, does not fit into shared memory.
+    `pad`: values outside of volumes, as ``Config.pad``; `fill` for ``"constant"``. `pool`: threads for NumPy arrays;
+    None to use the caller's thread.
     """
-    if isinstance(batch, np.ndarray):
-        work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
-        if pool is None or len(work) == 1:
-            for arguments in work:
-                fill_row(*arguments)
-        else:
-            _in_threads(pool, work)
-        return []
-    return launch(batch, part, staged, pad, fill)
-
-
-def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
-    """Fill the voxels outside of their arrays in crops that were read into a batch."""
-    partial = [read for read in direct if not read.is_whole]
-    if not partial:
+    if not isinstance(batch, np.ndarray):
+        launch(batch, part, staged, pad, fill)
         return
-    value = as_elements(np.array(fill), part)[()]
-    for read in partial:
-        for slab in borders(part.shape, read.inside):
-            batch[(read.row, *slab)] = value
-
-
-def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
-    """Divide the part of a shape outside of a box into slabs, at most two along each axis."""
-    slabs: list[tuple[slice, ...]] = []
-    extent = [slice(0, n) for n in shape]
-    for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
-        for a, b in ((0, start), (stop, n)):
-            if a < b:
-                slabs.append((*extent[:axis], slice(a, b), *extent[axis + 1 :]))
-        extent[axis] = slice(start, stop)
-    return slabs
-
-
-def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Staged, str, float]]) -> None:
-    """Fill rows in threads; when this returns or raises, no thread writes any more."""
+    work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
+    if pool is None or len(work) == 1:
+        for arguments in work:
+            fill_row(*arguments)
+        return
     futures = [pool.submit(fill_row, *arguments) for arguments in work]
     try:
         for future in futures:
             future.result()
-    except BaseException:
+    finally:  # from here on no thread writes any more
         for future in futures:
             future.cancel()
         wait(futures)
-        raise
 
 
-def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Array]:
-    """Resample staged crops on the device, as :func:`resample` does; return the arrays that must outlive the work."""
+def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
+    """Fill the voxels outside of their arrays in crops that were read into a batch: two slabs along each axis."""
+    if not direct:
+        return
+    value = as_elements(np.array(fill), part)[()]
+    for read in direct:
+        extent = [slice(0, n) for n in part.shape]
+        for axis, ((start, stop), n) in enumerate(zip(read.inside, part.shape, strict=True)):
+            for a, b in ((0, start), (stop, n)):
+                if a < b:
+                    batch[(read.row, *extent[:axis], slice(a, b), *extent[axis + 1 :])] = value
+            extent[axis] = slice(start, stop)
+
+
+def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> None:
+    """Resample staged crops on the device, as :func:`resample` does."""
 
     def dtype_and_order(crop: Staged) -> tuple[str, int]:
         assert crop.read.resampling is not None
         return crop.read.info.dtype.str, crop.read.resampling.order
 
-    kept: list[Array] = []
+    lead, (nz, ny, nx) = math.prod(part.shape[:-3]), zyx(part.shape)
+    lines, threads = nz * ny, min(_THREADS, -(-nx // 32) * 32)
     for (stored, order), group in groupby(sorted(staged, key=dtype_and_order), dtype_and_order):
         rows = list(group)
-        device_rows, arrays = _upload(rows, batch)
-        kept += arrays
+        records, grids = table(rows)
+        records["source"] = [0 if crop.voxels is None else address_of(crop.voxels) for crop in rows]
+        has_grid = records["grid"] > 0
+        if has_grid.any():
+            # Freed at the end of this function, after which CuPy reuses the memory on the same stream.
+            device_grids = _to_device(grids, batch)
+            records["grid"][has_grid] += np.uint64(address_of(device_grids) - 1)
+        device_rows = _to_device(records.view(np.uint8), batch)
         spec = (np.dtype(stored), batch.dtype, part.dtype, order, pad)
-        _launch_augment(load(kernel_spec("augment", *spec)), batch, part.shape, device_rows, len(rows), fill)
-        sigmas = np.array([crop.read.resampling.sigma for crop in rows])  # type: ignore[union-attr]
-        if sigmas.any():
-            _launch_blur(load(kernel_spec("blur", *spec)), batch, part.shape, device_rows, sigmas)
-    return kept
+        arguments = (device_rows, batch, *int32(lead, ny, nx), *int64(lines), np.float64(fill))
+        load(kernel_spec("augment", *spec))((min(lines, _MAX_BLOCKS), len(rows)), (threads,), arguments)
+        if records["sigma"].any():
+            _launch_blur(load(kernel_spec("blur", *spec)), batch, part.shape, device_rows, records["sigma"])
 
 
 def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
@@ -182,34 +139,12 @@ def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
     return records, np.concatenate(grids)
 
 
-def _upload(rows: Sequence[Staged], batch: Array) -> tuple[Array, list[Array]]:
-    """Copy the kernels' table to the device; return the table, and all arrays that must outlive the launches."""
-    records, grids = table(rows)
-    records["source"] = [0 if crop.voxels is None else address_of(crop.voxels) for crop in rows]
-    device_grids = _to_device(grids, batch) if grids.size else None
-    if device_grids is not None:
-        has_grid = records["grid"] > 0
-        records["grid"][has_grid] += np.uint64(address_of(device_grids) - 1)
-    device_rows = _to_device(records.view(np.uint8), batch)
-    return device_rows, [device_rows] if device_grids is None else [device_rows, device_grids]
-
-
 def _to_device(array: np.ndarray, batch: Array) -> Array:
     if isinstance(batch, np.ndarray):  # under the emulator
         return array
     import cupy
 
     return cupy.asarray(array)
-
-
-def _launch_augment(
-    kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, count: int, fill: float
-) -> None:
-    lead, (nz, ny, nx) = math.prod(shape[:-3]), zyx(shape)
-    lines = nz * ny
-    threads = min(_THREADS, -(-nx // 32) * 32)
-    arguments = (rows, batch, *int32(lead, ny, nx), *int64(lines), np.float64(fill))
-    kernel((min(lines, _MAX_BLOCKS), count), (threads,), arguments)
 
 
 def _launch_blur(

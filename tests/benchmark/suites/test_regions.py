@@ -32,8 +32,8 @@ def test_a_small_run(tmp_path, capsys):
 
 def test_a_wrong_region_is_noticed(tmp_path, monkeypatch):
     class Wrong(Reader):
-        def submit_layout(self, *args, **options):
-            ticket = super().submit_layout(*args, **options)
+        def submit(self, *args, **options):
+            ticket = super().submit(*args, **options)
             ticket.result()[...] += 1
             return ticket
 

@@ -1,11 +1,10 @@
 """If this fails, the fallback gives other voxels than zarr-python, or is taken without a reason.
 
-Each test runs on the CPU with NumPy in place of CuPy, and marked ``gpu`` on a device; zarr-python on the host is the
+Each test runs on the CPU with a stand-in for CuPy, and marked ``gpu`` on a device; zarr-python on the host is the
 oracle, bit for bit.
 """
 
 import json
-import types
 
 import numcodecs
 import numpy as np
@@ -16,14 +15,17 @@ from zarr.codecs import numcodecs as v3
 
 from linumpy.device import to_host
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
-from linumpy.gpu import read_zarr_to_gpu
+from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
+from linumpy.gpu.read.engines import by_zarr
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.layout import read_layout
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
 from linumpy.plan.region import normalize_region
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values, same
 
 pytestmark = [
@@ -31,81 +33,31 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Creating a zarr.buffer.gpu"),
 ]
 
-# ---- NumPy in place of CuPy
-
-
-class Stream:
-    def __init__(self, log):
-        self._log = log
-
-    def synchronize(self):
-        self._log.append("synchronize")
-
-
-class Device:
-    current = 0
-
-    def __init__(self, number=None):
-        self.id = Device.current if number is None else number
-
-    def __enter__(self):
-        self._before, Device.current = Device.current, self.id
-        return self
-
-    def __exit__(self, *_):
-        Device.current = self._before
-
-    def synchronize(self):
-        pass
-
-
-class DeviceArray(np.ndarray):
-    """Takes what CuPy's arrays take from the host: ``set``, of the same shape and dtype, from C order."""
-
-    log, device = None, None
-
-    def set(self, host, stream=None):
-        assert type(host) is np.ndarray
-        assert (host.shape, host.dtype, host.flags.c_contiguous) == (self.shape, self.dtype, True)
-        assert Device.current == self.device.id
-        assert isinstance(stream, Stream)
-        self.log.append(f"{host.nbytes} bytes up")
-        self.view(np.ndarray)[...] = host
-
-
-class NumpyCuda:
-    """What the fallback needs of CuPy."""
-
-    def __init__(self):
-        self.log = []
-        stream = Stream(self.log)
-        self.cuda = types.SimpleNamespace(Device=Device, get_current_stream=lambda: stream)
-
-    def empty(self, shape, dtype):
-        array = np.empty(shape, dtype).view(DeviceArray)
-        array.reshape(-1).view(np.uint8).fill(0xA5)
-        array.log, array.device = self.log, Device()
-        return array
+# ---- a device in host memory
 
 
 @pytest.fixture
-def numpy_cuda(monkeypatch):
+def fake_cuda(monkeypatch):
     from zarr.buffer import cpu, gpu
 
-    cuda = NumpyCuda()
-    for module in (output, zarr_gpu):
-        monkeypatch.setattr(module, "require_cuda", lambda: cuda)
-    monkeypatch.setattr(output, "free_memory", lambda *_: 2**40)
-    monkeypatch.setattr(output, "is_device_array", lambda x: isinstance(x, DeviceArray))
-    monkeypatch.setattr(gpu, "NDBuffer", cpu.NDBuffer)
-    monkeypatch.setattr(gpu, "buffer_prototype", cpu.buffer_prototype)
-    return cuda
+    release()
+    with reference.fake_device(1) as device:
+        monkeypatch.setattr(gpu, "NDBuffer", lambda array: cpu.NDBuffer(array.host))
+        monkeypatch.setattr(gpu, "buffer_prototype", cpu.buffer_prototype)
+        monkeypatch.setattr(output, "free_memory", lambda *_: 2**40)
+        try:
+            yield device.cupy
+        finally:
+            release()
 
 
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+CUDA = [pytest.param("fake_cuda", marks=needs_stand_in), pytest.param("cupy", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=CUDA)
 def cuda(request):
-    """CuPy, or NumPy in its place."""
-    return request.getfixturevalue("numpy_cuda" if request.param == "numpy" else "cupy")
+    """CuPy, or its stand-in in host memory."""
+    return request.getfixturevalue(request.param)
 
 
 # ---- arrays
@@ -200,7 +152,7 @@ def test_by_way_of_host_memory(tmp_path, cuda, name):
     array = random_array(tmp_path / "a", **BY_HOST[name])
     for region in (*REGIONS.values(), (3, 4), (18, 20), (slice(2, 2), slice(None))):
         got, report = check(array, region, "zarr-host")
-        assert isinstance(got, getattr(cuda, "ndarray", DeviceArray))
+        assert isinstance(got, cuda.ndarray)
         assert report.engine.startswith("zarr-python into host memory and one copy to the device: ")
 
 
@@ -241,12 +193,11 @@ def test_a_cast_of_raw_chunks_is_made_on_the_host(tmp_path, cuda):
 
 
 @pytest.mark.parametrize("name", ["v2-bz2", "shards-bz2", "negative-zero"])
-def test_into_out_with_one_copy(tmp_path, numpy_cuda, name):
+def test_into_out(tmp_path, cuda, name):
     array = random_array(tmp_path / "a", **BY_HOST[name])
-    out = numpy_cuda.empty((19, 11), "f4")
+    out = cuda.empty((19, 11), "f4")
     got, _ = check(array, (slice(None), slice(5, 16)), "zarr-host", out=out)
     assert got is out
-    assert numpy_cuda.log == [f"{19 * 11 * 4} bytes up", "synchronize"]
 
 
 def test_into_out_in_gpu_mode(tmp_path, cuda):
@@ -254,20 +205,6 @@ def test_into_out_in_gpu_mode(tmp_path, cuda):
     out = cuda.empty((19, 11), "f4")
     got, _ = check(array, (slice(None), slice(5, 16)), "zarr-gpu", out=out)
     assert got is out
-
-
-def test_on_the_device_of_out(tmp_path, numpy_cuda):
-    """zarr's threads work on device 0, so that it cannot be left to them."""
-    array = random_array(tmp_path / "a", **RAW)
-    with Device(1):
-        out = numpy_cuda.empty((19, 21), "f4")
-    assert Device().id == 0
-    got, report = check(array, ..., "zarr-host", out=out)
-    assert got is out
-    assert "device 0" in report.engine
-    with Device(1):
-        got, _ = check(array, ..., "zarr-host")
-    assert got.device.id == 1
 
 
 @pytest.mark.gpu
@@ -313,7 +250,8 @@ def test_while_the_process_is_in_gpu_mode(tmp_path, cuda, name):
     assert same(to_host(got), expected)
 
 
-def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, numpy_cuda, monkeypatch):
+@pytest.mark.parametrize("cuda", CUDA[:1], indirect=True)
+def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, cuda, monkeypatch):
     waited = []
     monkeypatch.setattr(zarr_gpu, "wait_for_zarr", lambda: waited.append(True))
     array = random_array(tmp_path / "a", **RAW)
@@ -325,8 +263,8 @@ def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, numpy_cuda, m
 
 def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
     cases = [
-        (random_array(tmp_path / "b", **IN_GPU_MODE["rank-7"]), "zarr-gpu", "in its GPU mode", "rank 7"),
-        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "through host memory", "bz2"),
+        (random_array(tmp_path / "b", **IN_GPU_MODE["rank-7"]), "zarr-gpu", "in its GPU mode, not", "rank 7"),
+        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "zarr-python, not", "bz2"),
     ]
     for array, backend, way, reason in cases:
         caplog.clear()
@@ -338,9 +276,10 @@ def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
         assert reason in message
 
 
-def test_what_does_not_fit_the_device_is_said_before_the_first_read(tmp_path, numpy_cuda, monkeypatch):
+@pytest.mark.parametrize("cuda", CUDA[:1], indirect=True)
+def test_what_does_not_fit_the_device_is_said_before_the_first_read(tmp_path, cuda, monkeypatch):
     monkeypatch.setattr(output, "free_memory", lambda *_: 1000)
-    monkeypatch.setattr(zarr_gpu, "read_chunks_on_host", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(by_zarr, "read_chunks_on_host", lambda *_: pytest.fail("read"))
     array = random_array(tmp_path / "a", zarr_format=2)
     with pytest.raises(DeviceMemoryError, match="1596 bytes"):
         read_zarr_to_gpu(array, backend="zarr-gpu")

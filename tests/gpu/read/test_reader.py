@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from linumpy.core import native
-from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
+from linumpy.errors import ChunkError, RegionError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.region import normalize_region
 from tests.support import budget
 from tests.support.gpu import reference
+from tests.support.regions import into_rows
 from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, stored, write
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -579,10 +580,53 @@ def test_readers_that_cannot_be():
             Reader(**options)
 
 
-def test_arrays_that_are_left_to_zarr(tmp_path, one):
-    lzma = zarr.create_array(tmp_path / "b", shape=(4,), dtype="u2", compressors=[zarr.codecs.numcodecs.LZMA()])
-    with pytest.raises(UnsupportedLayoutError, match="lzma"):
-        one.submit(lzma)
+def arrays_that_are_left_to_zarr(place, tmp_path, caplog):
+    """By every submit, beside an array whose chunks differ in the codec only; said once in the log, and in reports."""
+    values = random_values("u2", (9, 14), 3)
+    codecs = {"raw": None, "lzma": [zarr.codecs.numcodecs.LZMA()]}
+    paths = [tmp_path / name for name in codecs]
+    for path, codec in zip(paths, codecs.values(), strict=True):
+        zarr.create_array(path, data=values, chunks=(4, 5), compressors=codec)
+    with Reader(place.device) as one, place.stream():
+        layouts = [one.layout_of(path) for path in paths]
+        assert layouts[0].geometry == layouts[1].geometry
+        assert [one.reads_natively(layout) for layout in layouts] == [native.why_no_core() is None, False]
+        tickets = one.submit_many(paths * 2, [np.s_[2:7, 3], np.s_[2:7, 3], ..., ...], dtype="f4")
+        for ticket, region in zip(tickets, [np.s_[2:7, 3]] * 2 + [...] * 2, strict=True):
+            assert same(place.get(ticket.result()), values[region].astype("f4"))
+        assert tickets[1].report.backend == "zarr-python"
+        assert "lzma" in tickets[1].report.fallback
+        out = place.empty((14, 9), "u2")
+        one.submit(paths[1], out=out.transpose(1, 0)).result()
+        assert same(place.get(out), values.T.copy())
+        held = place.empty((2, 2, 6, 8), "u2")
+        held[...] = np.array(99, "u2")
+        regions = into_rows([[[2, 7], [3, 9]], [[0, 5], [8, 14]]], held[:, 1], [1, 0], [True, True])
+        one.submit_regions(layouts, replace(regions, array=np.array([0, 1])), "u2", held).result()
+        filled = np.full((2, 2, 6, 8), 99, "u2")
+        filled[1, 1, :5, :6], filled[0, 1, :5, :6] = values[2:7, 3:9], values[:5, 8:14]
+        assert same(place.get(held), filled)
+        (paths[1] / "c/0/0").write_bytes(b"no stream of lzma")
+        with pytest.raises(ChunkError, match="lzma/c/0/0"):
+            one.submit(paths[1], np.s_[:3, :3]).result()
+    said = [record.message for record in caplog.records if str(tmp_path) in record.message]
+    assert len(said) == 1
+    assert "lzma: read by zarr-python, not by linumpy's reader: codec" in said[0]
+
+
+@pytest.mark.parametrize("where", [on_host, on_fake])
+def test_arrays_that_are_left_to_zarr(tmp_path, caplog, where):
+    with where(1) as place:
+        arrays_that_are_left_to_zarr(place, tmp_path, caplog)
+
+
+@pytest.mark.gpu
+def test_arrays_that_are_left_to_zarr_on_a_gpu(tmp_path, caplog):
+    with on_gpu(1) as place:
+        arrays_that_are_left_to_zarr(place, tmp_path, caplog)
+
+
+def test_what_is_refused(tmp_path, one):
     with pytest.raises(FileNotFoundError, match="nothing"):
         one.submit(tmp_path / "nothing")
     with pytest.raises(TypeError, match="imaginary"):
@@ -626,7 +670,7 @@ def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
 
 
 def rows_of_one_array(place, tmp_path, options):
-    """Regions of several sizes into rows of a view, with an axis that rows do not have; as one job."""
+    """Regions of several sizes into rows of a view, with an axis that rows do not have, to wait for together."""
     values = random_values("u2", (3, 40, 30), 4)
     array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1, 8, 7), dtype="u2", fill_value=5, **options)
     array[:, :32] = values[:, :32]  # the rest is not stored
@@ -640,18 +684,21 @@ def rows_of_one_array(place, tmp_path, options):
             size = rng.integers(0, (1, 10, 12), (7, 3)) + np.array([1, 0, 0])
             regions = np.stack([at, np.minimum(at + size, values.shape)], 2)
             rows = rng.permutation(12)[:7]
-            ticket = one.submit_rows(array, regions, held[:, 1], rows, kept)
-            ticket.result()
+            layout = one.layout_of(array)
+            one.submit_regions([layout], into_rows(regions, held[:, 1], rows, kept), dtype, held).result()
             filled = np.full((12, 2, 9, 11), 99, dtype)
             for row, ((z, _), (y, y_end), (x, x_end)) in zip(rows, regions.tolist(), strict=True):
                 filled[row, 1, : y_end - y, : x_end - x] = expected[z, y:y_end, x:x_end]
             assert same(place.get(held), filled)
-            assert one.submit_rows(array, regions[:0], held[:, 1], rows[:0], kept).done()
+            nothing = into_rows(regions[:0], held[:, 1], rows[:0], kept)
+            assert one.submit_regions([layout], nothing, dtype, held).done()
         (tmp_path / "a/c/0/0/0").write_bytes(b"ab")
         regions = np.array([[[0, 1], [0, 8], [0, 7]], [[0, 1], [16, 24], [0, 7]]])
-        ticket = one.submit_rows(array, regions, held[:, 1], np.array([0, 1]), kept)
-        assert isinstance(ticket.exception(), ChunkError)
-        assert one.submit_rows(array, regions[1:], held[:, 1], np.array([1]), kept).exception() is None
+        together = one.submit_regions([layout], into_rows(regions, held[:, 1], [0, 1], kept), dtype, held)
+        assert {row: type(error) for row, error in together.errors().items()} == {0: ChunkError}
+        with pytest.raises(ChunkError):
+            together.result()
+        one.submit_regions([layout], into_rows(regions[1:], held[:, 1], [1], kept), dtype, held).result()
 
 
 @pytest.mark.needs_core
@@ -660,40 +707,6 @@ def rows_of_one_array(place, tmp_path, options):
 def test_rows_of_one_array(tmp_path, where, options):
     with where(1) as place:
         rows_of_one_array(place, tmp_path, options)
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "kept", "message"),
-    [
-        ([2, 2], (3, 4, 4), [True, True], "row 2 is given for several regions"),
-        ([0, 3], (3, 4, 4), [True, True], "rows go from 0 to 3: out has 3"),
-        ([-1, 1], (3, 4, 4), [True, True], "rows go from -1"),
-        ([0, 1], (3, 4, 3), [True, True], r"regions of up to \[4, 4\] voxels do not fit rows of \(4, 3\)"),
-        ([0, 1], (3, 4), [True, False], "do not fit rows"),
-        ([0, 1], (3, 4), [True, True], "with an axis for each axis that is kept"),
-        ([0], (3, 4, 4), [True, True], "1 rows and kept="),
-    ],
-)
-def test_rows_that_do_not_fit(tmp_path, rows, shape, kept, message):
-    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2")
-    regions = np.array([[[0, 4], [0, 4]], [[4, 8], [0, 4]]])
-    with Reader(device="cpu") as one, pytest.raises(ValueError, match=message):
-        one.submit_rows(array, regions, np.zeros(shape, "u2"), np.array(rows), kept)
-
-
-def test_rows_of_no_array(tmp_path):
-    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2")
-    regions, kept = np.array([[[0, 4], [0, 4]]]), [True, True]
-    with Reader(device="cpu") as one:
-        for out in ([1], None):
-            with pytest.raises(TypeError, match="pass a NumPy array"):
-                one.submit_rows(array, regions, out, np.array([0]), kept)
-        with pytest.raises(RegionError, match=r"shape \(\)"):
-            one.submit_rows(array, 5, np.zeros((1, 4, 4), "u2"), np.array([0]), kept)
-        with pytest.raises(TypeError, match="one bool for each axis"):
-            one.submit_rows(array, regions, np.zeros((1, 4, 4), "u2"), np.array([0]), ["a", "b"])
-        with pytest.raises(ValueError, match="with an axis for each axis"):
-            one.submit_rows(array, regions, np.zeros((), "u2"), np.array([0]), kept)
 
 
 def test_the_same_level_is_refused_before_and_after_a_read(tmp_path):

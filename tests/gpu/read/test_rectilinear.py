@@ -23,6 +23,7 @@ from linumpy.plan.read.plan import plan_read
 from linumpy.plan.read.rectilinear import cut_by_shape
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.regions import into_rows
 from tests.support.zips import zip_folder
 
 HAS_RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
@@ -89,7 +90,8 @@ def test_chunks_written_by_hand(tmp_path_factory: pytest.TempPathFactory, data: 
     with Reader("cpu") as reader:
         tickets = reader.submit_many(layout, np.array(boxes), dtype="f4")
         rows = np.zeros((2, *expected.shape), "u2")
-        every = reader.submit_rows(layout, np.array(boxes), rows, np.array([1, 0]), [True] * expected.ndim)
+        regions = into_rows(boxes, rows, [1, 0], [True] * expected.ndim)
+        every = reader.submit_regions([layout], regions, "u2", rows)
         for box, ticket in zip(boxes, tickets, strict=True):
             region = expected[tuple(slice(*pair) for pair in box)]
             np.testing.assert_array_equal(ticket.result(), region.astype("f4"))
@@ -118,7 +120,7 @@ def test_errors_name_the_chunk_and_regions_are_checked(tmp_path: Path) -> None:
     with Reader("cpu") as reader:
         assert not reader.reads_natively(layout)
         with pytest.raises(ChunkError, match=r"chunk \(1, 0\) of .*c/1/0 has 5 bytes, .* uint16 \(3, 4\) has 24"):
-            reader.submit_layout(layout).result()
+            reader.submit(layout).result()
         with pytest.raises(RegionError):
             reader.submit_many(layout, np.array([[[0, 9], [0, 1]]]))
 
@@ -128,7 +130,7 @@ def test_on_a_device(tmp_path: Path) -> None:
     expected, layout = stored_by_hand(tmp_path, [[2, 3, 3, 2], [4, 1, 4], [5, 2]])
     with reference.fake_device(), Reader() as reader:
         for region in (np.s_[:], np.s_[1:9, 3:8, 4]):
-            result = reader.submit_layout(layout, region, dtype="i4").result()
+            result = reader.submit(layout, region, dtype="i4").result()
             np.testing.assert_array_equal(result.get(), expected[region])
 
 

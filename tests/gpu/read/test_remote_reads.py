@@ -140,7 +140,7 @@ def test_indexes_of_shards_are_asked_for_at_the_same_time(served, monkeypatch):
     with Reader(device="cpu") as reader:
         layout = reader.layout_of(f"{served.url}/raw shards")
         monkeypatch.setattr(requests._STORES, "_fetch", wait_for_all)
-        values = reader.submit_layout(layout, np.s_[:16, :, :32]).result()
+        values = reader.submit(layout, np.s_[:16, :, :32]).result()
     assert np.array_equal(values, VALUES[:16, :, :32])
 
 

@@ -42,10 +42,10 @@ def test_times_of_one_job(tmp_path):
     array = make(tmp_path / "a", "zstd")
     with reference.fake_device(), Reader(0, decode_on="device") as reader:
         layout = reader.layout_of(array)
-        report = reader.submit_layout(layout, timed=True).report
+        report = reader.submit(layout, timed=True).report
         assert report.decode_seconds > 0
         assert report.scatter_seconds > 0
-        report = reader.submit_layout(layout).report
+        report = reader.submit(layout).report
         assert report.decode_seconds is report.scatter_seconds is None
 
 

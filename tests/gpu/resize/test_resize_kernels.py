@@ -13,7 +13,8 @@ from linumpy.gpu.resize import plan as resize_plan
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
-from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sigmas
+from linumpy.plan.boundary import anti_aliasing_sigmas
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
 from linumpy.resample.blocks import block as block_module

@@ -6,7 +6,7 @@ from scipy import stats
 
 from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates import boxes as boxes_module
-from linumpy.sampling.coordinates import draws, weighted
+from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import make_window, plan_boxes
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.sampler import Sampler
@@ -31,9 +31,9 @@ WEIGHTS = {"density": density(), "mask": density() > 1, "one cell": np.arange(np
 
 
 def points(name, total, first=0, begin=0, count=None):
-    cells = weighted.in_order(draws.weighted(WEIGHTS[name]), BOXES)
+    cells = draws.in_order(draws.weighted(WEIGHTS[name]), BOXES)
     coords = np.full((total if count is None else count, 3), np.nan, np.float32)
-    weighted.draw(make_window(BOXES, KEY, first, total), cells, begin, coords)
+    draws.draw_in_order(make_window(BOXES, KEY, first, total), cells, begin, coords)
     return coords
 
 
@@ -45,7 +45,7 @@ def cells_of(coords):
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_order_is_a_permutation_by_boxes(name):
     made = draws.weighted(WEIGHTS[name])
-    cells = weighted.in_order(made, BOXES)
+    cells = draws.in_order(made, BOXES)
     assert sorted(cells.ids.tolist()) == np.flatnonzero(WEIGHTS[name]).tolist()
     centres = (np.stack(np.unravel_index(cells.ids, GRID), 1) + 0.5) / GRID
     at = np.floor(centres * 2.0 ** np.array(BOXES.halved)).astype(int)
@@ -62,27 +62,27 @@ def test_order_is_a_permutation_by_boxes(name):
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize(("first", "begin"), [(0, 0), (2**33 + 5, 333)])
 def test_kernel_is_numpy_bit_for_bit(name, first, begin, monkeypatch):
-    monkeypatch.setattr(weighted, "load", emulated)
-    cells = weighted.in_order(draws.weighted(WEIGHTS[name]), BOXES)
+    monkeypatch.setattr(draws, "load", emulated)
+    cells = draws.in_order(draws.weighted(WEIGHTS[name]), BOXES)
     coords = np.full((600, 3), np.nan, np.float32)
-    weighted.launch(make_window(BOXES, KEY, first, 5000), cells, begin, coords)
+    draws.launch_in_order(make_window(BOXES, KEY, first, 5000), cells, begin, coords)
     assert np.array_equal(coords, points(name, 5000, first, begin, 600))
 
 
 def test_positions_beyond_32_bits(monkeypatch):
     # A window of 2^33 samples of which all but a few lie in the first part, so that no table of that size is counted.
-    monkeypatch.setattr(weighted, "load", emulated)
+    monkeypatch.setattr(draws, "load", emulated)
     total = 2**33
     starts = np.full(BOXES.count + 1, total - 50, np.int64)
     starts[0], starts[-1] = 0, total
     made = boxes_module.Window(BOXES, KEY, 0, total, starts)
-    cells = weighted.in_order(draws.weighted(WEIGHTS["density"]), BOXES)
+    cells = draws.in_order(draws.weighted(WEIGHTS["density"]), BOXES)
     one, other = (np.full((100, 3), np.nan, np.float32) for _ in range(2))
-    weighted.draw(made, cells, total - 100, one)
-    weighted.launch(made, cells, total - 100, other)
+    draws.draw_in_order(made, cells, total - 100, one)
+    draws.launch_in_order(made, cells, total - 100, other)
     assert np.array_equal(one, other)
     low = np.full((100, 3), np.nan, np.float32)
-    weighted.draw(made, cells, 2**32 - 100, low)
+    draws.draw_in_order(made, cells, 2**32 - 100, low)
     assert len(np.unique(np.concatenate([one, low]), axis=0)) == 200
 
 
@@ -142,7 +142,7 @@ def test_samplers(device, options, tmp_path):
 def test_a_field_on_a_device_takes_the_same_coordinates(monkeypatch):
     from linumpy.sampling import volume
 
-    for module in (volume, draws, boxes_module, weighted):
+    for module in (volume, draws, boxes_module):
         monkeypatch.setattr(module, "load", emulated)
     voxels = voxels_of("float", dims=(70, 33, 40))
     field = DeviceVolume(voxels, layout="cells")
@@ -152,7 +152,7 @@ def test_a_field_on_a_device_takes_the_same_coordinates(monkeypatch):
     assert np.abs(values - truth(voxels, coords, 1)).max() < 1e-4
 
 
-@pytest.mark.parametrize(("one", "architecture"), compilations([weighted._KERNEL]))
+@pytest.mark.parametrize(("one", "architecture"), compilations([draws._KERNEL_IN_ORDER]))
 def test_kernel_compiles(one, architecture):
     assert one.name.encode() in compile_kernel(one, architecture)
 

@@ -12,8 +12,7 @@ import pytest
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.fields.vtk_images import open_vtk
-from linumpy.sampling.files.vtk import read_vtk
-from linumpy.sampling.files.vtk_header import read_header
+from linumpy.sampling.files.vtk import read_header, read_vtk
 from tests.support.gpu.field_runs import decode, on_gpu
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")

@@ -11,7 +11,7 @@ import zarr
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
 from linumpy.sampling import create_sampler, volume, zarr_volumes
-from linumpy.sampling.coordinates import boxes, draws, weighted
+from linumpy.sampling.coordinates import boxes, draws
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging import pages
@@ -201,7 +201,6 @@ def test_boxes_that_need_more_pages_than_may_be_read_ahead(shape, chunks, slots,
 
 
 def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
-    monkeypatch.setattr(weighted, "load", emulated)
     voxels, field = paged(tmp_path, reader, 40, window=3000)
     mask = np.zeros((3, 2, 2), bool)
     mask[1] = True
@@ -274,11 +273,14 @@ class Refusing:
     def __init__(self, reader, refused):
         self._reader, self._refused, self.calls = reader, refused, 0
 
-    def submit_rows(self, *args):
+    def layout_of(self, source):
+        return self._reader.layout_of(source)
+
+    def submit_regions(self, *args):
         self.calls += 1
         if self.calls in self._refused:
             raise OSError("no descriptor is left")
-        return self._reader.submit_rows(*args)
+        return self._reader.submit_regions(*args)
 
 
 @pytest.mark.parametrize("refused", [{1}, {2}, {4}])

@@ -161,7 +161,7 @@ def test_settings_of_the_environment(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="VNR_NUM_BLOCKS='many'"):
         create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs)
     monkeypatch.setenv("VNR_NUM_BLOCKS", "0")
-    with pytest.raises(ValueError, match="in the environment VNR_NUM_BLOCKS=0: give the number of slabs, from 1 to"):
+    with pytest.raises(ValueError, match="in the environment VNR_NUM_BLOCKS=0: the number of slabs from 1 up to"):
         create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs)
     monkeypatch.delenv("VNR_NUM_BLOCKS")
     for options in ({"num_blocks": 2.5}, {"num_concurrent_blocks": True}):

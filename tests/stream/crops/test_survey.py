@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from linumpy.stream.crops.survey import amplification
-from linumpy.stream.planning.alignment import Grid
-from linumpy.stream.planning.records import ArrayInfo
 from tests.support.script_runs import load
-from tests.support.stream_arrays import make_array
+from tests.support.stream_arrays import array_info, make_array
 
 
 def info(shape, chunk, dtype="u2"):
-    grid = Grid("a", None, len(shape), shape, (1.0,) * len(shape), (0.0,) * len(shape))
-    return ArrayInfo(None, "a", shape, chunk, chunk, np.dtype(dtype), grid)
+    return array_info(np.broadcast_to(np.zeros((), dtype), shape), chunk)
 
 
 def counted(shape, chunk, crop):

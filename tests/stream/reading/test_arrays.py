@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from linumpy import stream
-from linumpy.stream.reading import sources
+from linumpy.stream.reading import arrays
 from linumpy.write.writer import write_omezarr
 from tests.support.stream_arrays import make_array
 
@@ -27,7 +27,7 @@ def paths(tmp_path):
 def opened(monkeypatch):
     """Paths in the order in which they are opened; those that are held wait."""
     state = {"paths": [], "held": set(), "go": threading.Event(), "changed": threading.Condition()}
-    original = sources.open_info
+    original = arrays.open_info
 
     def open_info(key, config):
         with state["changed"]:
@@ -37,7 +37,7 @@ def opened(monkeypatch):
             assert state["go"].wait(30)
         return original(key, config)
 
-    monkeypatch.setattr(sources, "open_info", open_info)
+    monkeypatch.setattr(arrays, "open_info", open_info)
     yield state
     state["go"].set()
 
@@ -209,7 +209,7 @@ def test_a_generator_may_write_what_it_yields(tmp_path, pipeline):
 def test_an_array_that_is_written_anew_while_it_is_being_opened(tmp_path, pipeline, monkeypatch):
     """For an earlier sample, with metadata that are the old ones; or while the batch waits for memory."""
     path, begun, go = tmp_path / "a", threading.Event(), threading.Event()
-    original = sources.open_info
+    original = arrays.open_info
 
     def open_info(key, config):
         info = original(key, config)
@@ -217,7 +217,7 @@ def test_an_array_that_is_written_anew_while_it_is_being_opened(tmp_path, pipeli
         assert go.wait(20)
         return info
 
-    monkeypatch.setattr(sources, "open_info", open_info)
+    monkeypatch.setattr(arrays, "open_info", open_info)
     rewritten(path, ROWS)
     p = pipeline(batch_size=1, dtype="stored", device_buffer_bytes=2 * 512)
     p.push(iter([stream.Sample(path, BOX)]))
@@ -238,7 +238,7 @@ def test_an_array_that_is_written_anew_while_it_is_being_opened(tmp_path, pipeli
 def test_an_array_that_is_made_while_it_is_looked_for(tmp_path, pipeline, monkeypatch):
     """The sample that was pushed before it was there fails, the other one does not."""
     path, begun, go = tmp_path / "a", threading.Event(), threading.Event()
-    original = sources.open_info
+    original = arrays.open_info
 
     def open_info(key, config):
         try:
@@ -247,7 +247,7 @@ def test_an_array_that_is_made_while_it_is_looked_for(tmp_path, pipeline, monkey
             begun.set()
             assert go.wait(20)
 
-    monkeypatch.setattr(sources, "open_info", open_info)
+    monkeypatch.setattr(arrays, "open_info", open_info)
     p = pipeline(batch_size=1, dtype="stored")
     p.push(iter([stream.Sample(path, BOX)]))
     assert begun.wait(20)

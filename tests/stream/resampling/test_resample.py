@@ -14,19 +14,18 @@ from scipy.spatial.transform import Rotation
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
 from linumpy.gpu.rounding import bfloat16_bits
+from linumpy.stream.augment import Intensity, Warp, draw_warp
 from linumpy.stream.config import Dtype, Part
-from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.reach import reach, with_regions
-from linumpy.stream.planning.records import ArrayInfo, PartShape
+from linumpy.stream.planning.records import PartShape
 from linumpy.stream.planning.samples import plan_sample
-from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
 from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals
 from linumpy.stream.resampling.resample import PACKAGE, ROW, kernel_spec
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel
-from tests.support.stream_arrays import make_array
+from tests.support.stream_arrays import array_info, make_array, small_config, staged
 
 SCIPY = {"constant": "constant", "edge": "nearest", "reflect": "mirror"}
 FULL = stream.Augment(
@@ -36,29 +35,11 @@ FULL = stream.Augment(
 GEOMETRY = stream.Augment(rotation=180, scale=(0.7, 1.4), shear=0.2, flip="zyx", elastic=(9.0, 2.0), translation=6.0)
 
 
-def config(**options):
-    options = {"batch_size": 1, "host_buffer_bytes": 1 << 20, "device_buffer_bytes": 1 << 22, **options}
-    return stream.Config(device="cpu", **options)
-
-
-def info_of(values, spacing=None, space=None):
-    space = min(values.ndim, 3) if space is None else space
-    shape = values.shape
-    grid = Grid("a", None, space, shape, (1.0,) * values.ndim, (0.0,) * values.ndim, spacing)
-    return ArrayInfo(values, "a", shape, shape, shape, values.dtype, grid)
-
-
 def planned(values, aabb, settings_, *, index=0, spacing=None, parts=(), infos=None):
     sample = stream.Sample("a", aabb, parts=parts)
-    infos = infos or [info_of(values, spacing)] * (1 + len(parts))
+    infos = infos or [array_info(values, spacing=spacing)] * (1 + len(parts))
     shapes, crops = plan_sample(sample, infos, settings_, 0, index, settings_.epoch)
     return shapes, tuple(with_regions(crops, settings_.pad or "edge"))
-
-
-def staged(read):
-    if read.region is None:
-        return Staged(read, None)
-    return Staged(read, np.ascontiguousarray(read.info.source[tuple(slice(*one) for one in read.region)]))
 
 
 def made(shape, read, pad, fill=0.0):
@@ -92,7 +73,7 @@ def test_borders_are_those_of_numpy_pad(tmp_path_factory, case, pad, stored, dty
     around = np.pad(cast, width, pad, **options)
     expected = around[tuple(slice(a + w[0], b + w[0]) for (a, b), w in zip(aabb, width, strict=True))]
     path = make_array(tmp_path_factory.mktemp("a") / "a.zarr", values, (2,) * len(shape))
-    settings_ = config(dtype=dtype, pad=pad, pad_value=7)
+    settings_ = small_config(dtype=dtype, pad=pad, pad_value=7)
     with stream.Pipeline(settings_) as p:
         p.push(stream.Sample(path, aabb))
         batch = p.pop()
@@ -138,7 +119,7 @@ def test_augmented_crops_are_those_of_the_whole_volume(pad, index):
     values = (rng.random((18, 25, 31)) * 60_000).astype(["u2", "f4", "i2"][index % 3])
     spacing, size, start = (4.0, 1.5, 1.0), (6, 9, 11), [(-2, 5, 22), (6, 8, 10)][index % 2]
     aabb = [(a, a + n) for a, n in zip(start, size, strict=True)]
-    settings_ = config(augment=GEOMETRY, pad=pad, pad_value=11, seed=5)
+    settings_ = small_config(augment=GEOMETRY, pad=pad, pad_value=11, seed=5)
     labels = Part("labels", kind="labels")
     shapes, reads = planned(values, aabb, settings_, index=index, spacing=spacing, parts=(labels,))
     warp = draw_warp(GEOMETRY, half_of(size, spacing), seed=5, epoch=0, index=index, flat=0)
@@ -156,7 +137,7 @@ def test_augmented_crops_are_those_of_the_whole_volume(pad, index):
 def test_a_quarter_turn_of_anisotropic_voxels():
     values = np.random.default_rng(0).random((9, 19, 3)).astype("f4")
     turn = stream.Augment(rotation=((0, 0), (0, 0), (90, 90)))
-    settings_ = config(augment=turn, pad="constant")
+    settings_ = small_config(augment=turn, pad="constant")
     shapes, reads = planned(values, ((0, 9), (0, 19), (0, 3)), settings_, spacing=(2.0, 1.0, 1.0))
     got = made(shapes[0], reads[0], "constant", -1.0)
     # About X by 90 degrees, which turns Y to Z: an offset (z, y) in µm shows (y, -z).
@@ -197,7 +178,7 @@ def test_flips_alone_move_voxels_without_interpolation():
     values = np.random.default_rng(0).integers(0, 999, (5, 6, 7)).astype("u2")
     seen = set()
     for index in range(30):
-        settings_ = config(augment=stream.Augment(flip="zx"), pad="edge", dtype="stored")
+        settings_ = small_config(augment=stream.Augment(flip="zx"), pad="edge", dtype="stored")
         shapes, reads = planned(values, ((1, 4), (2, 6), (0, 5)), settings_, index=index)
         got = made(shapes[0], reads[0], "edge")
         crop = values[1:4, 2:6, :5]
@@ -234,7 +215,7 @@ def test_every_voxel_that_is_needed_is_read(seed, pad):
     start = rng.integers(-10, 14, 3)
     spacing = tuple(rng.uniform(0.5, 4, 3))
     values = rng.random(shape)
-    settings_ = config(augment=GEOMETRY, pad=pad, seed=seed)
+    settings_ = small_config(augment=GEOMETRY, pad=pad, seed=seed)
     aabb = [(int(a), int(a + n)) for a, n in zip(start, size, strict=True)]
     (shape_,), (read,) = planned(values, aabb, settings_, spacing=spacing)
     places, inside = coordinates(read.resampling, shape_.shape, pad)
@@ -268,14 +249,16 @@ def test_bfloat16_is_rounded_as_by_ml_dtypes():
 def test_blur_is_scipys_and_intensities_change_behind_it():
     values = np.random.default_rng(0).random((12, 13, 14)).astype("f4")
     blur = stream.Augment(blur=3.0, gamma=(2, 2), contrast=(0.5, 0.5), intensity_range=(0, 1))
-    shapes, reads = planned(values, ((0, 12), (0, 13), (0, 14)), config(augment=blur, pad="edge"), spacing=(3, 2, 1.5))
+    shapes, reads = planned(
+        values, ((0, 12), (0, 13), (0, 14)), small_config(augment=blur, pad="edge"), spacing=(3, 2, 1.5)
+    )
     smooth = ndimage.gaussian_filter(values.astype(float), (1.0, 1.5, 2.0), mode="reflect")
     assert np.allclose(made(shapes[0], reads[0], "edge"), 0.5 + (smooth**2 - 0.5) * 0.5, atol=1e-6)
 
 
 def test_labels_keep_their_values():
     values = np.random.default_rng(0).choice([3, 77, 2**40], (16, 16, 16))
-    settings_ = config(augment=FULL, pad="edge")
+    settings_ = small_config(augment=FULL, pad="edge")
     shapes, reads = planned(values, ((2, 12),) * 3, settings_, spacing=(1, 1, 1), parts=(Part("m", kind="labels"),))
     assert set(np.unique(made(shapes[1], reads[1], "edge"))) <= {3, 77, 2**40}
     assert shapes[1].element == np.int64
@@ -359,13 +342,13 @@ def test_the_kernels_do_what_numpy_does(monkeypatch, seed):
     dtype = list(Dtype)[seed % 4]
     values = (rng.random((2, 14, 17, 19)) * 250).astype(source)
     augment = FULL if seed % 2 else (None if seed % 4 else GEOMETRY)
-    settings_ = config(augment=augment, pad=pad, dtype=dtype, seed=seed)
+    settings_ = small_config(augment=augment, pad=pad, dtype=dtype, seed=seed)
     rows, shapes = [], None
     for row in (0, 2, 1):
         start = rng.integers(-6, 12, 3)
         aabb = [(0, 2), *((int(a), int(a + n)) for a, n in zip(start, (7, 5, 40), strict=True))]
         sample = stream.Sample("a", aabb, parts=(Part("m", kind="labels"),))
-        shapes, reads = plan_sample(sample, [info_of(values, (3.0, 2.0, 1.0))] * 2, settings_, row, row, 0)
+        shapes, reads = plan_sample(sample, [array_info(values, spacing=(3.0, 2.0, 1.0))] * 2, settings_, row, row, 0)
         rows.append(with_regions(reads, settings_.pad or "edge"))
     for part, shape in enumerate(shapes):
         chosen = [staged(reads[part]) for reads in rows if reads[part].resampling is not None]
@@ -394,9 +377,9 @@ def assert_near(got, expected, shape):
 def test_the_device_does_what_numpy_does(cupy, pad):
     rng = np.random.default_rng(1)
     values = (rng.random((40, 50, 60)) * 60_000).astype("u2")
-    info = info_of(values, (3.0, 2.0, 1.0))
+    info = array_info(values, spacing=(3.0, 2.0, 1.0))
     for dtype, augment in ((Dtype.F32, GEOMETRY), (Dtype.STORED, GEOMETRY), (Dtype.BF16, FULL), (Dtype.F32, FULL)):
-        settings_ = config(augment=augment, pad=pad, dtype=dtype)
+        settings_ = small_config(augment=augment, pad=pad, dtype=dtype)
         sample = stream.Sample("a", ((-5, 27), (10, 42), (20, 90)))
         planned_ = [plan_sample(sample, [info], settings_, row, row, 0) for row in range(4)]
         shape: PartShape = planned_[0][0][0]
@@ -417,11 +400,11 @@ def test_pointers_have_eight_bytes():
 def test_plain_labels_have_the_voxels_of_their_image():
     rng = np.random.default_rng(0)
     image, mask = rng.random((20, 20, 20)).astype("f4"), rng.integers(0, 9, (20, 20, 20)).astype("u1")
-    settings_ = config(augment=GEOMETRY, pad="edge")
-    infos = [info_of(image, (3.0, 1.0, 2.0)), info_of(mask)]
+    settings_ = small_config(augment=GEOMETRY, pad="edge")
+    infos = [array_info(image, spacing=(3.0, 1.0, 2.0)), array_info(mask)]
     parts = (Part("labels", kind="labels"),)
     shapes, reads = planned(image, ((4, 14),) * 3, settings_, parts=parts, infos=infos)
-    known = [info_of(image, (3.0, 1.0, 2.0)), info_of(mask, (3.0, 1.0, 2.0))]
+    known = [array_info(image, spacing=(3.0, 1.0, 2.0)), array_info(mask, spacing=(3.0, 1.0, 2.0))]
     _, expected = planned(image, ((4, 14),) * 3, settings_, parts=parts, infos=known)
     assert np.array_equal(made(shapes[1], reads[1], "edge"), made(shapes[1], expected[1], "edge"))
     with pytest.raises(stream.InvalidArgument, match="no voxel spacing"):

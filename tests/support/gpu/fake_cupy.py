@@ -116,7 +116,10 @@ class Block:
 class Array:
     """What the package uses of ``cupy.ndarray``."""
 
-    def __init__(self, device, host, block):
+    def __init__(self, device, host, block, strides=None):
+        if strides is not None:  # CuPy's own: shape, dtype, pointer, strides
+            memory = block.device.at(block.address)
+            host, device = as_strided(memory[: host.itemsize].view(host), device, strides), block.device
         self._device, self.host, self._block = device, host, block
 
     shape = property(lambda self: self.host.shape)
@@ -408,7 +411,10 @@ class Device:
         for module in (cupy, cupyx):
             module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
         here = _Here(
-            id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024}
+            id=0,
+            use=lambda: None,
+            synchronize=self.rest,
+            attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024},
         )
         cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
@@ -417,6 +423,10 @@ class Device:
         pool = types.SimpleNamespace(free_bytes=lambda: 0, used_bytes=lambda: 0, get_limit=lambda: 0)
         cupy.get_default_memory_pool = lambda: pool
         cupy.cuda = types.SimpleNamespace(
+            UnownedMemory=lambda address, nbytes, owner, number: (address, owner),
+            MemoryPointer=lambda memory, offset: types.SimpleNamespace(
+                device=self, address=memory[0] + offset, owner=memory[1]
+            ),
             Stream=self._new_stream,
             Event=Event,
             Device=lambda *_: here,

@@ -129,7 +129,7 @@ class Job:
             before[...] = out
             leave_used_memory(device)
             with self.reader() as reader:
-                ticket = reader.submit_layout(self.layout, self.region, out=out, dtype=dtype)
+                ticket = reader.submit(self.layout, self.region, out=out, dtype=dtype)
                 try:
                     ticket.result()
                 finally:

@@ -1,7 +1,7 @@
 """Carry out the jobs of a reader by the native core.
 
-In: regions of arrays of one geometry, with their outputs as numbers. Out: :class:`~linumpy.core.reader.CoreJob`
-records, and their reports for :class:`~linumpy.gpu.read.ticket.Ticket`.
+In: regions of arrays of one geometry, with their outputs as numbers. Out: jobs, and their reports for
+:class:`~linumpy.gpu.read.ticket.Ticket`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
-from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
+from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.engines.core_device import CoreDevice
 from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
@@ -20,6 +20,7 @@ from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
+from linumpy.gpu.read.ticket import Jobs
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -49,13 +50,13 @@ class CoreEngine:
         layouts: list[ArrayLayout],
         conversion: Conversion,
         regions: Regions,
-        outputs: Sequence[object],
+        owners: Sequence[object],
         ready: Event | None = None,
         *,
-        one_job: bool = False,
+        looks: Sequence[MetadataLook | None] | None = None,
         timed: bool = False,
-    ) -> Sequence[CoreJob | PartsJob]:
-        """Submit regions, as one job for each region or one job for all.
+    ) -> Jobs:
+        """Submit regions, each as a job.
 
         Parameters
         ----------
@@ -65,19 +66,14 @@ class CoreEngine:
             Conversion from their elements to elements of the outputs.
         regions : Regions
             Regions of these arrays, and their outputs.
-        outputs : sequence of arrays
-            For each job, the object that holds the memory of its output.
+        owners : sequence
+            For each region, or one for all, the object that owns the memory of the output.
         ready : cupy.cuda.Event, optional
             Outputs on a device are written after this event.
-        one_job : bool
-            Whether all regions are one job; `outputs` then has one element.
+        looks : sequence of MetadataLook or None, optional
+            Metadata files of each array, which the core checks before it reads chunks; not those of rectilinear arrays.
         timed : bool
             Whether to measure the times of kernels.
-
-        Returns
-        -------
-        sequence of CoreJob or PartsJob
-            A job for each element of `outputs`; PartsJob for rectilinear arrays.
 
         Raises
         ------
@@ -86,28 +82,12 @@ class CoreEngine:
         """
         if layouts[0].lengths is not None:
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
-            return list(submit_parts(submit, layouts, regions, outputs))
+            return submit_parts(submit, layouts, regions, owners)
         on_device = self._device_record(layouts[0], conversion, ready, timed=timed)
         template = self._template(layouts[0], conversion)
-        ready_and_device = ready, on_device, self._device
+        kept = ready, on_device, self._device
         return self._core.submit(
-            layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=ready_and_device
-        )
-
-    def submit_together(
-        self,
-        layouts: list[ArrayLayout],
-        conversion: Conversion,
-        regions: Regions,
-        output: object,
-        ready: Event | None = None,
-        looks: Sequence[MetadataLook | None] | None = None,
-    ) -> CoreJobs:
-        """Submit regions to wait for together, a job each; the object `output` holds the memory of all outputs."""
-        on_device = self._device_record(layouts[0], conversion, ready)
-        template = self._template(layouts[0], conversion)
-        return self._core.submit_together(
-            layouts, template, regions.columns, output, looks=looks, on_device=on_device, ready=(ready, on_device)
+            layouts, template, regions.columns, owners, looks=looks, on_device=on_device, ready=kept
         )
 
     def _template(self, layout: ArrayLayout, conversion: Conversion) -> native.Batch:
@@ -124,7 +104,7 @@ class CoreEngine:
         return template
 
     def _device_record(
-        self, layout: ArrayLayout, conversion: Conversion, ready: Event, *, timed: bool = False
+        self, layout: ArrayLayout, conversion: Conversion, ready: Event, *, timed: bool
     ) -> native.OnDevice | None:
         if self._device is None:
             return None

@@ -1,12 +1,15 @@
-"""Carry out the jobs of a reader by zarr-python: for chunks that the core does not decode, or without a core.
+"""Carry out the jobs of a reader by zarr-python: all arrays that the core does not read. The only such fallback.
 
-In: regions of arrays, with views of their outputs. Out: :class:`ZarrJob` objects. Four threads read one region after
-another into host memory, cast it as the core does, and copy it into the output. To a device, each thread copies on a
-separate stream and waits for the copy.
+In: regions of arrays, and their outputs. Out: :class:`ZarrJob` objects. Four threads read one region after another into
+host memory, cast it as the core does, and copy it into the output. To a device, each thread copies on a separate stream
+and waits for the copy. The log names each array that linumpy's reader does not support, and why, once.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
 import os
 import queue
 import threading
@@ -14,23 +17,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import zarr
 
-from linumpy.arrays import Array
 from linumpy.core import native
 from linumpy.core.records import metadata_path, why_gone
-from linumpy.errors import ChunkError
-from linumpy.gpu.read.outputs import Event, Regions
+from linumpy.errors import ChunkError, UnsupportedLayoutError
+from linumpy.gpu.read.outputs import Event, Regions, view_of
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
+from linumpy.gpu.read.ticket import JobList
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.open import open_source
 from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
+
+log = logging.getLogger(__name__)
 
 #: Threads of a reader; zarr reads the chunks of each region by threads of its own.
 _THREADS = 4
@@ -41,7 +48,7 @@ _POLL_SECONDS = 0.1
 
 
 class ZarrJob:
-    """One job. It ends when its last region is copied, when a region fails, or when it is cancelled.
+    """One region. The job ends when it is copied, when it fails, or when it is cancelled.
 
     Attributes
     ----------
@@ -49,7 +56,7 @@ class ZarrJob:
         The object that holds the memory of the output.
     """
 
-    def __init__(self, work: Callable[[ZarrJob], None], output: Array) -> None:
+    def __init__(self, work: Callable[[ZarrJob], None], output: Any) -> None:
         self.work, self.output = work, output
         self.in_mode = in_mode_of_caller()
         self.begin = self.end = time.perf_counter()
@@ -119,42 +126,35 @@ class ZarrEngine:
         layouts: list[ArrayLayout],
         conversion: Conversion,
         regions: Regions,
-        outputs: Sequence[Array],
-        ready: Event,
-        views: Sequence[Array],
-    ) -> list[ZarrJob]:
-        """Submit regions; one job for each output, or one for all.
+        owners: Sequence[Any],
+        ready: Event | None,
+    ) -> JobList:
+        """Submit regions, each as a job.
 
         Parameters
         ----------
-        layouts, conversion, regions, outputs, ready
+        layouts, conversion, regions, owners, ready
             As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
-        views : sequence of arrays
-            The output of each region, with all axes of its array.
-
-        Returns
-        -------
-        list of ZarrJob
-            A job for each output.
         """
-        rows = range(len(regions))
-        shares = [list(rows)] if len(outputs) == 1 else [[row] for row in rows]
-
-        def job_of(share: list[int], output: Array) -> ZarrJob:
-            wanted = [(layouts[regions.array[row]], regions.start[row], regions.stop[row], views[row]) for row in share]
-            return ZarrJob(lambda job: self._read(job, wanted, conversion, ready), output)
-
-        jobs = [job_of(share, output) for share, output in zip(shares, outputs, strict=True)]
+        for layout in layouts:
+            if layout.unsupported:
+                _log_once(f"{layout.name}: read by zarr-python, not by linumpy's reader: {layout.unsupported}")
+        jobs = []
+        for row, number in enumerate(regions.array.tolist()):
+            owner = owners[row if len(owners) > 1 else 0]
+            output = int(regions.addresses[row]), regions.strides[row].tolist()
+            box = regions.start[row].tolist(), regions.stop[row].tolist()
+            jobs.append(ZarrJob(partial(self._read, layouts[number], box, output, conversion, ready), owner))
         with self._lock:
             if self._is_closed:
                 for job in jobs:
                     job.settle(RuntimeError("the reader is closed"))
-                return jobs
+                return JobList(jobs)
             self._start_threads()
             self._jobs += len(jobs)
             for job in jobs:
                 self._queue.put(job)
-        return jobs
+        return JobList(jobs)
 
     def _start_threads(self) -> None:
         while len(self._threads) < _THREADS:
@@ -169,22 +169,25 @@ class ZarrEngine:
 
     def _read(
         self,
-        job: ZarrJob,
-        wanted: list[tuple[ArrayLayout, np.ndarray, np.ndarray, Array]],
+        layout: ArrayLayout,
+        box: tuple[list[int], list[int]],
+        output: tuple[int, list[int]],
         conversion: Conversion,
-        ready: Event,
+        ready: Event | None,
+        job: ZarrJob,
     ) -> None:
-        for layout, start, stop, view in wanted:
-            share = Share(descriptors=_FILES, host_nbytes=2 * int(view.nbytes))
-            with PROCESS.take(share, share):
-                if job.is_cancelled:
-                    return
-                values = conversion.cast(_read_region(layout, tuple(map(slice, start.tolist(), stop.tolist()))))
-                if job.is_cancelled:
-                    return
-                self._copy(values, view, ready)
+        shape = [b - a for a, b in zip(*box, strict=True)]
+        share = Share(descriptors=_FILES, host_nbytes=2 * math.prod(shape) * conversion.target.itemsize)
+        with PROCESS.take(share, share):
+            if job.is_cancelled:
+                return
+            values = conversion.cast(read_region(layout, tuple(map(slice, *box))))
+            if job.is_cancelled or not values.size:
+                return
+            device = None if self._cupy is None else (self._cupy, self._device)
+            self._copy(values.reshape(shape), view_of(*output, shape, conversion.target, job.output, device), ready)
 
-    def _copy(self, values: np.ndarray, view: Any, ready: Event) -> None:
+    def _copy(self, values: np.ndarray, view: Any, ready: Event | None) -> None:
         if self._cupy is None:
             view[...] = values
             return
@@ -202,16 +205,12 @@ class ZarrEngine:
 
     def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that has ended."""
-        is_compressed = layout.entries is not None and layout.entries.is_compressed
-        why = "compressed entries of a ZIP file" if is_compressed else "a filter that only the host decodes"
-        why = native.why_not_decoded(layout.chain) or why
-        why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(
             job_report(layout.name, conversion.target_name, job.output),
             backend="zarr-python",
             engine=f"zarr-python into {into}",
-            fallback=why,
+            fallback=_why_not_core(layout),
             read_seconds=job.end - job.begin,
             decoder="" if layout.chain is None else f"{layout.chain}, on the host",
         )
@@ -256,13 +255,57 @@ def _carry_out(jobs: queue.SimpleQueue[ZarrJob | None]) -> None:
         del job, error
 
 
-def _read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
-    """Read a region by zarr-python, in its stored byte order."""
-    if (remote := layout.remote) is not None:
-        return read_chunks_on_host(open_source((remote.store, remote.path)), region)
+def why_unsupported(layout: ArrayLayout) -> str:
+    """Return why linumpy's reader does not support an array; empty if it does, or if the caller wants zarr-python."""
+    if layout.unsupported is not None:
+        return layout.unsupported
+    if (reason := native.why_no_core()) is not None:
+        return f"no native core: {reason}"
+    return native.why_not_decoded(layout.chain) or ""
+
+
+def _why_not_core(layout: ArrayLayout) -> str:
+    """Return why zarr-python reads an array: it is not supported, or needs a filter that only the host decodes."""
+    if (reason := why_unsupported(layout)) or layout.unsupported is not None:
+        return reason
+    if layout.entries is not None and layout.entries.is_compressed:
+        return "compressed entries of a ZIP file"
+    return "a filter that only the host decodes"
+
+
+def array_of(layout: ArrayLayout) -> zarr.Array:
+    """Return the array of a layout, for zarr-python."""
+    if layout.array is not None:
+        array: zarr.Array = layout.array
+        return array
+    remote = layout.remote
+    return open_source(str(layout.root) if remote is None else (remote.store, remote.path))
+
+
+def read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
+    """Read a region by zarr-python, in its stored byte order.
+
+    Raises
+    ------
+    UnsupportedLayoutError
+        zarr-python does not read the array either.
+    ChunkError
+        A broken chunk; the array is gone.
+    """
     try:
-        values = read_chunks_on_host(open_source(str(layout.root)), region)
-        os.stat(metadata_path(layout))
+        values = np.asarray(read_chunks_on_host(array_of(layout), region))
+        if layout.array is None and layout.remote is None:
+            os.stat(metadata_path(layout))
     except FileNotFoundError as error:  # zarr fills missing chunks, also those of a removed array
         raise ChunkError(why_gone(layout)) from error
+    except ChunkError as error:
+        if not isinstance(error.__cause__, NotImplementedError) or layout.unsupported is None:
+            raise
+        why = f"{layout.unsupported}, which zarr-python does not read either"
+        raise UnsupportedLayoutError(f"{layout.name}: {why}") from error.__cause__
     return values
+
+
+@functools.lru_cache(maxsize=1024)
+def _log_once(message: str) -> None:
+    log.warning("%s", message)

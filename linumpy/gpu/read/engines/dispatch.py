@@ -27,21 +27,11 @@ from linumpy.gpu.read.engines.by_core import CoreEngine
 from linumpy.gpu.read.engines.by_zarr import ZarrEngine
 from linumpy.gpu.read.engines.core_device import CoreDevice
 from linumpy.gpu.read.limits import Limits
-from linumpy.gpu.read.outputs import (
-    Event,
-    Regions,
-    addresses_of,
-    check_output,
-    grouped,
-    rows_of,
-    strides_of,
-    targets_of,
-    with_all_axes,
-)
+from linumpy.gpu.read.outputs import Boxes, Event, Regions, check_output
 from linumpy.gpu.read.request import cast_dtype, new_array, without_bfloat16
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
-from linumpy.gpu.read.ticket import GeometryJobs, Job, Ticket, Together
+from linumpy.gpu.read.ticket import JobGroup, Jobs, Ticket, Together
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -75,28 +65,25 @@ class Engines:
                 self._core = CoreEngine(limits.threads, core_device)
         weakref.finalize(self, _close, self._process, self._core, self._zarr)
 
-    def core_for(self, layout: ArrayLayout) -> CoreEngine | None:
-        """Return the native core if it reads arrays of this layout."""
-        if self._core is None or takes(layout):
-            return self._core
+    def reads_natively(self, layout: ArrayLayout) -> bool:
+        """Say whether the native core reads arrays of this layout; zarr-python reads all others."""
+        if self._core is None or layout.unsupported is not None or takes(layout):
+            return self._core is not None and layout.unsupported is None
         if (reason := native.why_not_decoded(layout.chain)) is not None:
             _log_once(reason)
-        return None
+        return False
 
     def submit(
         self,
         layouts: list[ArrayLayout],
         numbers: list[int],
-        start: np.ndarray,
-        stop: np.ndarray,
-        kept: np.ndarray | None,
-        shapes: list[tuple[int, ...]],
+        boxes: Boxes,
         outs: Sequence[Array] | None,
         dtype: DTypeLike | None,
         *,
         timed: bool = False,
     ) -> list[Ticket]:
-        """Submit regions, a job each.
+        """Submit regions, each with an array of its own.
 
         Parameters
         ----------
@@ -104,119 +91,98 @@ class Engines:
             The arrays.
         numbers : list of int
             Index of each region's array.
-        start, stop, kept : numpy.ndarray
-            Bounds of the regions, (regions, rank), and which axes of the array each output has; None if all have all.
-        shapes : list of tuple of int
-            Shapes of the outputs.
+        boxes : Boxes
+            Bounds and shapes of the regions.
         outs, dtype
             As for :meth:`linumpy.gpu.read.reader.Reader.submit_many`.
         timed : bool
             Whether to measure the times of kernels.
         """
         self._check_process()
-        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
-        targets = targets_of(layouts, numbers, outs, dtype)
+        if dtype is None and outs is not None:  # an array for each pair of array and dtype
+            pairs = [(number, getattr(out, "dtype", None)) for number, out in zip(numbers, outs, strict=True)]
+            index = {pair: position for position, pair in enumerate(dict.fromkeys(pairs))}
+            layouts, numbers = [layouts[number] for number, _ in index], [index[pair] for pair in pairs]
+            conversions = [self._conversion(layouts[n], dtype) for n, (_, dtype) in enumerate(index)]
+        else:
+            conversions = [self._conversion(layout, dtype) for layout in layouts]
         with self._context():
-            given = [None] * len(shapes) if outs is None else outs
-            arrays = [self._output(*spec) for spec in zip(given, shapes, targets, strict=True)]
-            ready = self._record_event()
-            strides = strides_of(arrays, kept, start.shape)
-            regions = Regions(np.array(numbers, np.int64), start, stop, strides, addresses_of(arrays))
-            tickets: list[Any] = [None] * len(arrays)
-            try:
-                for rows in grouped(layouts, numbers, targets):
-                    conversion = Conversion(
-                        layouts[numbers[rows[0]]].dtype, targets[rows[0]], layouts[numbers[rows[0]]].swapped, bfloat16
-                    )
-                    self._submit_group(tickets, rows, layouts, conversion, regions, kept, arrays, ready, timed=timed)
-            except BaseException:
-                for ticket in tickets:  # submitted jobs must not write to the caller's outputs after this call
-                    if ticket is not None:
-                        ticket.cancel()
-                for ticket in tickets:
-                    if ticket is not None:
-                        ticket.exception()
-                raise
+            given = [None] * len(numbers) if outs is None else outs
+            targets = [conversions[number].target for number in numbers]
+            arrays = [self._output(*spec) for spec in zip(given, boxes.shapes, targets, strict=True)]
+            regions = boxes.into(arrays, numbers)
+            groups = self._submit(layouts, conversions, regions, arrays, timed=timed)
+        tickets: list[Any] = [None] * len(arrays)
+        for group in groups:
+            for number, (row, array) in enumerate(zip(group.rows, group.array_index.tolist(), strict=True)):
+                job = group.jobs.job(number, arrays[row])
+                tickets[row] = Ticket(job, group.layouts[array], group.conversion, group.engine, self)
         return tickets
 
-    def _submit_group(
-        self,
-        tickets: list[Any],
-        rows: list[int],
-        layouts: list[ArrayLayout],
-        conversion: Conversion,
-        all_regions: Regions,
-        kept: np.ndarray | None,
-        arrays: list[Array],
-        ready: Event,
-        *,
-        timed: bool,
-    ) -> None:
-        """Submit some rows of `all_regions`, whose arrays have one geometry, and write their tickets to `tickets`."""
-        group_layouts, regions, outputs = layouts, all_regions, [arrays[row] for row in rows]
-        if len(rows) < len(all_regions):
-            used, array_index = np.unique(all_regions.array[rows], return_inverse=True)
-            group_layouts = [layouts[number] for number in used.tolist()]
-            regions = replace(all_regions.take(np.array(rows)), array=array_index)
-        engine: CoreEngine | ZarrEngine = self.core_for(group_layouts[0]) or self._zarr
-        if isinstance(engine, CoreEngine):
-            jobs: Sequence[Job] = engine.submit(group_layouts, conversion, regions, outputs, ready, timed=timed)
-        else:
-            sizes = all_regions.stop - all_regions.start
-            views = [with_all_axes(arrays[row], None if kept is None else kept[row], sizes[row]) for row in rows]
-            jobs = engine.submit(group_layouts, conversion, regions, outputs, ready, views)
-        for row, number, job in zip(rows, regions.array.tolist(), jobs, strict=True):
-            tickets[row] = Ticket(job, group_layouts[number], conversion, engine, self)
-
-    def submit_rows(
-        self, layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, out: Array, rows: np.ndarray, kept: np.ndarray
-    ) -> Ticket:
-        """Submit regions of one array as one job, each for a row of `out`."""
-        self._check_process()
-        strides, addresses = rows_of(out, rows, stop - start, kept, self._device)
-        conversion = Conversion(layout.dtype, cast_dtype(layout.dtype, out.dtype), layout.swapped)
-        regions = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
-        with self._context():
-            ready = self._record_event()
-            if (core := self.core_for(layout)) is not None:
-                (job,) = core.submit([layout], conversion, regions, [out], ready, one_job=True)
-                return Ticket(job, layout, conversion, core, self)
-            views = [with_all_axes(out[row], kept, size) for row, size in zip(rows, stop - start, strict=True)]
-            (zarr_job,) = self._zarr.submit([layout], conversion, regions, [out], ready, views)
-            return Ticket(zarr_job, layout, conversion, self._zarr, self)
-
-    def submit_together(
+    def submit_regions(
         self,
         layouts: list[ArrayLayout],
         regions: Regions,
         dtype: DTypeLike,
-        output: object,
+        owner: object,
         looks: Sequence[MetadataLook | None] | None,
     ) -> Together:
-        """Submit regions that the core reads; see :meth:`linumpy.gpu.read.reader.Reader.submit_together`."""
+        """Submit regions; see :meth:`linumpy.gpu.read.reader.Reader.submit_regions`."""
         self._check_process()
-        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
-        geometries: dict[object, list[int]] = {}
-        for number, layout in enumerate(layouts):
-            geometries.setdefault(layout.geometry, []).append(number)
-        groups = []
         with self._context():
-            ready = self._record_event()
-            for numbers in geometries.values():
-                group_layouts, group_regions = layouts, regions
+            conversions = [self._conversion(layout, dtype) for layout in layouts]
+            return Together(self._submit(layouts, conversions, regions, [owner], looks=looks), self)
+
+    def _submit(
+        self,
+        layouts: list[ArrayLayout],
+        conversions: list[Conversion],
+        regions: Regions,
+        owners: Sequence[object],
+        *,
+        looks: Sequence[MetadataLook | None] | None = None,
+        timed: bool = False,
+    ) -> list[JobGroup]:
+        """Submit the regions of arrays that are read and cast alike together.
+
+        `conversions` are those of the arrays; `owners` has an object for each region, or one for all.
+        """
+        alike: dict[tuple[bool, Conversion, object], list[int]] = {}
+        for number, (layout, conversion) in enumerate(zip(layouts, conversions, strict=True)):
+            alike.setdefault((self.reads_natively(layout), conversion, layout.geometry), []).append(number)
+        ready, groups = self._record_event(), list[JobGroup]()
+        try:
+            for (natively, conversion, _), numbers in alike.items():
                 rows: Sequence[int] = range(len(regions))
-                if len(geometries) > 1:
+                part, part_layouts, part_owners, part_looks = regions, layouts, owners, looks
+                if len(alike) > 1:
                     chosen = np.flatnonzero(np.isin(regions.array, numbers))
-                    group_layouts, rows = [layouts[number] for number in numbers], chosen.tolist()
-                    group_regions = regions.take(chosen)
-                    group_regions = replace(group_regions, array=np.searchsorted(numbers, group_regions.array))
-                stored = group_layouts[0].dtype
-                conversion = Conversion(stored, cast_dtype(stored, dtype), group_layouts[0].swapped, bfloat16)
-                group_looks = None if looks is None else [looks[number] for number in numbers]
-                assert self._core is not None
-                jobs = self._core.submit_together(group_layouts, conversion, group_regions, output, ready, group_looks)
-                groups.append(GeometryJobs(rows, jobs, group_layouts, group_regions.array))
-        return Together(groups, self)
+                    rows, part = chosen.tolist(), regions.take(chosen)
+                    part = replace(part, array=np.searchsorted(numbers, part.array))
+                    part_layouts = [layouts[number] for number in numbers]
+                    part_owners = [owners[row] for row in rows] if len(owners) > 1 else owners
+                    part_looks = None if looks is None else [looks[number] for number in numbers]
+                engine: CoreEngine | ZarrEngine = self._zarr
+                if natively and self._core is not None:
+                    engine = self._core
+                    jobs: Jobs = engine.submit(
+                        part_layouts, conversion, part, part_owners, ready, looks=part_looks, timed=timed
+                    )
+                else:
+                    jobs = self._zarr.submit(part_layouts, conversion, part, part_owners, ready)
+                groups.append(JobGroup(rows, jobs, part_layouts, part.array, conversion, engine))
+        except BaseException:
+            for group in groups:  # submitted jobs must not write to the caller's outputs after this call
+                group.jobs.cancel()
+            for group in groups:
+                group.jobs.wait()
+            raise
+        return groups
+
+    def _conversion(self, layout: ArrayLayout, dtype: DTypeLike | None) -> Conversion:
+        if not (dtype is None or isinstance(dtype, (str, np.dtype))):
+            dtype = np.dtype(dtype)  # which can be hashed
+        return _conversion(layout.dtype, layout.swapped, dtype, self._cupy is not None)
 
     def _output(self, out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return the array that a region is read into: a new one, or the caller's, checked."""
@@ -265,3 +231,10 @@ def _close(process: int, *engines: CoreEngine | ZarrEngine | None) -> None:
         for engine in engines:
             if engine is not None:
                 engine.close()
+
+
+@functools.lru_cache(maxsize=256)
+def _conversion(stored: np.dtype, swapped: bool, dtype: DTypeLike | None, on_device: bool) -> Conversion:
+    """Return the conversion of stored elements to a dtype, by default to their own."""
+    dtype, bfloat16 = without_bfloat16(dtype, stored)
+    return Conversion(stored, cast_dtype(stored, dtype, on_device=on_device), swapped, bfloat16)

@@ -2,7 +2,7 @@
 
 A region is cut into such boxes, the parts; each part is a region of a regular array, and one job of the core.
 
-In: regions, outputs, and the function that submits regions of regular arrays. Out: a :class:`PartsJob` for each output.
+In: regions, outputs, and the function that submits regions of regular arrays. Out: a :class:`PartsJob` for each region.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import CoreJob
 from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.ticket import Job, JobList, Jobs
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.rectilinear import RegularBox, cut_by_shape
 
@@ -33,9 +33,9 @@ class PartsJob:
 
     def __init__(self, output: Any) -> None:
         self.output = output
-        self._jobs: list[tuple[CoreJob, ArrayLayout]] = []
+        self._jobs: list[tuple[Any, ArrayLayout]] = []
 
-    def add(self, job: CoreJob, layout: ArrayLayout) -> None:
+    def add(self, job: Job, layout: ArrayLayout) -> None:
         """Add a job, whose errors name chunks of `layout`."""
         self._jobs.append((job, layout))
 
@@ -69,41 +69,39 @@ class PartsJob:
 
 
 def submit_parts(
-    submit: Callable[..., Sequence[Any]], layouts: Sequence[ArrayLayout], regions: Regions, outputs: Sequence[object]
-) -> list[PartsJob]:
+    submit: Callable[..., Jobs], layouts: Sequence[ArrayLayout], regions: Regions, owners: Sequence[object]
+) -> JobList:
     """Submit regions of rectilinear arrays; parts with chunks of the same shape are submitted together.
 
     Parameters
     ----------
     submit : callable
-        ``submit(layouts, regions=, outputs=)`` of regular arrays of one geometry; a job for each region.
+        ``submit(layouts, regions=, owners=)`` of regular arrays of one geometry; a job for each region.
     layouts : sequence of ArrayLayout
         The arrays.
     regions : Regions
         Regions of these arrays, and their outputs.
-    outputs : sequence of arrays
-        The output of each region, or one for all.
+    owners : sequence
+        For each region, or one for all, the object that owns the memory of the output.
     """
-    jobs = [PartsJob(output) for output in outputs]
+    jobs = [PartsJob(owners[row if len(owners) > 1 else 0]) for row in range(len(regions))]
     parts_of_geometry: dict[object, list[tuple[int, RegularBox]]] = {}
     for row, number in enumerate(regions.array.tolist()):
         for part in cut_by_shape(layouts[number], regions.start[row].tolist(), regions.stop[row].tolist()):
             parts_of_geometry.setdefault(part.layout.geometry, []).append((row, part))
     try:
         for members in parts_of_geometry.values():
-            rows = [row for row, _ in members]
-            owners = [jobs[row if len(outputs) > 1 else 0] for row in rows]
             arrays, boxes = _boxes_of(regions, members)
-            submitted = submit(arrays, regions=boxes, outputs=[owner.output for owner in owners])
-            for owner, job, (_, part) in zip(owners, submitted, members, strict=True):
-                owner.add(job, part.layout)
+            submitted = submit(arrays, regions=boxes, owners=[jobs[row].output for row, _ in members])
+            for number, (row, part) in enumerate(members):
+                jobs[row].add(submitted.job(number, jobs[row].output), part.layout)
     except BaseException:
         for job in jobs:  # nothing may write to outputs of a call that has raised
             job.cancel()
         for job in jobs:
             job.wait()
         raise
-    return jobs
+    return JobList(jobs)
 
 
 def _boxes_of(regions: Regions, members: Sequence[tuple[int, RegularBox]]) -> tuple[list[ArrayLayout], Regions]:

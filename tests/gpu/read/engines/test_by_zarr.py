@@ -18,11 +18,12 @@ from zarr.codecs import numcodecs as numcodecs_v3
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader, read_zarr
 from linumpy.gpu.read.engines import by_zarr
-from linumpy.gpu.read.outputs import Regions, with_all_axes
+from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import gpu_mode
 from tests.support.gpu import fake_cupy
+from tests.support.regions import into_rows
 
 SHAPE, CHUNKS = (20, 30, 25), (8, 7, 9)
 
@@ -74,13 +75,15 @@ def test_random_regions_and_casts(array):
         assert reader.stats().jobs == 4 * 11 + 1
 
 
-def test_rows_are_one_job(array):
+def test_regions_into_rows(array):
     path, values = array
     out = np.full((4, 9, 9), 55, "f4")
     regions = np.array([[[0, 9], [2, 3], [5, 14]], [[11, 20], [29, 30], [20, 25]]])
     with Reader(device="cpu") as reader:
-        reader.submit_rows(path, regions, out, np.array([3, 0]), [True, False, True]).result()
-        reader.submit_rows(path, regions[:0], out, np.array([], int), [True, False, True]).result()
+        layouts = [reader.layout_of(path)]
+        kept = [True, False, True]
+        reader.submit_regions(layouts, into_rows(regions, out, [3, 0], kept), "f4", out).result()
+        reader.submit_regions(layouts, into_rows(regions[:0], out, [], kept), "f4", out).result()
     np.testing.assert_array_equal(out[3], values[0:9, 2, 5:14])
     np.testing.assert_array_equal(out[0, :, :5], values[11:20, 29, 20:25])
     assert (out[[1, 2]] == 55).all()
@@ -103,7 +106,7 @@ def test_a_folder_that_is_gone_is_no_fill_value(array):
         layout = reader.layout_of(path)
         shutil.rmtree(path)
         with pytest.raises(ChunkError, match="is the folder gone"):
-            reader.submit_layout(layout).result()
+            reader.submit(layout).result()
 
 
 def test_nor_is_one_that_is_emptied_while_it_is_read(array, monkeypatch):
@@ -240,14 +243,12 @@ def test_on_a_device_the_copy_waits_for_the_caller_and_is_over_with_the_job(arra
     whole, planes = device.cupy.full(SHAPE, 55, "f4"), device.cupy.full((SHAPE[2], SHAPE[1]), 55, "f4")
     ready = device.stream.record()
     start, stop = np.array([[0, 0, 0], [3, 0, 0]]), np.array([SHAPE, [4, *SHAPE[1:]]])
-    views = [whole, with_all_axes(planes.transpose(1, 0), np.array([False, True, True]), stop[1] - start[1])]
-    nothing = np.zeros(2, np.int64)
-    jobs = engine.submit(
-        [layout], conversion, Regions(nothing, start, stop, np.zeros((2, 3)), nothing), [whole, planes], ready, views
-    )
-    for job in jobs:
-        job.wait()
-        assert job.error(layout) is None
+    strides = np.array([whole.strides, (0, *planes.strides[::-1])])
+    addresses = np.array([whole.data.ptr, planes.data.ptr])
+    regions = Regions(np.zeros(2, np.int64), start, stop, strides, addresses)
+    jobs = engine.submit([layout], conversion, regions, [whole, planes], ready)
+    jobs.wait()
+    assert not jobs.failed()
     np.testing.assert_array_equal(whole.host, values)  # not synchronized: the job has waited
     np.testing.assert_array_equal(planes.host.T, values[3])
     device.default_stream.synchronize()  # what the caller had queued before comes before the copy

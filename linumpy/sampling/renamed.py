@@ -1,4 +1,4 @@
-"""Old names of parameters: they still work, with a warning."""
+"""Names of parameters in the fixed interface of samplers: they work beside this package's names, with a warning."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ Result = TypeVar("Result")
 
 
 def renamed_parameter(old: str, new: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorate a function so that it also takes a keyword parameter by its old name.
-
-    A call with the old name gives a ``FutureWarning``. If it raises a ``TypeError`` or ``ValueError`` whose message
-    begins with the new name, the message gets the old name, which the caller typed. A call with both names is a
-    ``TypeError``.
-    """
+    """Decorate a function so that it also takes a keyword parameter by its old name, with a ``FutureWarning``."""
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
@@ -28,12 +23,7 @@ def renamed_parameter(old: str, new: str) -> Callable[[Callable[Parameters, Resu
                 raise TypeError(f"{old}= is the old name of {new}=: pass only {new}=")
             warnings.warn(f"{old}= is called {new}= now", FutureWarning, stacklevel=2)
             options[new] = options.pop(old)
-            try:
-                return function(*args, **options)
-            except (TypeError, ValueError) as error:
-                if not str(error).startswith(f"{new}="):
-                    raise
-                raise type(error)(old + str(error).removeprefix(new)) from error
+            return function(*args, **options)
 
         return call
 
