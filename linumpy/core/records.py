@@ -13,7 +13,6 @@ import numpy as np
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
-from linumpy.core.requests import number_of
 from linumpy.errors import ChunkError, StaleLayoutError
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.codecs import DecodeChain
@@ -88,6 +87,8 @@ def array_record(layout: ArrayLayout) -> native.Array:
     """Return the record of where the chunks of an array are stored."""
     prefix, separator = layout.chunk_path
     if layout.remote is not None:
+        from linumpy.core.requests import number_of  # only for object stores
+
         record = native.Array(prefix.encode(), separator.encode(), metadata_path(layout).encode())
         record.store = number_of(layout.remote.objects)
         return record

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.engines.by_zarr import why_unsupported
+from linumpy.gpu.read.engines.by_zarr import is_left_to_zarr
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.report import ReadReport
@@ -117,8 +117,7 @@ def read_request(
         The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
     plan, compiled_before = request.plan, compiled()
-    layout = plan.layout
-    by_zarr = layout.unsupported is not None or bool(why_unsupported(layout))
+    layout, by_zarr = plan.layout, is_left_to_zarr(plan.layout)
     with requests.device_of(request) as device:
         requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
         direct, gds = False, "not used" if by_zarr else "not used (an object store)"

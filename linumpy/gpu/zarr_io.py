@@ -22,12 +22,9 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
-from linumpy.gpu.read import fallback
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.engines.by_zarr import array_of, why_unsupported
-from linumpy.gpu.read.fallback import gpu_zarr_context
+from linumpy.gpu.read.engines.by_zarr import array_of, is_left_to_zarr, why_unsupported
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport
@@ -37,10 +34,8 @@ from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import ReadPlan, plan_read
-from linumpy.plan.read.shares import cut_for_devices
 
 __all__ = [
-    "gpu_zarr_context",
     "plan_zarr_read",
     "read_zarr",
     "read_zarr_to_gpu",
@@ -256,14 +251,17 @@ def read_zarr_to_gpu(
         verify_region(plan)
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
-        request = _request(plan, dtype, out, scratch_bytes)
+        layout = plan.layout
         if backend == "zarr-gpu":
-            return _read_by_zarr(request, begin)
-        if (strict or backend == LINUMPY) and (reason := why_unsupported(plan.layout)):
-            raise requests.unsupported_error(plan.layout, reason)
-        return _read(request, begin, timed=return_report)
+            plan = replace(plan, layout=replace(layout, unsupported="", array=array_of(layout)))
+        elif (strict or backend == LINUMPY) and (reason := why_unsupported(layout)):
+            raise requests.unsupported_error(layout, reason)
+        return _read(_request(plan, dtype, out, scratch_bytes), begin, timed=return_report)
 
     if isinstance(device, Sequence):
+        from linumpy.gpu.devices import checked_devices, on_each
+        from linumpy.plan.read.shares import cut_for_devices
+
         numbers = checked_devices(device)
         shares = [replace(plan, region=share) for share in cut_for_devices(plan.layout, plan.region, len(numbers))]
         results, reports = zip(*on_each(numbers, lambda position: read(shares[position])), strict=True)
@@ -298,24 +296,13 @@ def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnRe
 def _read(
     request: requests.ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
 ) -> tuple[Any, ReadReport]:
-    """Read by linumpy's reader, or in zarr's GPU mode where only that reads to the device at once."""
-    if (reason := why_unsupported(request.plan.layout)) and not _why_not_gpu_mode(request):
-        return fallback.read_in_gpu_mode(request, begin, reason)
+    """Read by a reader, or in zarr's GPU mode where linumpy's reader does not support the array and that mode does."""
+    plan, device = request.plan, requests.device_of(request).id
+    if is_left_to_zarr(plan.layout) and not why_not_gpu_mode(plan.layout, plan.region, request.dtype, device):
+        from linumpy.gpu.read.fallback import read_in_gpu_mode
+
+        return read_in_gpu_mode(request, begin, why_unsupported(plan.layout))
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
-
-
-def _read_by_zarr(request: requests.ReadRequest, begin: float) -> tuple[Any, ReadReport]:
-    """Read by zarr-python because the caller wants it."""
-    if not _why_not_gpu_mode(request):
-        return fallback.read_in_gpu_mode(request, begin, "")
-    layout = request.plan.layout
-    plan = replace(request.plan, layout=replace(layout, unsupported="", array=array_of(layout)))
-    return kvikio_zarr.read_request(replace(request, plan=plan), begin, timed=False)
-
-
-def _why_not_gpu_mode(request: requests.ReadRequest) -> str | None:
-    device = requests.device_of(request).id
-    return why_not_gpu_mode(request.plan.layout, request.plan.region, request.dtype, device)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
@@ -341,8 +328,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         blocks of as many chunks or shards as fit into 128 MiB, at least one.
     device : {"auto", "cuda", "cpu"}
         ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
-        :func:`read_zarr`. ``"auto"`` depends on this process, so
-        workers must have the same kind of device.
+        :func:`read_zarr`. ``"auto"`` depends on this process, so workers must have the same kind of device.
 
     Returns
     -------

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array, is_device_array, to_host
+from linumpy.checks import is_integer
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.plan.boundary import MODES
 
@@ -40,7 +41,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 def check_spline(order: object, mode: object) -> str:
     """Refuse an order or mode that SciPy does not have; return SciPy's first name of the mode."""
-    if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
+    if not is_integer(order) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
     if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
         raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join((*MODES, *SYNONYMS))}")

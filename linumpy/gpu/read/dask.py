@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import zarr
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 from linumpy.device import resolve
 from linumpy.gpu.read.request import check_elements, new_array
 from linumpy.io.layout import read_layout
@@ -142,7 +142,7 @@ def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
 
 
 def _is_size(size: object) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and (int(size) > 0 or int(size) == -1)
+    return is_integer(size) and (size > 0 or size == -1)
 
 
 def _default_block(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

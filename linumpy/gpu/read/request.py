@@ -6,13 +6,13 @@ the value; :class:`~linumpy.errors.DeviceMemoryError`.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import bits_of, is_device_array, is_small
+from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
@@ -94,9 +94,7 @@ def check_elements(layout: ArrayLayout) -> None:
 
 def check_scratch(scratch_bytes: Any) -> int:
     """Return `scratch_bytes` as an int; raise if it is no whole number or too small."""
-    if isinstance(scratch_bytes, bool) or not hasattr(scratch_bytes, "__index__"):
-        raise TypeError(f"scratch_bytes={scratch_bytes!r}: a whole number of bytes is needed")
-    scratch = operator.index(scratch_bytes)
+    scratch = integer("scratch_bytes", scratch_bytes, meaning="a whole number of bytes")
     if scratch < MIN_SCRATCH_BYTES:
         raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
     return scratch

@@ -264,6 +264,11 @@ def why_unsupported(layout: ArrayLayout) -> str:
     return native.why_not_decoded(layout.chain) or ""
 
 
+def is_left_to_zarr(layout: ArrayLayout) -> bool:
+    """Say whether linumpy's reader does not support an array, or the caller wants zarr-python."""
+    return layout.unsupported is not None or bool(why_unsupported(layout))
+
+
 def _why_not_core(layout: ArrayLayout) -> str:
     """Return why zarr-python reads an array: it is not supported, or needs a filter that only the host decodes."""
     if (reason := why_unsupported(layout)) or layout.unsupported is not None:

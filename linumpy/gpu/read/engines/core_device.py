@@ -11,7 +11,7 @@ import logging
 import threading
 from concurrent.futures import wait
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare, prepare_beside
-from linumpy.gpu.read.engines.direct import DirectReads
 from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
@@ -28,6 +27,9 @@ from linumpy.plan.decode.placement import may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
 from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, padded_nbytes, records_nbytes
 from linumpy.plan.layout import ArrayLayout
+
+if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.direct import DirectReads
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,11 @@ class CoreDevice:
     ) -> None:
         self._cupy, self.number, self.limits = cupy, device, limits
         self._cache_bytes = cache_bytes
-        self.direct = DirectReads(cupy, device) if direct else None
+        self.direct: DirectReads | None = None
+        if direct:
+            from linumpy.gpu.read.engines import direct as direct_reads  # only for GPUDirect Storage
+
+            self.direct = direct_reads.DirectReads(cupy, device)
         self._timed = timed
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
