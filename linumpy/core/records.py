@@ -67,14 +67,8 @@ def geometry_record(layout: ArrayLayout) -> native.Geometry:
 def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.Batch:
     """Return a batch without regions, with the fields that all batches of arrays of one geometry share.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        One of the arrays.
-    target : int
-        Code of the dtype of the outputs, in :data:`linumpy.core.native.DTYPE_CODES`.
-    fill : numpy.ndarray of uint8, (16,)
-        Bytes of the fill value as an element of the outputs, and padding.
+    `target`: code of the dtype of the outputs, in :data:`linumpy.core.native.DTYPE_CODES`. `fill` (uint8, (16,)): bytes
+    of the fill value as an element of the outputs, and padding.
     """
     return native.Batch(
         geometry=ctypes.pointer(geometry_record(layout)),

@@ -38,15 +38,7 @@ Chunks = int | Sequence[int] | None
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Reads blocks of one array; a small object that is pickled to every worker.
-
-    Attributes
-    ----------
-    path : str
-        Path of the array.
-    reader : callable
-        Reads a block.
-    """
+    """Reads blocks of one array; a small object that is pickled to every worker."""
 
     path: str
     reader: RegionReader
@@ -114,19 +106,11 @@ def _lengths(length: int, block: int) -> tuple[int, ...]:
 def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
     """Choose the shape of blocks.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        How the array is stored.
-    chunks : None, int, or sequence of int
-        Wanted shape; -1 for a whole axis, one number for all axes. By default whole stored objects of at most 128 MiB
-        together, as cubic as possible.
+    `layout`: how the array is stored. `chunks`: wanted shape; -1 for a whole axis, one number for all axes. By default
+    whole stored objects of at most 128 MiB together, as cubic as possible.
 
-    Raises
-    ------
-    ValueError
-        Blocks that would cut a stored object, so that two workers would read it; `chunks` that are not one size of 1
-        or more, or -1, for each axis.
+    `ValueError`: Blocks that would cut a stored object, so that two workers would read it; `chunks` that are not one
+    size of 1 or more, or -1, for each axis.
     """
     stored, shape = layout.object_shape, layout.shape
     if chunks is None:

@@ -31,13 +31,8 @@ _MAX_TEMPLATES = 1024
 class CoreEngine:
     """The native core, for one device or for host memory.
 
-    Parameters
-    ----------
-    threads : int
-        Threads of the host among which work is divided.
-    device : CoreDevice, optional
-        Device of the outputs; by default they are in host memory. It must be current in the constructor and in
-        :meth:`submit`.
+    `threads`: threads of the host among which work is divided. `device`: device of the outputs; by default they are in
+    host memory. It must be current in the constructor and in :meth:`submit`.
     """
 
     def __init__(self, threads: int, device: CoreDevice | None) -> None:
@@ -58,27 +53,13 @@ class CoreEngine:
     ) -> Jobs:
         """Submit regions, each as a job.
 
-        Parameters
-        ----------
-        layouts : list of ArrayLayout
-            Arrays of one geometry.
-        conversion : Conversion
-            Conversion from their elements to elements of the outputs.
-        regions : Regions
-            Regions of these arrays, and their outputs.
-        owners : sequence
-            For each region, or one for all, the object that owns the memory of the output.
-        ready : cupy.cuda.Event, optional
-            Outputs on a device are written after this event.
-        looks : sequence of MetadataLook or None, optional
-            Metadata files of each array, which the core checks before it reads chunks; not those of rectilinear arrays.
-        timed : bool
-            Whether to measure the times of kernels.
+        `conversion`: conversion from their elements to elements of the outputs. `regions`: regions of these arrays, and
+        their outputs. `owners`: for each region, or one for all, the object that owns the memory of the output.
+        `ready`: outputs on a device are written after this event. `looks`: metadata files of each array, which the core
+        checks before it reads chunks; not those of rectilinear arrays. `timed`: whether to measure the times of
+        kernels.
 
-        Raises
-        ------
-        MemoryError
-            The device memory for slots does not fit.
+        `MemoryError`: The device memory for slots does not fit.
         """
         if layouts[0].lengths is not None:
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)

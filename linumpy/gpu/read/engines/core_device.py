@@ -52,20 +52,8 @@ _BASE, _STATUS = 2**40, 2**50
 class CoreDevice:
     """Memory, kernels and plans for one device, which must be current in all calls.
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy.
-    device : int
-        Number of the device.
-    limits : Limits
-        Limits of slabs.
-    cache_bytes : int
-        Memory for cached chunks.
-    direct : bool
-        Whether stored bytes go to the device by GPUDirect Storage.
-    timed : bool
-        Whether to measure the times of all kernels.
+    `direct`: whether stored bytes go to the device by GPUDirect Storage. `timed`: whether to measure the times of all
+    kernels.
     """
 
     def __init__(
@@ -119,10 +107,7 @@ class CoreDevice:
     def give_memory(self, reader: CoreReader) -> None:
         """Allocate memory for the slots and the cache, for the first job of a reader.
 
-        Raises
-        ------
-        MemoryError
-            The memory for slots does not fit.
+        `MemoryError`: The memory for slots does not fit.
         """
         if self._is_given:
             return
@@ -283,12 +268,8 @@ class CoreDevice:
     def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
         """Fit a slab into one slot of device memory, or all slots, or, for long zstd chunks, separate memory.
 
-        Returns
-        -------
-        Slot or None
-            The layout of the slab; None if not even one chunk fits.
-        int
-            Number of slots that a slab takes; 0 for separate memory, or if nothing fits.
+        Returns: (1) The layout of the slab; None if not even one chunk fits. (2) Number of slots that a slab takes; 0
+        for separate memory, or if nothing fits.
         """
         limits = self.limits
         # Bytes of a slab, slabs on the device at a time, and slots of a slab.
