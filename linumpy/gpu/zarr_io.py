@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import zarr
 from numpy.typing import DTypeLike
 
@@ -41,7 +40,6 @@ __all__ = [
     "read_zarr_to_gpu",
     "read_zarr_via_kvikio",
     "read_zarr_via_zarr_gpu",
-    "zarr_to_dask",
 ]
 
 _BACKENDS = ("auto", LINUMPY, "zarr-gpu")
@@ -312,72 +310,3 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
     except GpuUnavailableError as error:
         advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
-
-
-def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
-    """Make a dask array of a Zarr array; each block is read by the worker that needs it.
-
-    Parameters
-    ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        In a local folder that the workers see; otherwise as for :func:`read_zarr_to_gpu`.
-    level : int
-        Resolution level of an OME-Zarr image; 0 is the finest.
-    chunks : int or sequence of int, optional
-        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default
-        blocks of as many chunks or shards as fit into 128 MiB, at least one.
-    device : {"auto", "cuda", "cpu"}
-        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
-        :func:`read_zarr`. ``"auto"`` depends on this process, so workers must have the same kind of device.
-
-    Returns
-    -------
-    dask.array.Array
-        Axes in the order of the array, dtype in this machine's byte order, ``_meta`` of the kind of the blocks. Its
-        name is the same for the same array and blocks. The graph holds a path and the corners of blocks, nothing else.
-
-    Raises
-    ------
-    ImportError
-        dask is not installed.
-    FileNotFoundError, SourceError
-        No such path; neither an array nor an OME-Zarr image; not in a local folder.
-    ValueError
-        `chunks` that would cut a chunk or a shard, or that are not one size of 1 or more, or -1, for each axis.
-    GpuUnavailableError
-        ``device="cuda"`` and there is none here.
-
-    Notes
-    -----
-    dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
-    ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
-
-    linumpy's functions work on blocks: `project` along an axis that one block spans,
-    `resize` by a whole factor without smoothing, and with ``map_overlap`` filters whose halo is known (16 voxels for
-    `spline_filter` in float32; for `resize` that smooths, the Gaussian's 4 sigma). dask cannot try them on its empty
-    arrays: describe the result by ``meta=``.
-
-    Examples
-    --------
-    >>> from linumpy.gpu import zarr_to_dask
-    >>> volume = zarr_to_dask("brain.ome.zarr", level=1)  # doctest: +SKIP
-    >>> volume.mean(axis=0).compute()  # doctest: +SKIP
-
-    Half the voxels along each axis, block by block, and a projection:
-
-    >>> def half(block):
-    ...     return resize(block, [n // 2 for n in block.shape], anti_aliasing=False)
-    >>> chunks = [[n // 2 for n in sizes] for sizes in volume.chunks]  # doctest: +SKIP
-    >>> volume.map_blocks(half, chunks=chunks, meta=volume._meta.astype("f4"))  # doctest: +SKIP
-    >>> columns = zarr_to_dask("brain.ome.zarr", chunks=(-1, 256, 256))  # doctest: +SKIP
-    >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
-    >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
-    """
-    from linumpy.gpu.read import dask as zarr_dask
-
-    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu, _read_to_host)
-
-
-def _read_to_host(source: Source, *, region: Any) -> np.ndarray:
-    block: np.ndarray = read_zarr(source, region=region, device="cpu")
-    return block

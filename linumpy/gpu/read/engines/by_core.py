@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.engines.core_device import CoreDevice
-from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
 from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
@@ -23,6 +23,9 @@ from linumpy.gpu.read.stats import ReaderStats, Times
 from linumpy.gpu.read.ticket import Jobs
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
+
+if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.parts import PartsJob
 
 #: Maximum cached records of geometries and conversions.
 _MAX_TEMPLATES = 1024
@@ -62,6 +65,8 @@ class CoreEngine:
         `MemoryError`: The device memory for slots does not fit.
         """
         if layouts[0].lengths is not None:
+            from linumpy.gpu.read.engines.parts import submit_parts  # only for rectilinear arrays
+
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
             return submit_parts(submit, layouts, regions, owners)
         on_device = self._device_record(layouts[0], conversion, ready, timed=timed)
