@@ -25,12 +25,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None, *, meaning: str = "") -> int:
     """Return an integer, from `low` to `high`, as Python's int.
 
-    Raises
-    ------
-    TypeError
-        A boolean, or another type than integers.
-    ValueError
-        A number below `low` or above `high`.
+    `TypeError`: A boolean, or another type than integers. `ValueError`: A number below `low` or above `high`.
     """
     needed = meaning or "an integer"
     if low is not None or high is not None:

@@ -154,10 +154,7 @@ def requested_kind(kind: str | None) -> str:
 def require_cuda(device_id: int | None = None) -> ModuleType:
     """Return CuPy if a CUDA device can be used.
 
-    Raises
-    ------
-    GpuUnavailableError
-        Names what is missing and, for a missing package, the command that installs it.
+    `GpuUnavailableError`: Names what is missing and, for a missing package, the command that installs it.
     """
     missing = why_no_cuda(device_id)
     if missing is not None:
@@ -210,17 +207,10 @@ def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], C
 
     They return an array unchanged if it is in the right memory.
 
-    Parameters
-    ----------
-    array : numpy.ndarray or cupy.ndarray
-        An input of the computation.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of `array`.
+    `array`: an input of the computation. `use_gpu`: True computes on the GPU, False on the CPU; by default on the
+    device of `array`.
 
-    Raises
-    ------
-    GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+    `GpuUnavailableError`: `use_gpu` is True and there is no CUDA device.
     """
 
     def copy_to(is_gpu: bool) -> Callable[[Any], Any]:

@@ -51,21 +51,11 @@ _VARIABLES = (
 class GdsVerdict:
     """The path of bytes from one folder to the GPU.
 
-    Attributes
-    ----------
-    path : str
-        One of :data:`PATHS`.
-    reasons : tuple of str
-        The reasons for this path; if it is not native, the obstacles to a native path.
-    both_native : bool
-        Whether both native paths, ``"nvidia-fs"`` and ``"p2pdma"``, are available.
-    native : tuple of str
-        The native paths that are available.
-    folder : str
-        The folder that the verdict is about: the path itself, or the nearest existing folder above it; for a URL, or a
-        path that cannot be reached, the path as it was passed.
-    source : str
-        The path of the script, or ``"none"`` if no script was run.
+    `path`: one of :data:`PATHS`. `reasons`: the reasons for this path; if it is not native, the obstacles to a native
+    path. `both_native`: whether both native paths, ``"nvidia-fs"`` and ``"p2pdma"``, are available. `native`: the
+    native paths that are available. `folder`: the folder that the verdict is about: the path itself, or the nearest
+    existing folder above it; for a URL, or a path that cannot be reached, the path as it was passed. `source`: the path
+    of the script, or ``"none"`` if no script was run.
     """
 
     path: str
@@ -111,21 +101,12 @@ def gds_verdict(
 ) -> GdsVerdict:
     """Find out how bytes get from a file or folder into GPU memory.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        A file or a folder, also as a ``file://`` URL. If it does not exist, the nearest existing folder above it is
-        used, which is on the same file system.
-    gpu : int or str, optional
-        One GPU: its index in PCI order, or its PCI address such as ``"0000:65:00.0"`` (CuPy's ``Device.pci_bus_id``).
-        By default every NVIDIA GPU must qualify.
-    timeout : float
-        Seconds after which the answer is ``"unknown"``.
+    `path`: a file or a folder, also as a ``file://`` URL. If it does not exist, the nearest existing folder above it is
+    used, which is on the same file system. `gpu`: one GPU: its index in PCI order, or its PCI address such as
+    ``"0000:65:00.0"`` (CuPy's ``Device.pci_bus_id``). By default every NVIDIA GPU must qualify. `timeout`: seconds
+    after which the answer is ``"unknown"``.
 
-    Returns
-    -------
-    GdsVerdict
-        Cached for each file system, folder, GPU and environment, except after a timeout.
+    Returns: Cached for each file system, folder, GPU and environment, except after a timeout.
     """
     text = os.fsdecode(path)
     if "://" in text:

@@ -20,24 +20,12 @@ def write_files(
 ) -> None:
     """Write files one after another in the calling thread, each from contiguous bytes.
 
-    Parameters
-    ----------
-    paths : sequence of str
-        Paths in folders that exist; existing files are overwritten.
-    data : numpy.ndarray of uint8
-        The bytes of all files, C-contiguous.
-    bounds : numpy.ndarray of int64, (count, 2)
-        Begin and end of the bytes of each file in `data`.
-    with_checksum : bool
-        Whether to append the CRC-32C of its bytes to each file.
-    suffix : str
-        Suffix of the name under which a file is written; the file is renamed to its path when it is complete. Empty to
-        write to the path.
+    `paths`: paths in folders that exist; existing files are overwritten. `data` (uint8): the bytes of all files,
+    C-contiguous. `bounds` (int64, (count, 2)): begin and end of the bytes of each file in `data`. `with_checksum`:
+    whether to append the CRC-32C of its bytes to each file. `suffix`: suffix of the name under which a file is written;
+    the file is renamed to its path when it is complete. Empty to write to the path.
 
-    Raises
-    ------
-    OSError
-        A file cannot be written; the error names it, and later files are not written.
+    `OSError`: A file cannot be written; the error names it, and later files are not written.
     """
     assert data.dtype == np.uint8
     assert data.flags.c_contiguous
@@ -56,10 +44,7 @@ def list_files(folder: str) -> bytes:
     Paths are relative to the folder, and the entries of each folder are sorted by name. The modification time is in
     nanoseconds. Files that were removed but are still open on NFS (``.nfs…``) are left out.
 
-    Raises
-    ------
-    OSError
-        A folder or file cannot be read; the error names `folder`.
+    `OSError`: A folder or file cannot be read; the error names `folder`.
     """
     text, nbytes = ctypes.c_void_p(), ctypes.c_int64()
     waiting = library().waiting

@@ -311,14 +311,9 @@ _WAITING: _Signatures = {
 class Library:
     """The loaded core.
 
-    Attributes
-    ----------
-    quick : ctypes.PyDLL
-        Functions that return at once, under Python's lock.
-    waiting : ctypes.CDLL
-        Functions that wait or decode, without Python's lock.
-    opened, missing : dict of str to str
-        Path and version of the library of each of :data:`DECODERS`, or why it cannot be loaded.
+    `quick`: functions that return at once, under Python's lock. `waiting`: functions that wait or decode, without
+    Python's lock. `opened`, `missing`: path and version of the library of each of :data:`DECODERS`, or why it cannot be
+    loaded.
     """
 
     def __init__(self, path: str) -> None:
@@ -374,10 +369,7 @@ def why_no_core() -> str | None:
 def library() -> Library:
     """Return the native core.
 
-    Raises
-    ------
-    CoreUnavailableError
-        The core was not built, has another interface, or is switched off.
+    `CoreUnavailableError`: The core was not built, has another interface, or is switched off.
     """
     reason, loaded = why_no_core(), _load()[0]
     if loaded is None or reason is not None:

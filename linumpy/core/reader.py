@@ -57,19 +57,11 @@ def takes(layout: ArrayLayout) -> bool:
 class CoreReader:
     """Reads regions of Zarr arrays; several threads may call it.
 
-    Parameters
-    ----------
-    threads : int
-        Number of threads among which work is divided; the threads belong to the process.
-    device : Device, optional
-        Record of the device that holds the outputs; by default outputs are in host memory.
+    `threads`: number of threads among which work is divided; the threads belong to the process. `device`: record of the
+    device that holds the outputs; by default outputs are in host memory.
 
-    Raises
-    ------
-    CoreUnavailableError
-        The native core cannot be used.
-    RuntimeError
-        The core cannot start a reader; the message gives the reason.
+    `CoreUnavailableError`: The native core cannot be used. `RuntimeError`: The core cannot start a reader; the message
+    gives the reason.
     """
 
     def __init__(self, threads: int, device: native.Device | None = None) -> None:
@@ -88,12 +80,8 @@ class CoreReader:
     def give_memory(self, slabs: int, kept: int = 0, kept_nbytes: int = 0) -> None:
         """Give the core its device memory before the first batch.
 
-        Parameters
-        ----------
-        slabs : int
-            Address of the memory for slabs.
-        kept, kept_nbytes : int
-            Address and bytes of the memory for kept chunks; 0 for none.
+        `slabs`: address of the memory for slabs. `kept`, `kept_nbytes`: address and bytes of the memory for kept
+        chunks; 0 for none.
         """
         self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
 
@@ -110,29 +98,16 @@ class CoreReader:
     ) -> CoreJobs:
         """Submit regions of arrays of one geometry, each as a job.
 
-        Parameters
-        ----------
-        layouts : sequence of ArrayLayout
-            The arrays, with equal :attr:`~linumpy.plan.layout.ArrayLayout.geometry`.
-        template : Batch
-            Fields common to all regions: see :func:`~linumpy.core.records.batch_record`. The caller keeps it.
-        regions : tuple of numpy.ndarray of int64
-            See :data:`RegionColumns`.
-        owners : sequence
-            For each job, or one for all, the object that owns the memory of the output; it is kept until the job, or
-            all jobs, are over.
-        looks : sequence of MetadataLook or None, optional
-            Stamps of the metadata files of each array. The core compares them when it plans. If a file has changed, the
-            jobs of the array fail with :class:`~linumpy.errors.StaleLayoutError`.
-        on_device : OnDevice, optional
-            For outputs on a device: the kernels, and the event after which outputs may be written.
-        ready : object
-            Object that owns the records of `on_device`; it is kept, like the layouts, until the jobs are over.
+        `layouts`: the arrays, with equal :attr:`~linumpy.plan.layout.ArrayLayout.geometry`. `template`: fields common
+        to all regions: see :func:`~linumpy.core.records.batch_record`. The caller keeps it. `regions` (tuple of
+        numpy.ndarray of int64): see :data:`RegionColumns`. `owners`: for each job, or one for all, the object that owns
+        the memory of the output; it is kept until the job, or all jobs, are over. `looks`: stamps of the metadata files
+        of each array. The core compares them when it plans. If a file has changed, the jobs of the array fail with
+        :class:`~linumpy.errors.StaleLayoutError`. `on_device`: for outputs on a device: the kernels, and the event
+        after which outputs may be written. `ready`: object that owns the records of `on_device`; it is kept, like the
+        layouts, until the jobs are over.
 
-        Raises
-        ------
-        MemoryError
-            There is no memory for the batch.
+        `MemoryError`: There is no memory for the batch.
         """
         record, kept_alive = self._batch(layouts, template, regions, looks, on_device)
         # Jobs are created before they are submitted: an interrupt right after that must not free outputs that the core
@@ -242,12 +217,8 @@ class CoreJobs:
 
     They are waited for together, or one by one as :meth:`job`.
 
-    Attributes
-    ----------
-    pointers : Pointers
-        The core's handles of the jobs.
-    owned : list
-        For each job, or for all jobs together, the objects that the core uses, such as the output; None if it is over.
+    `pointers`: the core's handles of the jobs. `owned`: for each job, or for all jobs together, the objects that the
+    core uses, such as the output; None if it is over.
     """
 
     __slots__ = ("__weakref__", "key", "owned", "pointers", "quick", "reader")
@@ -275,10 +246,7 @@ class CoreJobs:
     def wait(self) -> None:
         """Wait until all jobs are over, while Python handles signals; if they are over, keep Python's lock.
 
-        Raises
-        ------
-        RuntimeError
-            The interpreter is ending, and the jobs were not finished.
+        `RuntimeError`: The interpreter is ending, and the jobs were not finished.
         """
         wait = self.reader._library.waiting.lc_wait_jobs
         while not self.done():
@@ -339,10 +307,7 @@ def _release_deleted() -> None:
 class CoreJob:
     """One job of a reader; it is over when its output is complete, or when it has failed or was cancelled.
 
-    Attributes
-    ----------
-    output : object
-        Object that owns the memory of the output.
+    `output`: object that owns the memory of the output.
     """
 
     __slots__ = ("_batch", "_number", "output")
@@ -367,10 +332,7 @@ class CoreJob:
     def wait(self) -> None:
         """Wait until the job is over, while Python handles signals.
 
-        Raises
-        ------
-        RuntimeError
-            The interpreter is ending, and the job was not finished.
+        `RuntimeError`: The interpreter is ending, and the job was not finished.
         """
         while not self.done():
             if self._batch.reader._library.waiting.lc_wait_job(self._pointer, _WAIT_SECONDS) < 0:

@@ -13,7 +13,6 @@ import numpy as np
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
-from linumpy.core.requests import number_of
 from linumpy.errors import ChunkError, StaleLayoutError
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.codecs import DecodeChain
@@ -68,14 +67,8 @@ def geometry_record(layout: ArrayLayout) -> native.Geometry:
 def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.Batch:
     """Return a batch without regions, with the fields that all batches of arrays of one geometry share.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        One of the arrays.
-    target : int
-        Code of the dtype of the outputs, in :data:`linumpy.core.native.DTYPE_CODES`.
-    fill : numpy.ndarray of uint8, (16,)
-        Bytes of the fill value as an element of the outputs, and padding.
+    `target`: code of the dtype of the outputs, in :data:`linumpy.core.native.DTYPE_CODES`. `fill` (uint8, (16,)): bytes
+    of the fill value as an element of the outputs, and padding.
     """
     return native.Batch(
         geometry=ctypes.pointer(geometry_record(layout)),
@@ -88,6 +81,8 @@ def array_record(layout: ArrayLayout) -> native.Array:
     """Return the record of where the chunks of an array are stored."""
     prefix, separator = layout.chunk_path
     if layout.remote is not None:
+        from linumpy.core.requests import number_of  # only for object stores
+
         record = native.Array(prefix.encode(), separator.encode(), metadata_path(layout).encode())
         record.store = number_of(layout.remote.objects)
         return record

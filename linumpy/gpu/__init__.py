@@ -10,9 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from linumpy.gpu.read.fallback import gpu_zarr_context
     from linumpy.gpu.read.reader import Reader
     from linumpy.gpu.read.shared import release
-    from linumpy.gpu.zarr_io import gpu_zarr_context, plan_zarr_read, read_zarr, read_zarr_to_gpu, zarr_to_dask
+    from linumpy.gpu.zarr_dask import zarr_to_dask
+    from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
 
 __all__ = [
     "Reader",
@@ -24,12 +26,18 @@ __all__ = [
     "zarr_to_dask",
 ]
 
+_MODULES = {
+    "Reader": "read.reader",
+    "gpu_zarr_context": "read.fallback",
+    "release": "read.shared",
+    "zarr_to_dask": "zarr_dask",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    modules = {"Reader": "read.reader", "release": "read.shared"}
-    value = getattr(importlib.import_module(f"{__name__}.{modules.get(name, 'zarr_io')}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'zarr_io')}"), name)
     globals()[name] = value
     return value
 

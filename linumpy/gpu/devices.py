@@ -25,17 +25,8 @@ _BUS = Path("/sys/bus/pci/devices")
 def checked_devices(devices: str | Iterable[int]) -> list[int]:
     """Check the devices that a caller names; return their numbers.
 
-    Parameters
-    ----------
-    devices : "all" or iterable of int
-        Numbers of CUDA devices.
-
-    Raises
-    ------
-    GpuUnavailableError
-        No CUDA device, or a number that no device has.
-    ValueError, TypeError
-        An empty list, a device twice, a negative number, or a value that is not a number.
+    `GpuUnavailableError`: No CUDA device, or a number that no device has. `ValueError`, `TypeError`: An empty list, a
+    device twice, a negative number, or a value that is not a number.
     """
     count = require_cuda().cuda.runtime.getDeviceCount()
     if isinstance(devices, str):
@@ -52,17 +43,9 @@ def checked_devices(devices: str | Iterable[int]) -> list[int]:
 def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
     """Call a function for each device, at the same time.
 
-    Parameters
-    ----------
-    devices : sequence of int
-        Numbers of CUDA devices.
-    work : callable
-        Called with the index of a device in `devices`, in a thread in which that device is current.
+    `work`: called with the index of a device in `devices`, in a thread in which that device is current.
 
-    Returns
-    -------
-    list
-        The result of each device, in the order of `devices`. The work that `work` queued on its stream has ended.
+    Returns: The result of each device, in the order of `devices`. The work that `work` queued on its stream has ended.
     """
     cupy = require_cuda()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()

@@ -27,18 +27,8 @@ SHARED = "linumpy.gpu.cuda"
 class KernelSpec:
     """A kernel and its definitions.
 
-    Attributes
-    ----------
-    source : str
-        File name of the source, without ``.cu``.
-    name : str
-        The ``extern "C"`` kernel.
-    defines : tuple of (str, str)
-        Preprocessor definitions: types, rank, mode; never a shape.
-    package : str
-        Package that contains the source.
-    flags : tuple of str
-        Further options of NVRTC.
+    `source`: file name of the source, without ``.cu``. `name`: the ``extern "C"`` kernel. `defines` (str, str):
+    preprocessor definitions: types, rank, mode; never a shape. `package`: package that contains the source.
     """
 
     source: str
@@ -117,10 +107,7 @@ def load(spec: KernelSpec) -> Any:
 def prepare(specs: Iterable[KernelSpec]) -> None:
     """Compile kernels in parallel, for CuPy's current device; :func:`load` then returns them at once.
 
-    Parameters
-    ----------
-    specs : iterable of KernelSpec
-        Kernels that will be used; kernels of one source with the same definitions are compiled together.
+    `specs`: kernels that will be used; kernels of one source with the same definitions are compiled together.
     """
     import cupy
 
@@ -175,12 +162,7 @@ def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
 class Uploaded:
     """A value that stays on a device between calls, such as tables.
 
-    Attributes
-    ----------
-    value : object
-        Arrays on the device, or in tests on the host.
-    event : cupy.cuda.Event or None
-        Recorded after the upload; None on the host.
+    `value`: arrays on the device, or in tests on the host. `event`: recorded after the upload; None on the host.
     """
 
     value: Any

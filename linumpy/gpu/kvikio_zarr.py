@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.engines.by_zarr import why_unsupported
+from linumpy.gpu.read.engines.by_zarr import is_left_to_zarr
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.report import ReadReport
@@ -68,10 +68,7 @@ class OwnReader:
     With the default limit, the reader that the process shares is used instead. Only one thread may use an `OwnReader`
     at a time.
 
-    Parameters
-    ----------
-    scratch_bytes : int or None
-        Maximum device memory beyond results; None for the default.
+    `scratch_bytes`: maximum device memory beyond results; None for the default.
     """
 
     def __init__(self, scratch_bytes: int | None) -> None:
@@ -100,25 +97,14 @@ def read_request(
 ) -> tuple[Any, ReadReport]:
     """Read a request by a reader; arrays that linumpy's reader does not support are read by zarr-python there.
 
-    Parameters
-    ----------
-    request : ReadRequest
-        What to read.
-    begin : float
-        ``time.perf_counter()`` at the start of the call, for the report.
-    timed : bool
-        Whether to time the kernels; the call then waits for the last kernel.
-    own : OwnReader, optional
-        The reader to use. By default the shared reader, or a temporary one if `request` has another limit.
+    `begin`: ``time.perf_counter()`` at the start of the call, for the report. `timed`: whether to time the kernels; the
+    call then waits for the last kernel. `own`: the reader to use. By default the shared reader, or a temporary one if
+    `request` has another limit.
 
-    Raises
-    ------
-    DeviceMemoryError
-        The result, or the memory that the reader has yet to allocate, does not fit into device memory.
+    `DeviceMemoryError`: The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
     plan, compiled_before = request.plan, compiled()
-    layout = plan.layout
-    by_zarr = layout.unsupported is not None or bool(why_unsupported(layout))
+    layout, by_zarr = plan.layout, is_left_to_zarr(plan.layout)
     with requests.device_of(request) as device:
         requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
         direct, gds = False, "not used" if by_zarr else "not used (an object store)"
@@ -144,16 +130,8 @@ def read_request(
 def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> tuple[np.ndarray, ReadReport]:
     """Read a plan into host memory, by the shared reader.
 
-    Parameters
-    ----------
-    plan : ReadPlan
-        What to read.
-    dtype : numpy.dtype
-        Of the result.
-    why : str
-        Why the result is in host memory, for the report.
-    begin : float
-        ``time.perf_counter()`` at the start of the call, for the report.
+    `why`: why the result is in host memory, for the report. `begin`: ``time.perf_counter()`` at the start of the call,
+    for the report.
     """
     planned = time.perf_counter()
     with shared_reader("cpu") as reader:

@@ -20,17 +20,9 @@ Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> Words:
     """Compute Philox4x32-10.
 
-    Parameters
-    ----------
-    counter : four arrays or ints
-        Words below 2^32, broadcast against each other.
-    key : (int, int)
-        Words below 2^32.
+    `counter`: words below 2^32, broadcast against each other. `key` (int, int): words below 2^32.
 
-    Returns
-    -------
-    four ndarray of uint64
-        Words below 2^32, as uint64 for further arithmetic.
+    Returns: Words below 2^32, as uint64 for further arithmetic.
     """
     shape = np.broadcast_shapes(*(np.shape(word) for word in counter))
     c0, c1, c2, c3, spare = (np.empty(shape, np.uint64) for _ in range(5))

@@ -22,12 +22,8 @@ _WITHOUT_FRACTION = 2.0**52
 def saturated(whole: Any, dtype: np.dtype) -> Any:
     """Cast floats without a fraction; the limits of 64-bit integers, which floats round up, saturate.
 
-    Parameters
-    ----------
-    whole : numpy.ndarray or cupy.ndarray
-        Floats in the range of the dtype, whose limits may have been rounded up.
-    dtype : numpy.dtype
-        Booleans or integers, in this machine's byte order.
+    `whole`: floats in the range of the dtype, whose limits may have been rounded up. `dtype`: booleans or integers, in
+    this machine's byte order.
     """
     if dtype.itemsize < 8:
         return whole.astype(dtype)
@@ -61,12 +57,7 @@ def cast_elements(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     As ``astype``: integers keep their low bits, floats are truncated. Casts that C leaves undefined: floats beyond the
     range of an integer dtype become its nearest limit, and NaN becomes 0.
 
-    Parameters
-    ----------
-    values : numpy.ndarray
-        In either byte order.
-    dtype : numpy.dtype
-        Data type of the result, in this machine's byte order; the dtype of `values` makes no copy.
+    `dtype`: data type of the result, in this machine's byte order; the dtype of `values` makes no copy.
     """
     with np.errstate(all="ignore"):
         if values.dtype.kind != "f" or dtype.kind not in "iu":

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import zarr
 from numpy.typing import DTypeLike
 
@@ -22,12 +21,9 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
-from linumpy.gpu.read import fallback
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.engines.by_zarr import array_of, why_unsupported
-from linumpy.gpu.read.fallback import gpu_zarr_context
+from linumpy.gpu.read.engines.by_zarr import array_of, is_left_to_zarr, why_unsupported
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport
@@ -37,16 +33,13 @@ from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import ReadPlan, plan_read
-from linumpy.plan.read.shares import cut_for_devices
 
 __all__ = [
-    "gpu_zarr_context",
     "plan_zarr_read",
     "read_zarr",
     "read_zarr_to_gpu",
     "read_zarr_via_kvikio",
     "read_zarr_via_zarr_gpu",
-    "zarr_to_dask",
 ]
 
 _BACKENDS = ("auto", LINUMPY, "zarr-gpu")
@@ -256,14 +249,17 @@ def read_zarr_to_gpu(
         verify_region(plan)
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
-        request = _request(plan, dtype, out, scratch_bytes)
+        layout = plan.layout
         if backend == "zarr-gpu":
-            return _read_by_zarr(request, begin)
-        if (strict or backend == LINUMPY) and (reason := why_unsupported(plan.layout)):
-            raise requests.unsupported_error(plan.layout, reason)
-        return _read(request, begin, timed=return_report)
+            plan = replace(plan, layout=replace(layout, unsupported="", array=array_of(layout)))
+        elif (strict or backend == LINUMPY) and (reason := why_unsupported(layout)):
+            raise requests.unsupported_error(layout, reason)
+        return _read(_request(plan, dtype, out, scratch_bytes), begin, timed=return_report)
 
     if isinstance(device, Sequence):
+        from linumpy.gpu.devices import checked_devices, on_each
+        from linumpy.plan.read.shares import cut_for_devices
+
         numbers = checked_devices(device)
         shares = [replace(plan, region=share) for share in cut_for_devices(plan.layout, plan.region, len(numbers))]
         results, reports = zip(*on_each(numbers, lambda position: read(shares[position])), strict=True)
@@ -298,24 +294,13 @@ def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnRe
 def _read(
     request: requests.ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
 ) -> tuple[Any, ReadReport]:
-    """Read by linumpy's reader, or in zarr's GPU mode where only that reads to the device at once."""
-    if (reason := why_unsupported(request.plan.layout)) and not _why_not_gpu_mode(request):
-        return fallback.read_in_gpu_mode(request, begin, reason)
+    """Read by a reader, or in zarr's GPU mode where linumpy's reader does not support the array and that mode does."""
+    plan, device = request.plan, requests.device_of(request).id
+    if is_left_to_zarr(plan.layout) and not why_not_gpu_mode(plan.layout, plan.region, request.dtype, device):
+        from linumpy.gpu.read.fallback import read_in_gpu_mode
+
+        return read_in_gpu_mode(request, begin, why_unsupported(plan.layout))
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
-
-
-def _read_by_zarr(request: requests.ReadRequest, begin: float) -> tuple[Any, ReadReport]:
-    """Read by zarr-python because the caller wants it."""
-    if not _why_not_gpu_mode(request):
-        return fallback.read_in_gpu_mode(request, begin, "")
-    layout = request.plan.layout
-    plan = replace(request.plan, layout=replace(layout, unsupported="", array=array_of(layout)))
-    return kvikio_zarr.read_request(replace(request, plan=plan), begin, timed=False)
-
-
-def _why_not_gpu_mode(request: requests.ReadRequest) -> str | None:
-    device = requests.device_of(request).id
-    return why_not_gpu_mode(request.plan.layout, request.plan.region, request.dtype, device)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
@@ -325,73 +310,3 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
     except GpuUnavailableError as error:
         advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
-
-
-def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
-    """Make a dask array of a Zarr array; each block is read by the worker that needs it.
-
-    Parameters
-    ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        In a local folder that the workers see; otherwise as for :func:`read_zarr_to_gpu`.
-    level : int
-        Resolution level of an OME-Zarr image; 0 is the finest.
-    chunks : int or sequence of int, optional
-        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default
-        blocks of as many chunks or shards as fit into 128 MiB, at least one.
-    device : {"auto", "cuda", "cpu"}
-        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
-        :func:`read_zarr`. ``"auto"`` depends on this process, so
-        workers must have the same kind of device.
-
-    Returns
-    -------
-    dask.array.Array
-        Axes in the order of the array, dtype in this machine's byte order, ``_meta`` of the kind of the blocks. Its
-        name is the same for the same array and blocks. The graph holds a path and the corners of blocks, nothing else.
-
-    Raises
-    ------
-    ImportError
-        dask is not installed.
-    FileNotFoundError, SourceError
-        No such path; neither an array nor an OME-Zarr image; not in a local folder.
-    ValueError
-        `chunks` that would cut a chunk or a shard, or that are not one size of 1 or more, or -1, for each axis.
-    GpuUnavailableError
-        ``device="cuda"`` and there is none here.
-
-    Notes
-    -----
-    dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
-    ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
-
-    linumpy's functions work on blocks: `project` along an axis that one block spans,
-    `resize` by a whole factor without smoothing, and with ``map_overlap`` filters whose halo is known (16 voxels for
-    `spline_filter` in float32; for `resize` that smooths, the Gaussian's 4 sigma). dask cannot try them on its empty
-    arrays: describe the result by ``meta=``.
-
-    Examples
-    --------
-    >>> from linumpy.gpu import zarr_to_dask
-    >>> volume = zarr_to_dask("brain.ome.zarr", level=1)  # doctest: +SKIP
-    >>> volume.mean(axis=0).compute()  # doctest: +SKIP
-
-    Half the voxels along each axis, block by block, and a projection:
-
-    >>> def half(block):
-    ...     return resize(block, [n // 2 for n in block.shape], anti_aliasing=False)
-    >>> chunks = [[n // 2 for n in sizes] for sizes in volume.chunks]  # doctest: +SKIP
-    >>> volume.map_blocks(half, chunks=chunks, meta=volume._meta.astype("f4"))  # doctest: +SKIP
-    >>> columns = zarr_to_dask("brain.ome.zarr", chunks=(-1, 256, 256))  # doctest: +SKIP
-    >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
-    >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
-    """
-    from linumpy.gpu.read import dask as zarr_dask
-
-    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu, _read_to_host)
-
-
-def _read_to_host(source: Source, *, region: Any) -> np.ndarray:
-    block: np.ndarray = read_zarr(source, region=region, device="cpu")
-    return block

@@ -12,7 +12,6 @@ from typing import Any
 
 import zarr
 
-from linumpy.io.ome import open_level
 from linumpy.io.source import Source, describe_source, open_node, with_options
 
 
@@ -53,6 +52,8 @@ def open_source(source: Source, level: int = 0, storage_options: Mapping[str, An
         if level != 0:
             raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")
         return node
+    from linumpy.io.ome import open_level  # only for images: an array is read without OME metadata
+
     return open_level(node, level)
 
 

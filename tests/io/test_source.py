@@ -18,8 +18,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 import linumpy
 from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.gds import gds_verdict
-from linumpy.gpu import Reader
-from linumpy.gpu.zarr_io import plan_zarr_read, zarr_to_dask
+from linumpy.gpu import Reader, plan_zarr_read, zarr_to_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.open import open_source

@@ -30,12 +30,8 @@ def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
 class Encoded:
     """Encoded chunks without gaps: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
 
-    Attributes
-    ----------
-    arena : cupy.ndarray
-        uint8, of the maximum size that the encoded chunks can have; bytes from ``offsets[-1]`` on are undefined.
-    offsets : cupy.ndarray
-        int64, (count + 1,).
+    `arena`: uint8, of the maximum size that the encoded chunks can have; bytes from ``offsets[-1]`` on are undefined.
+    `offsets`: int64, (count + 1,).
     """
 
     arena: cupy.ndarray
@@ -45,22 +41,11 @@ class Encoded:
 def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     """Encode chunks, each into one stream.
 
-    Parameters
-    ----------
-    chunks : cupy.ndarray
-        (count, nbytes) uint8, contiguous, on CuPy's current device.
-    encoding : Encoding
-        Codecs and settings.
+    `chunks`: (count, nbytes) uint8, contiguous, on CuPy's current device.
 
-    Returns
-    -------
-    Encoded
-        Valid after the launches, which this function queues on CuPy's current stream and does not wait for.
+    Returns: Valid after the launches, which this function queues on CuPy's current stream and does not wait for.
 
-    Raises
-    ------
-    NotImplementedError, ValueError
-        See :func:`~linumpy.plan.encode.chunks.plan_encoding`.
+    `NotImplementedError`, `ValueError`: See :func:`~linumpy.plan.encode.chunks.plan_encoding`.
     """
     import cupy
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array, is_device_array, to_host
+from linumpy.checks import is_integer
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.plan.boundary import MODES
 
@@ -40,7 +41,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 def check_spline(order: object, mode: object) -> str:
     """Refuse an order or mode that SciPy does not have; return SciPy's first name of the mode."""
-    if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
+    if not is_integer(order) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
     if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
         raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join((*MODES, *SYNONYMS))}")
@@ -76,29 +77,14 @@ def read_affine(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Convert a matrix of any form that SciPy accepts, and an offset, to (rank, columns) and (rank,).
 
-    Parameters
-    ----------
-    matrix : array_like
-        ``(rank,)`` for a diagonal, ``(rank, columns)``, ``(rank, rank + 1)`` with the offset in its last column, or
-        ``(rank + 1, rank + 1)``, homogeneous.
-    offset : float or array_like
-        Ignored if the matrix holds an offset, as in SciPy.
-    rank : int
-        Axes of the image.
-    columns : int, optional
-        Axes of the result; by default `rank`.
+    `matrix`: ``(rank,)`` for a diagonal, ``(rank, columns)``, ``(rank, rank + 1)`` with the offset in its last column,
+    or ``(rank + 1, rank + 1)``, homogeneous. `offset`: ignored if the matrix holds an offset, as in SciPy. `columns`:
+    axes of the result; by default `rank`.
 
-    Returns
-    -------
-    numpy.ndarray of float64, (rank, columns)
-        The matrix.
-    numpy.ndarray of float64, (rank,)
-        The offset.
+    Returns: (1) The matrix. (2) The offset.
 
-    Raises
-    ------
-    ValueError
-        A matrix or offset of another shape, that is not made of real numbers, or with a number that is not finite.
+    `ValueError`: A matrix or offset of another shape, that is not made of real numbers, or with a number that is not
+    finite.
     """
     columns = rank if columns is None else columns
     array, shift = _numbers("matrix", matrix), _numbers("offset", offset)
@@ -215,14 +201,9 @@ RESIZE_MODES = {
 class Resizing:
     """Checked arguments of `resize`.
 
-    Attributes
-    ----------
-    image_shape, shape : tuple of int
-        Shape of the image, with an axis of size 1 appended for each new axis, and shape of the result.
-    mode : str
-        Boundary mode, by SciPy's name.
-    sigmas : tuple of float
-        Standard deviations of the Gaussian that smooths first, in voxels of the image; 0 for none.
+    `image_shape`, `shape`: shape of the image, with an axis of size 1 appended for each new axis, and shape of the
+    result. `mode`: boundary mode, by SciPy's name. `sigmas`: standard deviations of the Gaussian that smooths first, in
+    voxels of the image; 0 for none.
     """
 
     image_shape: tuple[int, ...]

@@ -72,21 +72,10 @@ def displaced(field: Array, sizes: Sequence[float] | None, xp: ModuleType) -> Ar
 def transform(image: Array, spline: Spline, target: Target, call: ScipyCall) -> Array:
     """Call SciPy with dtypes that it supports and casts correctly; an empty result needs no call.
 
-    Parameters
-    ----------
-    image : numpy.ndarray
-        The caller's image.
-    spline : Spline
-        Interpolation parameters: a `cval` that is not finite must saturate, too.
-    target : Target
-        The output.
-    call : callable
-        Returned by :func:`scipy_call`.
+    `spline`: interpolation parameters: a `cval` that is not finite must saturate, too. `call`: returned by
+    :func:`scipy_call`.
 
-    Raises
-    ------
-    ValueError
-        An image without voxels.
+    `ValueError`: An image without voxels.
     """
     if target.shape and not all(target.shape):
         return target.take(np.empty(target.shape, target.dtype))

@@ -35,17 +35,10 @@ _PADDED = ("nearest", "grid-constant")
 class GridMap:
     """An affine map from the voxels of a result to coordinates in an image.
 
-    Attributes
-    ----------
-    linear : numpy.ndarray, (rank, axes of the result)
-        Coordinates are ``linear @ voxel + shift``.
-    shift : numpy.ndarray, (rank,)
-        In voxels of the image.
-    lines : tuple of Line, optional
-        The same map axis by axis, if it is diagonal; in SciPy's order of operations.
-    planes : tuple of int, optional
-        The axes that the map changes; the image is then sampled as a stack along all others. By default stacks are
-        recognised, where finite voxels give the same result.
+    `linear` (rank, axes of the result): coordinates are ``linear @ voxel + shift``. `shift` (rank,): in voxels of the
+    image. `lines`: the same map axis by axis, if it is diagonal; in SciPy's order of operations. `planes`: the axes
+    that the map changes; the image is then sampled as a stack along all others. By default stacks are recognised, where
+    finite voxels give the same result.
     """
 
     linear: np.ndarray

@@ -26,17 +26,9 @@ _THREADS = 128
 def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Array) -> None:
     """Sample at given coordinates.
 
-    Parameters
-    ----------
-    image : cupy.ndarray
-        C-contiguous, not empty.
-    coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Coordinates in voxels, C-contiguous. Where one is NaN or infinite, the result is the constant value in the
-        constant modes, and NaN in the others.
-    how : SplineSampling
-        Order, mode, constant value.
-    out : cupy.ndarray
-        C-contiguous, of the shape of a row of `coordinates`.
+    `coordinates` (float32 or float64, (rank, ...)): coordinates in voxels, C-contiguous. Where one is NaN or infinite,
+    the result is the constant value in the constant modes, and NaN in the others. `out`: C-contiguous, of the shape of
+    a row of `coordinates`.
     """
     _launch(image, coordinates, how, out, ("whole", image.shape), ("start", (0,) * image.ndim))
 
@@ -53,12 +45,8 @@ def sample_affine(
 ) -> None:
     """Sample on the grid of an affine map, all of it or a block.
 
-    Parameters
-    ----------
-    affine : AffineMap
-        Coordinates are summed in SciPy's order.
-    box, how, out, whole, box_start, out_start
-        As for :func:`linumpy.gpu.ndimage.sampling.sample_affine`, but not for a stack.
+    `affine`: coordinates are summed in SciPy's order. `box`, `how`, `out`, `whole`, `box_start`, `out_start`: as for
+    :func:`linumpy.gpu.ndimage.sampling.sample_affine`, but not for a stack.
     """
     _launch(
         box,

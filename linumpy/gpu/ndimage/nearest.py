@@ -33,16 +33,10 @@ _FARTHEST = 2.0**50
 class Line:
     """Coordinates along an axis: voxel k of the result is at ``scale * (k + before) + offset``, rounded as in SciPy.
 
-    Attributes
-    ----------
-    size, length : int
-        Voxels of the image and of the result.
-    scale, offset, before : float
-        In voxels of the image, except `before`, which is in voxels of the result.
-    box : (int, int), optional
-        Offset and size, along this axis, of the box of the image that is in memory; None for the whole axis.
-    snaps : bool
-        Whether coordinates outside of the axis by a rounding error are moved to its edge.
+    `size`, `length`: voxels of the image and of the result. `scale`, `offset`, `before`: in voxels of the image, except
+    `before`, which is in voxels of the result. `box` (int, int): offset and size, along this axis, of the box of the
+    image that is in memory; None for the whole axis. `snaps`: whether coordinates outside of the axis by a rounding
+    error are moved to its edge.
     """
 
     size: int
@@ -72,18 +66,8 @@ def _is_supported(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
 def take(image: Array, lines: Sequence[Line], mode: str, cval: complex, out: Array) -> None:
     """Copy the nearest voxels.
 
-    Parameters
-    ----------
-    image : cupy.ndarray
-        C-contiguous, not empty.
-    lines : sequence of Line
-        One for each axis.
-    mode : str
-        Boundary mode, one of :data:`linumpy.plan.boundary.MODES`.
-    cval : float or complex
-        The value outside, for the constant modes; cast as SciPy casts it.
-    out : cupy.ndarray
-        C-contiguous, of the image's dtype and the lengths of `lines`.
+    `mode`: boundary mode, one of :data:`linumpy.plan.boundary.MODES`. `cval`: the value outside, for the constant
+    modes; cast as SciPy casts it. `out`: C-contiguous, of the image's dtype and the lengths of `lines`.
     """
     if not out.size:
         return

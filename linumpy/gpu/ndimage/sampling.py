@@ -77,19 +77,10 @@ _ENOUGH_BLOCKS, _MAX_TOGETHER = 2048, 8
 class SplineSampling:
     """Parameters to sample an image, or above order 1 its coefficients.
 
-    Attributes
-    ----------
-    order : int
-        Spline order, 0 to 5.
-    mode : str
-        Boundary mode, one of :data:`linumpy.plan.boundary.MODES`.
-    cval : float
-        The value outside, for the constant modes.
-    pad : int
-        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates count from
-        the first voxel that is not padding; `mode` applies beyond the padding.
-    snaps : bool
-        Whether mode "constant" moves coordinates outside of the image by a rounding error to its edge.
+    `order`: spline order, 0 to 5. `mode`: boundary mode, one of :data:`linumpy.plan.boundary.MODES`. `cval`: the value
+    outside, for the constant modes. `pad`: voxels added at either end of each axis of the image, as SciPy does for some
+    splines. Coordinates count from the first voxel that is not padding; `mode` applies beyond the padding. `snaps`:
+    whether mode "constant" moves coordinates outside of the image by a rounding error to its edge.
     """
 
     order: int
@@ -116,18 +107,11 @@ def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Ar
     Many points in a large image, given as a list, are assumed to be scattered: if there is memory, the image is copied
     into cells, where neighbours along all axes are close in memory.
 
-    Parameters
-    ----------
-    image : cupy.ndarray
-        Of two or three axes, or a stack of such images; C-contiguous, not empty.
-    coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Coordinates in voxels, C-contiguous. Where one is NaN or infinite, the result is the constant value in the
-        constant modes, and NaN in the others. Coordinates near a grid are sampled faster in the shape of that grid:
-        neighbours along all axes then share the cache.
-    how : SplineSampling
-        Order, mode, constant value.
-    out : cupy.ndarray
-        C-contiguous, of the shape of a row of `coordinates`; for a stack, with the stack's axis in front.
+    `image`: of two or three axes, or a stack of such images; C-contiguous, not empty. `coordinates` (float32 or
+    float64, (rank, ...)): coordinates in voxels, C-contiguous. Where one is NaN or infinite, the result is the constant
+    value in the constant modes, and NaN in the others. Coordinates near a grid are sampled faster in the shape of that
+    grid: neighbours along all axes then share the cache. `out`: C-contiguous, of the shape of a row of `coordinates`;
+    for a stack, with the stack's axis in front.
     """
     _launch_points(image, coordinates, how, out, "0", None)
 
@@ -137,14 +121,9 @@ def sample_displaced(
 ) -> None:
     """Sample at displaced voxels: as :func:`sample_points`, without an array of coordinates.
 
-    Parameters
-    ----------
-    image, how, out
-        As for :func:`sample_points`.
-    field : cupy.ndarray of float32 or float64, (rank, ...)
-        Displacements of the voxels of a grid of as many axes as the image has; C-contiguous.
-    sizes : sequence of float, (rank,), or None
-        Size of a voxel in the unit of `field`, for each axis; None if `field` is in voxels.
+    `image`, `how`, `out`: as for :func:`sample_points`. `field` (float32 or float64, (rank, ...)): displacements of the
+    voxels of a grid of as many axes as the image has; C-contiguous. `sizes` ((rank,), or None): size of a voxel in the
+    unit of `field`, for each axis; None if `field` is in voxels.
     """
     _launch_points(image, field, how, out, "1" if sizes is None else "2", sizes)
 
@@ -245,12 +224,8 @@ def _parts_of_stack(
 class AffineMap:
     """A map from voxels of an output to coordinates in an image: coordinates = matrix @ voxel + offset.
 
-    Attributes
-    ----------
-    matrix : tuple of tuple of float, (rank, axes of the output)
-        Rows of the matrix; square for :func:`sample_affine`.
-    offset : tuple of float, (rank,)
-        In voxels of the image.
+    `matrix` (rank, axes of the output): rows of the matrix; square for :func:`sample_affine`. `offset` (rank,): in
+    voxels of the image.
     """
 
     matrix: tuple[tuple[float, ...], ...]
@@ -272,20 +247,10 @@ def sample_affine(
     The coordinates of a voxel depend only on its index in the whole output, and boundaries only on the shape of the
     whole image. So a block equals that part of the whole output, bit for bit at orders 0 and 1.
 
-    Parameters
-    ----------
-    box : cupy.ndarray
-        The image, or a box of it that holds all voxels that the block needs; or a stack of images. C-contiguous.
-    affine : AffineMap
-        Maps voxels of the whole output to coordinates in the whole image.
-    how : SplineSampling
-        Order, mode, constant value.
-    out : cupy.ndarray
-        The output, or a block of it; C-contiguous.
-    whole : sequence of int, optional
-        Shape of the whole image; by default the shape of `box`.
-    box_start, out_start : sequence of int, optional
-        Offset of the box in the whole image, and of the block in the whole output; by default 0.
+    `box`: the image, or a box of it that holds all voxels that the block needs; or a stack of images. C-contiguous.
+    `affine`: maps voxels of the whole output to coordinates in the whole image. `out`: the output, or a block of it;
+    C-contiguous. `whole`: shape of the whole image; by default the shape of `box`. `box_start`, `out_start`: offset of
+    the box in the whole image, and of the block in the whole output; by default 0.
     """
     if not out.size:
         return

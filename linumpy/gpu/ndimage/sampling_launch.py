@@ -22,16 +22,10 @@ GRID_LIMIT = 2**16 - 1
 class LaunchConfig:
     """How a kernel's work is divided, tuned on an H200.
 
-    Attributes
-    ----------
-    march : int
-        Voxels of a thread along the slowest axis.
-    blocks : int
-        Minimum number of blocks on a multiprocessor, which bounds the registers of a thread.
-    tile_x, threads : int
-        Columns of a tile, and threads of a block, which cover the columns and as many rows as this leaves.
-    together : int
-        Voxels of a thread whose loads are in flight at once; unused for affine maps without a brick.
+    `march`: voxels of a thread along the slowest axis. `blocks`: minimum number of blocks on a multiprocessor, which
+    bounds the registers of a thread. `tile_x`, `threads`: columns of a tile, and threads of a block, which cover the
+    columns and as many rows as this leaves. `together`: voxels of a thread whose loads are in flight at once; unused
+    for affine maps without a brick.
     """
 
     march: int

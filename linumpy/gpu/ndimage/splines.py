@@ -56,14 +56,8 @@ _LARGEST_PAD = 15
 class SplineTuning:
     """Definitions of a kernel that affect speed only.
 
-    Attributes
-    ----------
-    block : int
-        Voxels of a line that a thread filters in one step: 8, 16 or 32.
-    threads : int
-        Threads of a block.
-    resident : int
-        Minimum number of resident blocks per multiprocessor, for which the compiler limits registers.
+    `block`: voxels of a line that a thread filters in one step: 8, 16 or 32. `resident`: minimum number of resident
+    blocks per multiprocessor, for which the compiler limits registers.
     """
 
     block: int
@@ -89,16 +83,9 @@ TUNING = {
 class Ends:
     """How an image is continued beyond its ends, and the order of its spline.
 
-    Attributes
-    ----------
-    mode : str
-        Mode of SciPy's ``spline_filter``.
-    pad : int
-        Voxels by which the image is continued at either end of each axis before `mode` applies, 0 to 15.
-    cval : float or None
-        Value of the padding; None repeats the outermost voxels.
-    order : int
-        Spline order, 2 to 5.
+    `mode`: mode of SciPy's ``spline_filter``. `pad`: voxels by which the image is continued at either end of each axis
+    before `mode` applies, 0 to 15. `cval`: value of the padding; None repeats the outermost voxels. `order`: spline
+    order, 2 to 5.
     """
 
     mode: str
@@ -133,22 +120,11 @@ def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
 def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
     """Compute the coefficients of a spline.
 
-    Parameters
-    ----------
-    image : cupy.ndarray
-        C-contiguous, not empty. With a pad, of one to three axes.
-    ends : Ends
-        Boundary and order.
-    out : cupy.ndarray of float32 or float64
-        Of the image's shape and twice the pad more along each axis; C-contiguous. It may be the image itself, and must
-        not share memory with it otherwise.
-    axes : sequence of int, optional
-        Axes to filter along; all by default, and always with a pad.
+    `image`: C-contiguous, not empty. With a pad, of one to three axes. `out` (float32 or float64): of the image's shape
+    and twice the pad more along each axis; C-contiguous. It may be the image itself, and must not share memory with it
+    otherwise. `axes`: axes to filter along; all by default, and always with a pad.
 
-    Raises
-    ------
-    ValueError
-        A pad or an axis that is too long for the kernels; a pad with more than three axes.
+    `ValueError`: A pad or an axis that is too long for the kernels; a pad with more than three axes.
     """
     if max(image.shape, default=0) >= _LONGEST_AXIS:
         raise ValueError(f"an image of shape {image.shape}: splines are filtered along axes of less than 2^29 voxels")
@@ -179,15 +155,9 @@ def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None
 class _Pass:
     """One axis, and the lines along it; numbers of elements.
 
-    Attributes
-    ----------
-    size : int
-        Voxels of a line.
-    counts : (int, int)
-        Lines along the other axes, joined to two.
-    read, written : (int, int, int, int)
-        For input and output: offset of the first line, strides between lines along the two other axes, stride between
-        the voxels of a line.
+    `counts` (int, int): lines along the other axes, joined to two. `read`, `written` (int, int, int, int): for input
+    and output: offset of the first line, strides between lines along the two other axes, stride between the voxels of a
+    line.
     """
 
     size: int

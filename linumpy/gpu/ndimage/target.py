@@ -17,10 +17,8 @@ from linumpy.arrays import Array, array_module
 class Spline:
     """Interpolation parameters.
 
-    Attributes
-    ----------
-    order, mode, cval, prefilter
-        As for :func:`linumpy.gpu.interpolation.map_coordinates`; ``"grid-mirror"`` is named ``"reflect"``.
+    `order`, `mode`, `cval`, `prefilter`: as for :func:`linumpy.gpu.interpolation.map_coordinates`; ``"grid-mirror"`` is
+    named ``"reflect"``.
     """
 
     order: int
@@ -52,14 +50,7 @@ class Spline:
 class Target:
     """The output of a call.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Shape of the result.
-    dtype : numpy.dtype
-        Data type of the result.
-    out : array or None
-        Output array; None for a new one.
+    `dtype`: data type of the result. `out`: output array; None for a new one.
     """
 
     shape: tuple[int, ...]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array, array_module, is_device_array
+from linumpy.checks import is_integer
 from linumpy.gpu.ndimage import by_scipy, dispatch
 from linumpy.gpu.ndimage.arguments import (
     check_image,
@@ -343,7 +344,7 @@ def spline_filter1d(
     """
     check_image(image)
     name = check_spline(order, mode)
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or not -image.ndim <= axis < image.ndim:
+    if not is_integer(axis) or not -image.ndim <= axis < image.ndim:
         raise ValueError(f"axis={axis!r}: an image of {image.ndim} axes has none of that number")
     return _filter(image, order, [int(axis) % image.ndim], output, name)
 

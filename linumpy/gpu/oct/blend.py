@@ -32,19 +32,11 @@ assert RECORD.itemsize == 64, "as in blend.cu"
 class PlacedTile:
     """A tile that covers voxels of a box.
 
-    Attributes
-    ----------
-    voxels : numpy.ndarray or cupy.ndarray, rank 3
-        A box of the tile with all voxels that the result needs, as deep as the result.
-    begin : (int, int)
-        Lateral offset of that box in the tile, in voxels.
-    corner : (int, int)
-        Lateral position of the result's first voxel in the tile, in whole voxels; negative if the tile begins inside
-        the result.
-    fraction : (float, float)
-        Fractions of a voxel, from 0 to below 1, to add to `corner`.
-    weights : numpy.ndarray or cupy.ndarray of float32, (height, width)
-        Weight of each lateral voxel of the whole tile, above 0.
+    `voxels`: a box of the tile with all voxels that the result needs, as deep as the result. `begin` (int, int):
+    lateral offset of that box in the tile, in voxels. `corner` (int, int): lateral position of the result's first voxel
+    in the tile, in whole voxels; negative if the tile begins inside the result. `fraction` (float, float): fractions of
+    a voxel, from 0 to below 1, to add to `corner`. `weights` (float32, (height, width)): weight of each lateral voxel
+    of the whole tile, above 0.
     """
 
     voxels: Array
@@ -59,29 +51,13 @@ def blend_tiles(
 ) -> Array:
     """Blend tiles into a box.
 
-    Parameters
-    ----------
-    tiles : sequence of PlacedTile
-        All tiles of the box, in the same memory, of one shape and of `dtype`. Their boxes hold every voxel that the
-        result needs.
-    shape : (int, int, int)
-        Shape of the result.
-    depth_axis : int
-        Axis of depth, of tiles and result.
-    dtype : dtype
-        Integers or floats, in this machine's byte order. Integers are rounded half to even.
-    xp : module
-        CuPy or NumPy.
+    `tiles`: all tiles of the box, in the same memory, of one shape and of `dtype`. Their boxes hold every voxel that
+    the result needs. `shape` (int, int, int): shape of the result. `depth_axis`: axis of depth, of tiles and result.
+    `dtype`: integers or floats, in this machine's byte order. Integers are rounded half to even.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of `shape` and `dtype`; 0 where no tile has a finite voxel.
+    Returns: Of `shape` and `dtype`; 0 where no tile has a finite voxel.
 
-    Raises
-    ------
-    TypeError
-        A dtype that cannot be blended.
+    `TypeError`: A dtype that cannot be blended.
     """
     if dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise TypeError(f"tiles of {dtype} cannot be blended: integers and floats can")

@@ -31,28 +31,16 @@ def overlap_correlations(
 ) -> Array:
     """Correlate the last n planes of a volume with the first n planes of another.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Real numbers, both on the host or both on the device, with the same Y and X. An A-line is left out if either
-        volume has a voxel in it that is not finite, in the planes of the largest overlap.
-    overlaps : sequence of int
-        Values of n, each from 1 to the planes of the shorter volume.
-    measured : (array of bool or None, array of bool or None)
-        Voxels that count, for each volume a mask of its shape; None for all.
+    `fixed`, `moving` (Z, Y, X): real numbers, both on the host or both on the device, with the same Y and X. An A-line
+    is left out if either volume has a voxel in it that is not finite, in the planes of the largest overlap. `overlaps`:
+    values of n, each from 1 to the planes of the shorter volume. `measured` (array of bool or None, array of bool or
+    None): voxels that count, for each volume a mask of its shape; None for all.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of float64, (len(overlaps),)
-        Pearson's correlation coefficient of overlapping voxels; 0 where one side has no variance. On a device the call
-        does not wait for the result.
+    Returns: Pearson's correlation coefficient of overlapping voxels; 0 where one side has no variance. On a device the
+    call does not wait for the result.
 
-    Raises
-    ------
-    ValueError
-        Volumes of other ranks, of different Y and X, or on different sides; no overlaps, or an overlap out of range.
-    TypeError
-        Complex voxels.
+    `ValueError`: Volumes of other ranks, of different Y and X, or on different sides; no overlaps, or an overlap out of
+    range. `TypeError`: Complex voxels.
     """
     _check(fixed, moving, overlaps)
     xp, deepest = array_module(fixed), max(overlaps)

@@ -35,32 +35,18 @@ _BLOCKS = 1024
 def project(vol: Array, axis: int = 0, statistics: str | Sequence[str] = "mean", *, accumulate: str = "float32") -> Any:
     """Project an array along an axis.
 
-    Parameters
-    ----------
-    vol : numpy.ndarray or cupy.ndarray
-        Of booleans, integers or floats, of rank 1 or more, in any memory order: only a view with gaps is copied first.
-    axis : int
-        The axis to project along; results do not have this axis.
-    statistics : str or sequence of str
-        Of ``"mean"``, ``"std"``, ``"min"`` and ``"max"``. The standard deviation is that of the population (divided by
-        n, as in NumPy).
-    accumulate : {"float32", "float64"}
-        Dtype of mean and standard deviation, and on a device of their sums. Except for its own rounding, the mean of
-        integers of up to 32 bits is exact there; a standard deviation is accurate with any offset (Welford's update).
-        On the host sums are in float64.
+    `vol`: of booleans, integers or floats, of rank 1 or more, in any memory order: only a view with gaps is copied
+    first. `axis`: the axis to project along; results do not have this axis. `statistics`: of ``"mean"``, ``"std"``,
+    ``"min"`` and ``"max"``. The standard deviation is that of the population (divided by n, as in NumPy). `accumulate`
+    ("float32", "float64"): dtype of mean and standard deviation, and on a device of their sums. Except for its own
+    rounding, the mean of integers of up to 32 bits is exact there; a standard deviation is accurate with any offset
+    (Welford's update). On the host sums are in float64.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray, or a tuple of these
-        One for each of `statistics`; a string gives one array. Minimum and maximum have the dtype of `vol`. A NaN along
-        the axis makes all statistics NaN.
+    Returns: One for each of `statistics`; a string gives one array. Minimum and maximum have the dtype of `vol`. A NaN
+    along the axis makes all statistics NaN.
 
-    Raises
-    ------
-    ValueError
-        An unknown statistic or accumulator; an axis that the array does not have, or one without elements.
-    TypeError
-        Elements other than booleans, integers and floats of up to 64 bits.
+    `ValueError`: An unknown statistic or accumulator; an axis that the array does not have, or one without elements.
+    `TypeError`: Elements other than booleans, integers and floats of up to 64 bits.
     """
     wanted = (statistics,) if isinstance(statistics, str) else tuple(statistics)
     _check(vol.shape, vol.dtype, axis, wanted, accumulate)
@@ -101,20 +87,10 @@ def _by_numpy(vol: Array, axis: int, wanted: tuple[str, ...], accumulate: str) -
 class ProjectionConfig:
     """Launch configuration of a projection.
 
-    Attributes
-    ----------
-    rows : bool
-        Whether the projected axis is contiguous.
-    vec : int
-        Elements of one access.
-    vectors : int
-        Number of vectors of outputs: of `vec` neighbouring outputs each, or with `rows` of one output.
-    lanes, segments : int
-        Vectors of a block, and threads that share the axis of each vector.
-    blocks : int
-        Blocks that cover all vectors.
-    parts, chunk : int
-        Number of parts of the axis, each with its blocks, and accesses of a part along the axis.
+    `rows`: whether the projected axis is contiguous. `vectors`: number of vectors of outputs: of `vec` neighbouring
+    outputs each, or with `rows` of one output. `lanes`, `segments`: vectors of a block, and threads that share the axis
+    of each vector. `blocks`: blocks that cover all vectors. `parts`, `chunk`: number of parts of the axis, each with
+    its blocks, and accesses of a part along the axis.
     """
 
     rows: bool
@@ -130,14 +106,8 @@ class ProjectionConfig:
 def launch_config(outer: int, n: int, inner: int, itemsize: int, alignment: int = 16) -> ProjectionConfig:
     """Plan the launch configuration for an array of shape (outer, n, inner); pure.
 
-    Parameters
-    ----------
-    outer, n, inner : int
-        Elements before, along and after the axis.
-    itemsize : int
-        Bytes of an element.
-    alignment : int
-        The address of the first element is a multiple of this, in bytes.
+    `outer`, `n`, `inner`: elements before, along and after the axis. `alignment`: the address of the first element is a
+    multiple of this, in bytes.
     """
     rows = inner == 1
     pitch = (n if rows else inner) * itemsize
@@ -190,24 +160,11 @@ def _gapless_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: i
 class _ProjectionPlan:
     """Everything that a projection needs except addresses.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Shape of a result, in memory order.
-    to_caller_order : tuple of int or None
-        Transposition of a result to the caller's order of axes; None if the order is the same.
-    dtypes : tuple of (str, numpy.dtype)
-        Each wanted statistic, and its data type.
-    spec : KernelSpec or None
-        The kernel; None if there is nothing to compute.
-    grid, threads, shared : int
-        Blocks, threads of a block, and shared memory of a block in bytes.
-    sizes : tuple
-        Last arguments of the kernel.
-    merge : KernelSpec or None
-        The kernel that merges the parts of an axis, if there are several.
-    outputs, parts : int
-        Elements of a result, and number of parts.
+    `shape`: shape of a result, in memory order. `to_caller_order`: transposition of a result to the caller's order of
+    axes; None if the order is the same. `dtypes` (str, numpy.dtype): each wanted statistic, and its data type. `spec`:
+    the kernel; None if there is nothing to compute. `grid`, `threads`, `shared`: blocks, threads of a block, and shared
+    memory of a block in bytes. `sizes`: last arguments of the kernel. `merge`: the kernel that merges the parts of an
+    axis, if there are several. `outputs`, `parts`: elements of a result, and number of parts.
     """
 
     shape: tuple[int, ...]

@@ -24,26 +24,12 @@ from linumpy.plan.grid.tile_axis import TileAxis
 def resample_tiles(volume: Array, axes: Sequence[TileAxis], dtype: DTypeLike | None = None) -> Any:
     """Resample each tile of a volume by itself.
 
-    Parameters
-    ----------
-    volume : numpy.ndarray or cupy.ndarray
-        Of any rank; integers and floats.
-    axes : sequence of TileAxis
-        One for each axis; their sizes are the shape of the volume.
-    dtype : dtype, optional
-        Dtype of the result; by default the volume's, in this machine's byte order.
+    `volume`: of any rank; integers and floats. `axes`: one for each axis; their sizes are the shape of the volume.
+    `dtype`: dtype of the result; by default the volume's, in this machine's byte order.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        In the memory (host or device) of the volume, C-contiguous.
+    Returns: In the memory (host or device) of the volume, C-contiguous.
 
-    Raises
-    ------
-    ValueError
-        Axes whose sizes are not the volume's shape.
-    TypeError
-        Voxels that are not integers or floats.
+    `ValueError`: Axes whose sizes are not the volume's shape. `TypeError`: Voxels that are not integers or floats.
     """
     axes = tuple(axes)
     if tuple(axis.size for axis in axes) != tuple(volume.shape):

@@ -51,40 +51,21 @@ def shift_along_depth(
 ) -> Array:
     """Shift A-lines towards the surface: ``out[z] = vol[z + shift]`` along each A-line.
 
-    Parameters
-    ----------
-    vol : numpy.ndarray or cupy.ndarray, rank 3
-        Booleans, integers or floats, in any memory order.
-    shifts : numpy.ndarray or cupy.ndarray, (height, width)
-        Shifts of a tile, in voxels. The A-line at (i, j) of the lateral axes is shifted by
-        ``shifts[i % height, j % width]``; a map of the lateral shape of the volume has one shift for each A-line.
-        Integer shifts move voxels unchanged. Float shifts are converted to float32 and interpolate linearly between
-        two voxels (rounded half to even in volumes of integers). Shifts are limited to ±2^30, beyond every volume; NaN
-        counts as 2^30.
-    depth_axis : int
-        Axis of depth.
-    origin : (int, int)
-        Lateral offset of the volume's first A-line in the mosaic that the volume is a part of.
-    wrap : bool
-        Whether depth is periodic. Otherwise a voxel is filled if its source (with interpolation, either of its two
-        source voxels) lies outside the volume.
-    fill_value : float or None
-        Value to fill with; None repeats the nearest voxel of the A-line. Not used with `wrap`.
-    planes : int, optional
-        Voxels of the result along depth; by default as many as the volume has.
+    `vol`: booleans, integers or floats, in any memory order. `shifts` (height, width): shifts of a tile, in voxels. The
+    A-line at (i, j) of the lateral axes is shifted by ``shifts[i % height, j % width]``; a map of the lateral shape of
+    the volume has one shift for each A-line. Integer shifts move voxels unchanged. Float shifts are converted to
+    float32 and interpolate linearly between two voxels (rounded half to even in volumes of integers). Shifts are
+    limited to ±2^30, beyond every volume; NaN counts as 2^30. `origin` (int, int): lateral offset of the volume's first
+    A-line in the mosaic that the volume is a part of. `wrap`: whether depth is periodic. Otherwise a voxel is filled if
+    its source (with interpolation, either of its two source voxels) lies outside the volume. `fill_value`: value to
+    fill with; None repeats the nearest voxel of the A-line. Not used with `wrap`. `planes`: voxels of the result along
+    depth; by default as many as the volume has.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of the dtype of `vol`, in this machine's byte order, in the memory (host or device) of `vol`.
+    Returns: Of the dtype of `vol`, in this machine's byte order, in the memory (host or device) of `vol`.
 
-    Raises
-    ------
-    ValueError
-        A volume that is not of rank 3, a `depth_axis` that it does not have, shifts that are not a map, or negative
-        `planes`.
-    TypeError
-        Voxels or shifts that are not real numbers; a fill value that an integer dtype does not hold.
+    `ValueError`: A volume that is not of rank 3, a `depth_axis` that it does not have, shifts that are not a map, or
+    negative `planes`. `TypeError`: Voxels or shifts that are not real numbers; a fill value that an integer dtype does
+    not hold.
     """
     fill = _check(vol, shifts, depth_axis, 0 if fill_value is None else fill_value)
     beyond = "wrap" if wrap else "repeat" if fill_value is None else "fill"

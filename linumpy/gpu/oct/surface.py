@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array, is_device_array
+from linumpy.checks import is_number
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from linumpy.gpu.oct.surface_kernels import interface_by_kernels
 
@@ -163,7 +164,7 @@ def check_arguments(vol: Array, options: SurfaceOptions) -> None:
     if not isinstance(depth_axis, (int, np.integer)) or not -3 <= depth_axis < 3:
         raise ValueError(f"depth_axis={depth_axis!r}: a volume has axes 0, 1 and 2")
     for name, value in {"s_xy": s_xy, "s_z": s_z, "order": order, "min_contrast": options.min_contrast}.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        if not is_number(value):
             raise ValueError(f"{name}={value!r}: a number is needed")
     if not math.isfinite(s_xy) or int(s_xy) != s_xy or s_xy < 1 or not 0 < s_z < math.inf:
         raise ValueError(f"s_xy={s_xy}, s_z={s_z}: at least 1 voxel, a whole number, and more than 0 are needed")

@@ -82,18 +82,10 @@ class SurfaceOptions:
 def log_of_zero(xp: ModuleType, lines: Array, inside: Array | None = None) -> Array:
     """Choose a value for the logarithm of voxels that are not positive, independent of the unit of intensity.
 
-    Parameters
-    ----------
-    lines : numpy.ndarray or cupy.ndarray, rank 3
-        Intensity.
-    inside : array of bool, optional
-        Voxels that count, in the same shape.
+    `inside`: voxels that count, in the same shape.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of float32, ()
-        Mean minus two standard deviations minus 1 of the logarithms of the positive and finite voxels in a sample, a
-        regular grid of at most 32 × 32 × 16 voxels; 0 without any such voxel.
+    Returns: Mean minus two standard deviations minus 1 of the logarithms of the positive and finite voxels in a sample,
+    a regular grid of at most 32 × 32 × 16 voxels; 0 without any such voxel.
     """
     count, mean, spread = log_statistics(xp, lines, inside)
     return xp.where(count > 0, mean - 2 * spread - 1, 0).astype(np.float32)
@@ -118,28 +110,15 @@ def log_statistics(xp: ModuleType, lines: Array, inside: Array | None = None) ->
 def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None = None) -> tuple[Array, Array | None]:
     """Find the surface of a checked volume.
 
-    Parameters
-    ----------
-    vol : numpy.ndarray or cupy.ndarray, rank 3
-        The volume.
-    options : SurfaceOptions
-        How to find the surface.
-    mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Voxels that count; see :func:`linumpy.gpu.interface.find_tissue_interface`. The surface of an A-line without any
-        voxel inside is -1, or NaN with ``options.edge``.
+    `options`: how to find the surface. `mask`: voxels that count; see
+    :func:`linumpy.gpu.interface.find_tissue_interface`. The surface of an A-line without any voxel inside is -1, or NaN
+    with ``options.edge``.
 
-    Returns
-    -------
-    surface : numpy.ndarray or cupy.ndarray, rank 2
-        int32 voxels; with ``options.edge`` float32: 0 where intensity falls from the first voxel on, infinity where an
-        A-line is not noise but has no edge, NaN where it is noise.
-    contrast : numpy.ndarray or cupy.ndarray of float32, or None
-        Contrast of the edge or of the fall; None without ``options.edge``.
+    Returns: (1) int32 voxels; with ``options.edge`` float32: 0 where intensity falls from the first voxel on, infinity
+    where an A-line is not noise but has no edge, NaN where it is noise. (2) Contrast of the edge or of the fall; None
+    without ``options.edge``.
 
-    Raises
-    ------
-    ValueError
-        A mask of another shape than the volume and its lateral axes.
+    `ValueError`: A mask of another shape than the volume and its lateral axes.
     """
     xp, ndimage = array_module(vol), ndimage_module(vol)
     lines = xp.moveaxis(vol, options.depth_axis, -1)
@@ -291,14 +270,9 @@ def _steep_surface_of_lines(
 ) -> tuple[Array, Array]:
     """Find a steep edge in A-lines (rows, columns, depth), and classify A-lines without an edge.
 
-    Returns
-    -------
-    surface : array of float32, (rows, columns)
-        The edge; else 0 where intensity falls from the first voxel on; else infinity where a line is not noise, NaN
-        where it is noise.
-    contrast : array of float32, (rows, columns)
-        Contrast of the edge or of the fall; without either, the larger contrast of this pass and the first
-        (`contrast`).
+    Returns: (1) The edge; else 0 where intensity falls from the first voxel on; else infinity where a line is not
+    noise, NaN where it is noise. (2) Contrast of the edge or of the fall; without either, the larger contrast of this
+    pass and the first (`contrast`).
     """
     profile = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1, order=1)
     smooth = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1)

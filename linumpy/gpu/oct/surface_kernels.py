@@ -48,19 +48,9 @@ _GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in surface.cu
 def gaussian_weights(s_z: float, order: int) -> np.ndarray:
     """Return one half of the weights of a derivative of a Gaussian, which is even or odd.
 
-    Parameters
-    ----------
-    s_z : float
-        Standard deviation in voxels.
-    order : int
-        Order of the derivative.
-
-    Returns
-    -------
-    numpy.ndarray of float32, (radius + 1,)
-        Weights of the voxels at offsets 0, 1, ..., radius: those of SciPy's ``gaussian_filter1d``, cut off at 4
-        standard deviations. Offset -k has the same weight, with the opposite sign for an odd order. Read-only, since
-        it is cached.
+    Returns: Weights of the voxels at offsets 0, 1, ..., radius: those of SciPy's ``gaussian_filter1d``, cut off at 4
+    standard deviations. Offset -k has the same weight, with the opposite sign for an odd order. Read-only, since it is
+    cached.
     """
     radius = int(4.0 * s_z + 0.5)
     x = np.arange(-radius, radius + 1)
@@ -80,15 +70,9 @@ def gaussian_weights(s_z: float, order: int) -> np.ndarray:
 class InterfaceLayout:
     """The memory order of a volume, and the kernels for it.
 
-    Attributes
-    ----------
-    a, b, z : int
-        Axes: outer and inner lateral axis, depth.
-    depth_inner : bool
-        Whether depth is the innermost axis in memory.
-    kind : str
-        The kernels: ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost), of two launches; ``"any"``, of three
-        launches, if these would need more shared memory than a block has.
+    `a`, `b`, `z`: axes: outer and inner lateral axis, depth. `depth_inner`: whether depth is the innermost axis in
+    memory. `kind`: the kernels: ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost), of two launches; ``"any"``,
+    of three launches, if these would need more shared memory than a block has.
     """
 
     a: int

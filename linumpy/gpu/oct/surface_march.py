@@ -34,14 +34,7 @@ _Numbers = tuple[np.generic, ...]
 class MarchLaunch:
     """One launch of a marching kernel.
 
-    Attributes
-    ----------
-    spec : KernelSpec
-        The kernel.
-    blocks, threads : int
-        Blocks of the grid, and threads of a block.
-    args : tuple
-        Typed arguments of the kernel.
+    `blocks`, `threads`: blocks of the grid, and threads of a block. `args`: typed arguments of the kernel.
     """
 
     spec: KernelSpec
@@ -54,22 +47,11 @@ class MarchLaunch:
 class MeanPass:
     """Arguments of a launch that computes a lateral mean.
 
-    Attributes
-    ----------
-    vol, mean : array
-        Volume, and float32 output: (depth, rows, b) for :func:`plan_strip_mean`,
-        (rows, b, depth) for :func:`plan_row_mean`.
-    sizes, strides : tuple of int
-        Shape and strides of the volume along a, b and z; strides in voxels.
-    rows : (int, int)
-        The first row along a, and the number of rows.
-    s : int
-        Width of the mean in voxels.
-    log : str
-        ``"0"`` for no logarithm, ``"1"`` to take the logarithm first, with 0 for voxels that are not positive, ``"2"``
-        with `zero` for them.
-    zero : array
-        One float32 on the device, read only for ``log="2"``.
+    `vol`, `mean`: volume, and float32 output: (depth, rows, b) for :func:`plan_strip_mean`, (rows, b, depth) for
+    :func:`plan_row_mean`. `sizes`, `strides`: shape and strides of the volume along a, b and z; strides in voxels.
+    `rows` (int, int): the first row along a, and the number of rows. `s`: width of the mean in voxels. `log`: ``"0"``
+    for no logarithm, ``"1"`` to take the logarithm first, with 0 for voxels that are not positive, ``"2"`` with `zero`
+    for them. `zero`: one float32 on the device, read only for ``log="2"``.
     """
 
     vol: Array
@@ -86,24 +68,12 @@ class MeanPass:
 class ProfilePass:
     """Arguments of a launch that finds the maximum of each A-line's profile.
 
-    Attributes
-    ----------
-    mean : array
-        The output of a :class:`MeanPass`.
-    maps : (array, array)
-        Outputs: the surface, and its contrast, which is written only for ``definition="edge"``.
-    profile : tuple
-        Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the number of the
-        rule (see ``surface_kernels.py``).
-    sizes : (int, int, int)
-        Rows, b, depth.
-    strides : tuple of int
-        Strides of the maps along a and b.
-    radius : int
-        Radius of the weights, in voxels.
-    kind : (str, str)
-        The macros CUTTING and EDGE: ``"1"`` for the rule for cutting errors, ``"1"`` for the depth of the edge, else
-        ``"0"``.
+    `mean`: the output of a :class:`MeanPass`. `maps` (array, array): outputs: the surface, and its contrast, which is
+    written only for ``definition="edge"``. `profile`: weights of the derivative and of the Gaussian on the device,
+    whether the order is odd, and the number of the rule (see ``surface_kernels.py``). `sizes` (int, int, int): rows, b,
+    depth. `strides`: strides of the maps along a and b. `radius`: radius of the weights, in voxels. `kind` (str, str):
+    the macros CUTTING and EDGE: ``"1"`` for the rule for cutting errors, ``"1"`` for the depth of the edge, else
+    ``"0"``.
     """
 
     mean: Array

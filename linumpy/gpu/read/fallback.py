@@ -50,14 +50,8 @@ def gpu_zarr_context() -> Iterator[None]:
 def read_in_gpu_mode(request: ReadRequest, begin: float, reason: str) -> tuple[Array, ReadReport]:
     """Read into device memory.
 
-    Parameters
-    ----------
-    request : ReadRequest
-        What to read.
-    begin : float
-        ``time.perf_counter()`` at the start of the call, for the report.
-    reason : str
-        Why linumpy's reader cannot read the array, which is logged; empty if the caller chose zarr-python.
+    `begin`: ``time.perf_counter()`` at the start of the call, for the report. `reason`: why linumpy's reader cannot
+    read the array, which is logged; empty if the caller chose zarr-python.
     """
     plan = request.plan
     if reason:

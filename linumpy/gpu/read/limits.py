@@ -36,19 +36,10 @@ _MAX_THREADS = 16
 class Limits:
     """Limits of the slabs of a reader.
 
-    Attributes
-    ----------
-    scratch_bytes : int
-        Device memory for all slots.
-    threads : int
-        Threads of the host among which work is divided.
-    decode_on : str or None
-        Where to decode, ``"device"`` or ``"host"``; None to choose the faster one.
-    slab_nbytes : int or None
-        Maximum bytes of a slab's chunks; None for as many as fit.
-    may_exceed : bool
-        Whether long zstd chunks that do not fit the scratch memory get memory of their own; otherwise the host decodes
-        them.
+    `scratch_bytes`: device memory for all slots. `threads`: threads of the host among which work is divided.
+    `decode_on`: where to decode, ``"device"`` or ``"host"``; None to choose the faster one. `slab_nbytes`: maximum
+    bytes of a slab's chunks; None for as many as fit. `may_exceed`: whether long zstd chunks that do not fit the
+    scratch memory get memory of their own; otherwise the host decodes them.
     """
 
     scratch_bytes: int

@@ -29,16 +29,9 @@ Event = Any
 class Regions:
     """Regions of arrays and their outputs: a row for each region.
 
-    Attributes
-    ----------
-    array : numpy.ndarray of int64, (regions,)
-        Index of the region's array.
-    start, stop : numpy.ndarray of int64, (regions, rank)
-        Bounds, ``0 <= start <= stop <= shape``.
-    strides : numpy.ndarray of int64, (regions, rank)
-        Bytes between neighbours in each output, along the axes of the array.
-    addresses : numpy.ndarray of int64, (regions,)
-        Address of each output.
+    `array` (int64, (regions,)): index of the region's array. `start`, `stop` (int64, (regions, rank)): bounds, ``0 <=
+    start <= stop <= shape``. `strides` (int64, (regions, rank)): bytes between neighbours in each output, along the
+    axes of the array. `addresses` (int64, (regions,)): address of each output.
     """
 
     array: np.ndarray
@@ -66,14 +59,8 @@ class Regions:
 class Boxes:
     """Bounds of regions, before they have outputs.
 
-    Attributes
-    ----------
-    start, stop : numpy.ndarray of int64, (regions, rank)
-        Bounds, within the arrays.
-    shapes : list of tuple of int
-        Shapes of the outputs.
-    kept : numpy.ndarray of bool, (regions, rank), or None
-        Axes of the array that each output has; None if all have all.
+    `start`, `stop` (int64, (regions, rank)): bounds, within the arrays. `kept` ((regions, rank), or None): axes of the
+    array that each output has; None if all have all.
     """
 
     start: np.ndarray
@@ -96,10 +83,8 @@ class Boxes:
 def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], numbers: Sequence[int]) -> Boxes:
     """Check regions (n, rank, 2); `numbers` are the indices of their layouts.
 
-    Raises
-    ------
-    RegionError
-        A region that leaves its array; another shape or dtype of `regions`; arrays of different numbers of axes.
+    `RegionError`: A region that leaves its array; another shape or dtype of `regions`; arrays of different numbers of
+    axes.
     """
     rank = layouts[0].rank
     if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
@@ -148,8 +133,9 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
 
 
 def _address(array: Array) -> int:
-    if isinstance(array, np.ndarray) and array.size and array.flags.carray and array.dtype.kind in "biufc":
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # `array.ctypes` takes four times as long
+    if isinstance(array, np.ndarray) and array.size and array.flags.carray and array.dtype.isbuiltin == 1:
+        # Only of NumPy's own dtypes; `array.ctypes` takes four times as long.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     return address_of(array)
 
 

@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike
 from zarr.abc.store import Store
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 from linumpy.device import require_cuda
 from linumpy.errors import not_pickled
-from linumpy.gpu.read.engines.direct import require_direct
 from linumpy.gpu.read.engines.dispatch import Engines
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
@@ -89,6 +89,8 @@ class Reader:
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
         if direct and self.on_device:
+            from linumpy.gpu.read.engines.direct import require_direct  # only for GPUDirect Storage
+
             require_direct()
         self.device = _device_number(device) if self.on_device else None
         self._hits = self._misses = 0
@@ -290,8 +292,7 @@ class Reader:
 
 
 def _check_options(device: int | str | None, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
-    is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool) and device >= 0
-    if device is not None and not is_number and not (isinstance(device, str) and device == "cpu"):
+    if not (device is None or (isinstance(device, str) and device == "cpu") or (is_integer(device) and device >= 0)):
         raise ValueError(f"device={device!r}: the number of a CUDA device, or 'cpu'")
     if decode_on not in (None, "device", "host"):
         raise ValueError(f"decode_on={decode_on!r}: 'device', 'host' or None")

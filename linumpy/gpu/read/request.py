@@ -6,13 +6,13 @@ the value; :class:`~linumpy.errors.DeviceMemoryError`.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import bits_of, is_device_array, is_small
+from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
@@ -30,16 +30,7 @@ _NUMBER_KINDS = "biufc"
 class ReadRequest:
     """A plan, and the result that the caller asked for.
 
-    Attributes
-    ----------
-    plan : ReadPlan
-        What is read.
-    dtype : numpy.dtype
-        Of the result.
-    out : cupy.ndarray or None
-        The array to read into; None for a new array.
-    scratch_bytes : int
-        Maximum device memory beyond the result.
+    `out`: the array to read into; None for a new array. `scratch_bytes`: maximum device memory beyond the result.
     """
 
     plan: ReadPlan
@@ -51,15 +42,9 @@ class ReadRequest:
 def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> ReadRequest:
     """Check the requested result against the plan.
 
-    Raises
-    ------
-    TypeError
-        Elements without a fixed size, a dtype that has no CUDA type, a cast from complex to real, an `out` that is no
-        CuPy array or of another dtype, or scratch that is no whole number.
-    ValueError
-        An `out` of another shape or not C-contiguous; too little scratch.
-    GpuUnavailableError
-        No CUDA device.
+    `TypeError`: Elements without a fixed size, a dtype that has no CUDA type, a cast from complex to real, an `out`
+    that is no CuPy array or of another dtype, or scratch that is no whole number. `ValueError`: An `out` of another
+    shape or not C-contiguous; too little scratch. `GpuUnavailableError`: No CUDA device.
     """
     check_elements(plan.layout)
     target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
@@ -80,10 +65,7 @@ def unsupported_error(layout: ArrayLayout, reason: str) -> UnsupportedLayoutErro
 def check_elements(layout: ArrayLayout) -> None:
     """Raise if the elements of an array have no fixed size.
 
-    Raises
-    ------
-    TypeError
-        Naming the array, its dtype, and what reads it.
+    `TypeError`: Naming the array, its dtype, and what reads it.
     """
     if layout.dtype.hasobject or isinstance(layout.dtype, np.dtypes.StringDType):
         raise TypeError(
@@ -94,9 +76,7 @@ def check_elements(layout: ArrayLayout) -> None:
 
 def check_scratch(scratch_bytes: Any) -> int:
     """Return `scratch_bytes` as an int; raise if it is no whole number or too small."""
-    if isinstance(scratch_bytes, bool) or not hasattr(scratch_bytes, "__index__"):
-        raise TypeError(f"scratch_bytes={scratch_bytes!r}: a whole number of bytes is needed")
-    scratch = operator.index(scratch_bytes)
+    scratch = integer("scratch_bytes", scratch_bytes, meaning="a whole number of bytes")
     if scratch < MIN_SCRATCH_BYTES:
         raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
     return scratch
@@ -159,10 +139,7 @@ def device_of(request: ReadRequest) -> Any:
 def check_memory(request: ReadRequest, scratch: int) -> None:
     """Refuse a read that does not fit into the memory of the current device.
 
-    Raises
-    ------
-    DeviceMemoryError
-        With the bytes needed, the bytes free, and what to do.
+    `DeviceMemoryError`: With the bytes needed, the bytes free, and what to do.
     """
     result = 0 if request.out is not None else request.plan.region.size * request.dtype.itemsize
     needed = result + scratch

@@ -22,14 +22,9 @@ _CUDA_TYPES = CUDA_TYPES | {"b1": "bool_bits", "c8": "complex_of<float>", "c16":
 class Conversion:
     """The conversion of elements between storage and output.
 
-    Attributes
-    ----------
-    source, target : numpy.dtype
-        Stored type and type of the output, both in this machine's byte order.
-    swapped : bool
-        Whether the stored bytes are in the other byte order.
-    bfloat16 : bool
-        Whether outputs are bfloat16, which NumPy does not have: `target` is uint16 and holds the bits.
+    `source`, `target`: stored type and type of the output, both in this machine's byte order. `swapped`: whether the
+    stored bytes are in the other byte order. `bfloat16`: whether outputs are bfloat16, which NumPy does not have:
+    `target` is uint16 and holds the bits.
     """
 
     source: np.dtype

@@ -174,20 +174,8 @@ class Ticket:
 class JobGroup(NamedTuple):
     """Jobs of the regions of one call that one engine carries out, whose arrays have one geometry.
 
-    Attributes
-    ----------
-    rows : sequence of int
-        Indices of these regions in the call.
-    jobs : Jobs
-        A job for each of these regions.
-    layouts : list of ArrayLayout
-        The arrays.
-    array_index : numpy.ndarray of int
-        Index in `layouts` of each region's array.
-    conversion : Conversion
-        Conversion of their elements.
-    engine : Engine
-        Carries out the jobs.
+    `rows`: indices of these regions in the call. `jobs`: a job for each of these regions. `array_index`: index in
+    `layouts` of each region's array.
     """
 
     rows: Sequence[int]
@@ -201,12 +189,7 @@ class JobGroup(NamedTuple):
 class Together:
     """Regions that one call submitted, to wait for in one call; an error concerns its region alone.
 
-    Parameters
-    ----------
-    groups : sequence of JobGroup
-        The jobs.
-    engines : Engines
-        Engines of the reader, which are not closed while this object exists.
+    `engines`: engines of the reader, which are not closed while this object exists.
     """
 
     def __init__(self, groups: Sequence[JobGroup], engines: object) -> None:

@@ -25,18 +25,10 @@ _MAX_BLOCKS = 2**31 - 1
 class ResizeTuning:
     """Parameters that affect speed only.
 
-    Attributes
-    ----------
-    outputs : int
-        Voxels of a group: neighbours along an axis that a thread computes; a power of 2.
-    pack_bytes, pack_most : int
-        Size of one load in bytes, and its maximum number of elements.
-    unroll : int
-        Loads in flight in a thread.
-    blocks : int
-        Blocks on a multiprocessor, which bounds registers; half as many in double precision.
-    shared : int
-        Maximum shared memory of a tile, in bytes.
+    `outputs`: voxels of a group: neighbours along an axis that a thread computes; a power of 2. `pack_bytes`,
+    `pack_most`: size of one load in bytes, and its maximum number of elements. `unroll`: loads in flight in a thread.
+    `blocks`: blocks on a multiprocessor, which bounds registers; half as many in double precision. `shared`: maximum
+    shared memory of a tile, in bytes.
     """
 
     outputs: int = 4
@@ -55,14 +47,9 @@ class ResizeTuning:
 class Tile:
     """Tiles of the kernel ``planes``.
 
-    Attributes
-    ----------
-    width, groups : int
-        Columns of the result in a tile, and groups of its rows.
-    pitch : int
-        Elements from row to row of the tile in shared memory.
-    spans : tuple of (int, int)
-        First column of the image, and number of columns, that each tile along X needs.
+    `width`, `groups`: columns of the result in a tile, and groups of its rows. `pitch`: elements from row to row of the
+    tile in shared memory. `spans` (int, int): first column of the image, and number of columns, that each tile along X
+    needs.
     """
 
     width: int
@@ -75,24 +62,11 @@ class Tile:
 class Step:
     """One launch.
 
-    Attributes
-    ----------
-    kernel : str
-        ``"planes"``, ``"along"`` or ``"along_x"``.
-    source, compute, target : numpy.dtype
-        Data types of input, sums and output.
-    shape : tuple of int
-        Shape of the output.
-    axes : tuple of AxisPlan
-        Y and X for ``"planes"``, else one axis.
-    outer, inner : int
-        Number of elements along all axes before, and along all axes after those in `axes`.
-    packed : bool
-        Whether rows are aligned, so that threads load packs.
-    tile : Tile or None
-        The tiles of ``"planes"``; None for the other kernels.
-    blocks, shared : int
-        Blocks of the launch, and their shared memory in bytes.
+    `kernel`: ``"planes"``, ``"along"`` or ``"along_x"``. `source`, `compute`, `target`: data types of input, sums and
+    output. `axes`: Y and X for ``"planes"``, else one axis. `outer`, `inner`: number of elements along all axes before,
+    and along all axes after those in `axes`. `packed`: whether rows are aligned, so that threads load packs. `tile`:
+    the tiles of ``"planes"``; None for the other kernels. `blocks`, `shared`: blocks of the launch, and their shared
+    memory in bytes.
     """
 
     kernel: str
@@ -121,19 +95,10 @@ def order_axes(
 
     Axes that shrink most come first. The last two axes are resampled together if that moves fewer bytes.
 
-    Parameters
-    ----------
-    shape, output_shape : sequence of int
-        Of the image and of the result.
-    changed : sequence of int
-        The axes to resample.
-    sizes : sequence of int
-        Bytes of an element of the image, of results between passes, and of the result.
+    `shape`, `output_shape`: of the image and of the result. `sizes`: bytes of an element of the image, of results
+    between passes, and of the result.
 
-    Returns
-    -------
-    list of tuple of int
-        The axes of each pass.
+    Returns: The axes of each pass.
     """
     rank = len(shape)
     last = (rank - 2, rank - 1)
@@ -167,21 +132,11 @@ def plan_steps(
 ) -> tuple[Step, ...]:
     """Plan the launches that resize a C-contiguous image.
 
-    Parameters
-    ----------
-    axes : sequence of AxisPlan
-        One for each axis; unchanged axes have no pass.
-    dtypes : sequence of numpy.dtype
-        Of the image, of sums and results between passes, and of the result.
-    aligned : bool
-        Whether the image begins at a multiple of 16 bytes.
-    tuning : ResizeTuning
-        Parameters that affect speed only.
+    `axes`: one for each axis; unchanged axes have no pass. `dtypes`: of the image, of sums and results between passes,
+    and of the result. `aligned`: whether the image begins at a multiple of 16 bytes. `tuning`: parameters that affect
+    speed only.
 
-    Returns
-    -------
-    tuple of Step
-        Empty where no axis changes.
+    Returns: Empty where no axis changes.
     """
     shape = [plan.size for plan in axes]
     changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
@@ -245,21 +200,9 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Resize
     The cost adds the loads of all threads, idle ones included, and the packs that each tile needs. The needs of
     neighbouring tiles overlap, which makes small tiles expensive.
 
-    Parameters
-    ----------
-    y, x : AxisPlan
-        The two axes.
-    pack : int
-        Elements of one load.
-    itemsize : int
-        Bytes of an element of the tile.
-    tuning : ResizeTuning
-        Limits.
+    `itemsize`: bytes of an element of the tile.
 
-    Returns
-    -------
-    Tile or None
-        None where no tile fits shared memory.
+    Returns: None where no tile fits shared memory.
     """
     groups = join(windows_of(y), tuning.outputs)
     best, min_loads = None, math.inf

@@ -67,29 +67,14 @@ def resample_axes(
 ) -> Array:
     """Smooth and interpolate an image, axis by axis.
 
-    Parameters
-    ----------
-    image : numpy.ndarray or cupy.ndarray
-        Of integers or floats, or booleans at order 0 without smoothing; not empty.
-    output_shape : sequence of int
-        One size >= 1 for each axis.
-    order : int
-        0 nearest, 1 linear.
-    mode : str
-        One of :data:`~linumpy.gpu.resize.tables.MODES`.
-    sigmas : sequence of float
-        Standard deviations of the Gaussian, one for each axis, in voxels of the image.
-    dtype : dtype, optional
-        Data type of the result; integers are rounded, halves away from zero, and saturate. By default float64 for
-        float64, else float32.
-    clamp : bool
-        Whether to limit results to the range of the image, which they exceed only by rounding. Not with
-        ``"grid-constant"``.
+    `image`: of integers or floats, or booleans at order 0 without smoothing; not empty. `output_shape`: one size >= 1
+    for each axis. `order`: 0 nearest, 1 linear. `mode`: one of :data:`~linumpy.gpu.resize.tables.MODES`. `sigmas`:
+    standard deviations of the Gaussian, one for each axis, in voxels of the image. `dtype`: data type of the result;
+    integers are rounded, halves away from zero, and saturate. By default float64 for float64, else float32. `clamp`:
+    whether to limit results to the range of the image, which they exceed only by rounding. Not with
+    ``"grid-constant"``.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of `output_shape`, in the memory of the image; never a view of it.
+    Returns: Of `output_shape`, in the memory of the image; never a view of it.
     """
     between = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
     target = between if dtype is None else np.dtype(dtype)

@@ -24,14 +24,8 @@ MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
 class AxisPart:
     """Offsets, along an axis, of a box of an image, and of the block of the result that is computed from the box.
 
-    Attributes
-    ----------
-    size, length : int
-        Voxels along the whole axis, before and after.
-    scale : float
-        Voxels of the image between neighbours of the result.
-    source_start, start : int
-        Offsets of the box and of the block in the whole.
+    `size`, `length`: voxels along the whole axis, before and after. `scale`: voxels of the image between neighbours of
+    the result. `source_start`, `start`: offsets of the box and of the block in the whole.
     """
 
     size: int
@@ -45,22 +39,12 @@ class AxisPart:
 class AxisPlan:
     """How one axis is resampled.
 
-    Attributes
-    ----------
-    size, length : int
-        Voxels along it, before and after.
-    order : int
-        0 nearest, 1 linear.
-    mode : str
-        One of :data:`MODES`.
-    sigma : float
-        Standard deviation of the Gaussian, in voxels of the image; 0 for none.
-    tile : (int, int) or None
-        For an axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last tile
-        may be shorter. Only with modes that extend a tile by its own voxels: nearest, mirror, reflect.
-    part : AxisPart or None
-        For a box of a larger image, which must contain all voxels that the block needs. `size` and `length` are then
-        those of box and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
+    `size`, `length`: voxels along it, before and after. `order`: 0 nearest, 1 linear. `mode`: one of :data:`MODES`.
+    `sigma`: standard deviation of the Gaussian, in voxels of the image; 0 for none. `tile` ((int, int) or None): for an
+    axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last tile may be
+    shorter. Only with modes that extend a tile by its own voxels: nearest, mirror, reflect. `part`: for a box of a
+    larger image, which must contain all voxels that the block needs. `size` and `length` are then those of box and
+    block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
     """
 
     size: int
@@ -86,12 +70,9 @@ def unchanged(size: int) -> AxisPlan:
 class Windows:
     """The window and the weights of each voxel of the result.
 
-    Attributes
-    ----------
-    first, count : numpy.ndarray of int64, (length,)
-        The window is the voxels [first, first + count); beyond an end of the axis it continues at the other end.
-    weights : numpy.ndarray of float64, (largest count, length)
-        A column for each voxel of the result; zero after the end of its window.
+    `first`, `count` (int64, (length,)): the window is the voxels [first, first + count); beyond an end of the axis it
+    continues at the other end. `weights` (float64, (largest count, length)): a column for each voxel of the result;
+    zero after the end of its window.
     """
 
     first: np.ndarray
@@ -103,12 +84,9 @@ class Windows:
 class Groups:
     """The joined windows of groups of neighbouring voxels of the result.
 
-    Attributes
-    ----------
-    first, count, start : numpy.ndarray of int64, (groups,)
-        The joined window is the voxels [first, first + count); their weights begin at row `start`.
-    weights : numpy.ndarray of float64, (rows, outputs)
-        A row for each voxel of a joined window; zero for the neighbours whose windows do not contain the voxel.
+    `first`, `count`, `start` (int64, (groups,)): the joined window is the voxels [first, first + count); their weights
+    begin at row `start`. `weights` (float64, (rows, outputs)): a row for each voxel of a joined window; zero for the
+    neighbours whose windows do not contain the voxel.
     """
 
     first: np.ndarray

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.engines.core_device import CoreDevice
-from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
 from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
@@ -24,6 +24,9 @@ from linumpy.gpu.read.ticket import Jobs
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
+if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.parts import PartsJob
+
 #: Maximum cached records of geometries and conversions.
 _MAX_TEMPLATES = 1024
 
@@ -31,13 +34,8 @@ _MAX_TEMPLATES = 1024
 class CoreEngine:
     """The native core, for one device or for host memory.
 
-    Parameters
-    ----------
-    threads : int
-        Threads of the host among which work is divided.
-    device : CoreDevice, optional
-        Device of the outputs; by default they are in host memory. It must be current in the constructor and in
-        :meth:`submit`.
+    `threads`: threads of the host among which work is divided. `device`: device of the outputs; by default they are in
+    host memory. It must be current in the constructor and in :meth:`submit`.
     """
 
     def __init__(self, threads: int, device: CoreDevice | None) -> None:
@@ -58,29 +56,17 @@ class CoreEngine:
     ) -> Jobs:
         """Submit regions, each as a job.
 
-        Parameters
-        ----------
-        layouts : list of ArrayLayout
-            Arrays of one geometry.
-        conversion : Conversion
-            Conversion from their elements to elements of the outputs.
-        regions : Regions
-            Regions of these arrays, and their outputs.
-        owners : sequence
-            For each region, or one for all, the object that owns the memory of the output.
-        ready : cupy.cuda.Event, optional
-            Outputs on a device are written after this event.
-        looks : sequence of MetadataLook or None, optional
-            Metadata files of each array, which the core checks before it reads chunks; not those of rectilinear arrays.
-        timed : bool
-            Whether to measure the times of kernels.
+        `conversion`: conversion from their elements to elements of the outputs. `regions`: regions of these arrays, and
+        their outputs. `owners`: for each region, or one for all, the object that owns the memory of the output.
+        `ready`: outputs on a device are written after this event. `looks`: metadata files of each array, which the core
+        checks before it reads chunks; not those of rectilinear arrays. `timed`: whether to measure the times of
+        kernels.
 
-        Raises
-        ------
-        MemoryError
-            The device memory for slots does not fit.
+        `MemoryError`: The device memory for slots does not fit.
         """
         if layouts[0].lengths is not None:
+            from linumpy.gpu.read.engines.parts import submit_parts  # only for rectilinear arrays
+
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
             return submit_parts(submit, layouts, regions, owners)
         on_device = self._device_record(layouts[0], conversion, ready, timed=timed)

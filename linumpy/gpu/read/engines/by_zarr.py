@@ -50,10 +50,7 @@ _POLL_SECONDS = 0.1
 class ZarrJob:
     """One region. The job ends when it is copied, when it fails, or when it is cancelled.
 
-    Attributes
-    ----------
-    output : object
-        The object that holds the memory of the output.
+    `output`: the object that holds the memory of the output.
     """
 
     def __init__(self, work: Callable[[ZarrJob], None], output: Any) -> None:
@@ -104,12 +101,7 @@ class ZarrJob:
 class ZarrEngine:
     """Threads that read by zarr-python; the first job starts them.
 
-    Parameters
-    ----------
-    cupy : module or None
-        CuPy, for outputs on a device.
-    device : int or None
-        Number of the device.
+    `cupy`: CuPy, for outputs on a device.
     """
 
     def __init__(self, cupy: ModuleType | None, device: int | None) -> None:
@@ -131,10 +123,8 @@ class ZarrEngine:
     ) -> JobList:
         """Submit regions, each as a job.
 
-        Parameters
-        ----------
-        layouts, conversion, regions, owners, ready
-            As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
+        `layouts`, `conversion`, `regions`, `owners`, `ready`: as for
+        :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
         """
         for layout in layouts:
             if layout.unsupported:
@@ -264,6 +254,11 @@ def why_unsupported(layout: ArrayLayout) -> str:
     return native.why_not_decoded(layout.chain) or ""
 
 
+def is_left_to_zarr(layout: ArrayLayout) -> bool:
+    """Say whether linumpy's reader does not support an array, or the caller wants zarr-python."""
+    return layout.unsupported is not None or bool(why_unsupported(layout))
+
+
 def _why_not_core(layout: ArrayLayout) -> str:
     """Return why zarr-python reads an array: it is not supported, or needs a filter that only the host decodes."""
     if (reason := why_unsupported(layout)) or layout.unsupported is not None:
@@ -285,12 +280,8 @@ def array_of(layout: ArrayLayout) -> zarr.Array:
 def read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
     """Read a region by zarr-python, in its stored byte order.
 
-    Raises
-    ------
-    UnsupportedLayoutError
-        zarr-python does not read the array either.
-    ChunkError
-        A broken chunk; the array is gone.
+    `UnsupportedLayoutError`: zarr-python does not read the array either. `ChunkError`: A broken chunk; the array is
+    gone.
     """
     try:
         values = np.asarray(read_chunks_on_host(array_of(layout), region))

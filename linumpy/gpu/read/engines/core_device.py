@@ -11,7 +11,7 @@ import logging
 import threading
 from concurrent.futures import wait
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare, prepare_beside
-from linumpy.gpu.read.engines.direct import DirectReads
 from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
@@ -28,6 +27,9 @@ from linumpy.plan.decode.placement import may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
 from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, padded_nbytes, records_nbytes
 from linumpy.plan.layout import ArrayLayout
+
+if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.direct import DirectReads
 
 _log = logging.getLogger(__name__)
 
@@ -50,20 +52,8 @@ _BASE, _STATUS = 2**40, 2**50
 class CoreDevice:
     """Memory, kernels and plans for one device, which must be current in all calls.
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy.
-    device : int
-        Number of the device.
-    limits : Limits
-        Limits of slabs.
-    cache_bytes : int
-        Memory for cached chunks.
-    direct : bool
-        Whether stored bytes go to the device by GPUDirect Storage.
-    timed : bool
-        Whether to measure the times of all kernels.
+    `direct`: whether stored bytes go to the device by GPUDirect Storage. `timed`: whether to measure the times of all
+    kernels.
     """
 
     def __init__(
@@ -78,7 +68,11 @@ class CoreDevice:
     ) -> None:
         self._cupy, self.number, self.limits = cupy, device, limits
         self._cache_bytes = cache_bytes
-        self.direct = DirectReads(cupy, device) if direct else None
+        self.direct: DirectReads | None = None
+        if direct:
+            from linumpy.gpu.read.engines import direct as direct_reads  # only for GPUDirect Storage
+
+            self.direct = direct_reads.DirectReads(cupy, device)
         self._timed = timed
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
@@ -113,10 +107,7 @@ class CoreDevice:
     def give_memory(self, reader: CoreReader) -> None:
         """Allocate memory for the slots and the cache, for the first job of a reader.
 
-        Raises
-        ------
-        MemoryError
-            The memory for slots does not fit.
+        `MemoryError`: The memory for slots does not fit.
         """
         if self._is_given:
             return
@@ -277,12 +268,8 @@ class CoreDevice:
     def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
         """Fit a slab into one slot of device memory, or all slots, or, for long zstd chunks, separate memory.
 
-        Returns
-        -------
-        Slot or None
-            The layout of the slab; None if not even one chunk fits.
-        int
-            Number of slots that a slab takes; 0 for separate memory, or if nothing fits.
+        Returns: (1) The layout of the slab; None if not even one chunk fits. (2) Number of slots that a slab takes; 0
+        for separate memory, or if nothing fits.
         """
         limits = self.limits
         # Bytes of a slab, slabs on the device at a time, and slots of a slab.

@@ -46,17 +46,7 @@ def require_direct() -> None:
 class DirectReads:
     """Reads into the memory of one device, for one reader.
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy.
-    device : int
-        Number of the device.
-
-    Attributes
-    ----------
-    callback : native.ReadDirect
-        The function that the core calls, in its own threads. It must live until the core's reader is closed.
+    `callback`: the function that the core calls, in its own threads. It must live until the core's reader is closed.
     """
 
     def __init__(self, cupy: ModuleType, device: int) -> None:
@@ -80,10 +70,7 @@ class DirectReads:
 class _Reads:
     """State of the callback.
 
-    Attributes
-    ----------
-    failure : str
-        Why the first failed read failed; empty if none has failed.
+    `failure`: why the first failed read failed; empty if none has failed.
     """
 
     def __init__(self, open_file: Callable[[str], Any], cupy: ModuleType, device: int) -> None:
@@ -133,10 +120,7 @@ class _Reads:
 class _SlabReads:
     """Reads of one slab.
 
-    Attributes
-    ----------
-    failures : list of str
-        Messages of reads that failed, except where only the file could not be opened.
+    `failures`: messages of reads that failed, except where only the file could not be opened.
     """
 
     def __init__(self, open_file: Callable[[str], Any], view: Callable[[int, int], Array]) -> None:

@@ -41,14 +41,8 @@ log = logging.getLogger(__name__)
 class Engines:
     """The native core, if it is available, and zarr-python; closed when no reader and no ticket refers to them.
 
-    Parameters
-    ----------
-    device : int or None
-        Number of the CUDA device of all outputs; None for host memory.
-    limits : Limits
-        Limits of slabs.
-    options : bool or int
-        As for :class:`~linumpy.gpu.read.engines.core_device.CoreDevice`.
+    `device`: number of the CUDA device of all outputs; None for host memory. `options`: as for
+    :class:`~linumpy.gpu.read.engines.core_device.CoreDevice`.
     """
 
     def __init__(self, device: int | None, limits: Limits, **options: Any) -> None:
@@ -85,18 +79,8 @@ class Engines:
     ) -> list[Ticket]:
         """Submit regions, each with an array of its own.
 
-        Parameters
-        ----------
-        layouts : list of ArrayLayout
-            The arrays.
-        numbers : list of int
-            Index of each region's array.
-        boxes : Boxes
-            Bounds and shapes of the regions.
-        outs, dtype
-            As for :meth:`linumpy.gpu.read.reader.Reader.submit_many`.
-        timed : bool
-            Whether to measure the times of kernels.
+        `numbers`: index of each region's array. `boxes`: bounds and shapes of the regions. `outs`, `dtype`: as for
+        :meth:`linumpy.gpu.read.reader.Reader.submit_many`. `timed`: whether to measure the times of kernels.
         """
         self._check_process()
         if dtype is None and outs is not None:  # an array for each pair of array and dtype

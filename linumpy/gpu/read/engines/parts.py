@@ -23,10 +23,7 @@ from linumpy.plan.read.rectilinear import RegularBox, cut_by_shape
 class PartsJob:
     """Jobs of one output, as one job.
 
-    Attributes
-    ----------
-    output : object
-        The object that holds the memory of the output.
+    `output`: the object that holds the memory of the output.
     """
 
     __slots__ = ("_jobs", "output")
@@ -73,16 +70,9 @@ def submit_parts(
 ) -> JobList:
     """Submit regions of rectilinear arrays; parts with chunks of the same shape are submitted together.
 
-    Parameters
-    ----------
-    submit : callable
-        ``submit(layouts, regions=, owners=)`` of regular arrays of one geometry; a job for each region.
-    layouts : sequence of ArrayLayout
-        The arrays.
-    regions : Regions
-        Regions of these arrays, and their outputs.
-    owners : sequence
-        For each region, or one for all, the object that owns the memory of the output.
+    `submit`: ``submit(layouts, regions=, owners=)`` of regular arrays of one geometry; a job for each region.
+    `regions`: regions of these arrays, and their outputs. `owners`: for each region, or one for all, the object that
+    owns the memory of the output.
     """
     jobs = [PartsJob(owners[row if len(owners) > 1 else 0]) for row in range(len(regions))]
     parts_of_geometry: dict[object, list[tuple[int, RegularBox]]] = {}

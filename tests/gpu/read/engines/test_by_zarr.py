@@ -16,7 +16,7 @@ import zarr
 from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
-from linumpy.gpu import Reader, read_zarr
+from linumpy.gpu import Reader, read_zarr, release
 from linumpy.gpu.read.engines import by_zarr
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.scatter import Conversion
@@ -26,6 +26,14 @@ from tests.support.gpu import fake_cupy
 from tests.support.regions import into_rows
 
 SHAPE, CHUNKS = (20, 30, 25), (8, 7, 9)
+
+
+@pytest.fixture(autouse=True)
+def no_shared_reader():
+    """Whether there is a core is decided when a reader is made, and the threads of a shared reader stay."""
+    release()
+    yield
+    release()
 
 
 @pytest.fixture(params=["filter", "no core"])

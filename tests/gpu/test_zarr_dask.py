@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.errors import GpuUnavailableError, SourceError
-from linumpy.gpu import zarr_to_dask
+from linumpy.gpu import zarr_dask, zarr_to_dask
 from linumpy.gpu.oct.projection import project
-from linumpy.gpu.read import dask as zarr_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
 from linumpy.resample.resample_zarr import resample_zarr

@@ -1,6 +1,6 @@
 """A Zarr array as a dask array, whose blocks are read by the workers that need them.
 
-In: the source of an array, and functions that read a region. Out: a dask array; its graph holds the path of the array
+In: the source of an array. Out: a dask array; its graph holds the path of the array
 and the bounds of blocks, never data and never an open store. dask is imported inside functions.
 """
 
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import zarr
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 from linumpy.device import resolve
 from linumpy.gpu.read.request import check_elements, new_array
+from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, local_path, written
@@ -38,15 +39,7 @@ Chunks = int | Sequence[int] | None
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Reads blocks of one array; a small object that is pickled to every worker.
-
-    Attributes
-    ----------
-    path : str
-        Path of the array.
-    reader : callable
-        Reads a block.
-    """
+    """Reads blocks of one array; a small object that is pickled to every worker."""
 
     path: str
     reader: RegionReader
@@ -72,10 +65,65 @@ def _worker_address() -> str:
         return ""
 
 
-def make_dask_array(
-    source: Source, level: int, chunks: Chunks, device: str, to_device: RegionReader, to_host: RegionReader
-) -> Any:
-    """Make the dask array; see :func:`linumpy.gpu.zarr_io.zarr_to_dask`."""
+def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
+    """Make a dask array of a Zarr array; each block is read by the worker that needs it.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        In a local folder that the workers see; otherwise as for :func:`read_zarr_to_gpu`.
+    level : int
+        Resolution level of an OME-Zarr image; 0 is the finest.
+    chunks : int or sequence of int, optional
+        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default
+        blocks of as many chunks or shards as fit into 128 MiB, at least one.
+    device : {"auto", "cuda", "cpu"}
+        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
+        :func:`read_zarr`. ``"auto"`` depends on this process, so workers must have the same kind of device.
+
+    Returns
+    -------
+    dask.array.Array
+        Axes in the order of the array, dtype in this machine's byte order, ``_meta`` of the kind of the blocks. Its
+        name is the same for the same array and blocks. The graph holds a path and the corners of blocks, nothing else.
+
+    Raises
+    ------
+    ImportError
+        dask is not installed.
+    FileNotFoundError, SourceError
+        No such path; neither an array nor an OME-Zarr image; not in a local folder.
+    ValueError
+        `chunks` that would cut a chunk or a shard, or that are not one size of 1 or more, or -1, for each axis.
+    GpuUnavailableError
+        ``device="cuda"`` and there is none here.
+
+    Notes
+    -----
+    dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
+    ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
+
+    linumpy's functions work on blocks: `project` along an axis that one block spans,
+    `resize` by a whole factor without smoothing, and with ``map_overlap`` filters whose halo is known (16 voxels for
+    `spline_filter` in float32; for `resize` that smooths, the Gaussian's 4 sigma). dask cannot try them on its empty
+    arrays: describe the result by ``meta=``.
+
+    Examples
+    --------
+    >>> from linumpy.gpu import zarr_to_dask
+    >>> volume = zarr_to_dask("brain.ome.zarr", level=1)  # doctest: +SKIP
+    >>> volume.mean(axis=0).compute()  # doctest: +SKIP
+
+    Half the voxels along each axis, block by block, and a projection:
+
+    >>> def half(block):
+    ...     return resize(block, [n // 2 for n in block.shape], anti_aliasing=False)
+    >>> chunks = [[n // 2 for n in sizes] for sizes in volume.chunks]  # doctest: +SKIP
+    >>> volume.map_blocks(half, chunks=chunks, meta=volume._meta.astype("f4"))  # doctest: +SKIP
+    >>> columns = zarr_to_dask("brain.ome.zarr", chunks=(-1, 256, 256))  # doctest: +SKIP
+    >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
+    >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
+    """
     da = _dask_array()
     from dask.base import tokenize
 
@@ -84,7 +132,7 @@ def make_dask_array(
     check_elements(layout)
     blocks = block_shape(layout, chunks)
     where = resolve(device)
-    task = BlockReader(local_path(array), to_device if where.is_cuda else to_host)
+    task = BlockReader(local_path(array), read_zarr_to_gpu if where.is_cuda else _read_to_host)
     token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
     return da.map_blocks(
         task,
@@ -93,6 +141,11 @@ def make_dask_array(
         meta=new_array(where.xp, (0,) * layout.rank, layout.dtype),
         name=f"zarr-{token}",
     )
+
+
+def _read_to_host(source: Source, *, region: Any) -> Array:
+    block: Array = read_zarr(source, region=region, device="cpu")
+    return block
 
 
 def _dask_array() -> ModuleType:
@@ -114,19 +167,11 @@ def _lengths(length: int, block: int) -> tuple[int, ...]:
 def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
     """Choose the shape of blocks.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        How the array is stored.
-    chunks : None, int, or sequence of int
-        Wanted shape; -1 for a whole axis, one number for all axes. By default whole stored objects of at most 128 MiB
-        together, as cubic as possible.
+    `layout`: how the array is stored. `chunks`: wanted shape; -1 for a whole axis, one number for all axes. By default
+    whole stored objects of at most 128 MiB together, as cubic as possible.
 
-    Raises
-    ------
-    ValueError
-        Blocks that would cut a stored object, so that two workers would read it; `chunks` that are not one size of 1
-        or more, or -1, for each axis.
+    `ValueError`: Blocks that would cut a stored object, so that two workers would read it; `chunks` that are not one
+    size of 1 or more, or -1, for each axis.
     """
     stored, shape = layout.object_shape, layout.shape
     if chunks is None:
@@ -142,7 +187,7 @@ def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
 
 
 def _is_size(size: object) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and (int(size) > 0 or int(size) == -1)
+    return is_integer(size) and (size > 0 or size == -1)
 
 
 def _default_block(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
