@@ -28,10 +28,7 @@ _BLOCK_NBYTES = 16 * 2**20
 class LazyArray:
     """A Zarr array that is read when it is indexed, with the attributes that dask uses.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        The array. Of an array in a local folder or ZIP file only the path is kept.
+    - `array`: the array. Of an array in a local folder or ZIP file only the path is kept.
     """
 
     def __init__(self, array: zarr.Array) -> None:
@@ -50,13 +47,7 @@ class LazyArray:
 
 
 def lazy_dask_array(array: zarr.Array) -> DaskArray:
-    """Return a dask array of NumPy blocks; a slice of it reads only its own voxels.
-
-    Raises
-    ------
-    ImportError
-        dask is not installed.
-    """
+    """Return a dask array of NumPy blocks; a slice of it reads only its own voxels."""
     with needs("dask", "dask"):
         import dask
         import dask.array as da

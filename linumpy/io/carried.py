@@ -45,12 +45,8 @@ _METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 class LeadingAxis:
     """The coordinates along an axis of time or channel.
 
-    Attributes
-    ----------
-    scale, translation : float
-        Step between entries, and position of the first entry, in `unit`.
-    unit : str or None
-        Unit as the metadata spell it; None without a unit.
+    - `scale`, `translation`: step between entries, and position of the first entry, in `unit`.
+    - `unit`: unit as the metadata spell it; None without a unit.
     """
 
     scale: float = 1.0

@@ -27,13 +27,7 @@ _SHUFFLES_V3 = {"none": "noshuffle", "byte": "shuffle", "bit": "bitshuffle"}
 
 
 def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytesCodec] | None:
-    """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks.
-
-    Raises
-    ------
-    ValueError
-        The encoding has a checksum, which zarr v2 cannot store.
-    """
+    """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks."""
     if zarr_format == 2:
         if encoding.checksum:
             raise ValueError(

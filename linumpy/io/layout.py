@@ -47,16 +47,10 @@ _Document = Mapping[str, Any]
 class _Codecs:
     """How the codecs of an array store a chunk.
 
-    Attributes
-    ----------
-    stored_axes : tuple of int
-        Axes of the array in the order in which they are stored.
-    big_endian : bool or None
-        Byte order of the stored elements; None if it is not known.
-    unsupported : str or None
-        Why linumpy's reader cannot read the chunks; None if it can.
-    chain : DecodeChain or None
-        How to decode the bytes of a chunk; None for raw chunks, and for codecs that are not supported.
+    - `stored_axes`: axes of the array in the order in which they are stored.
+    - `big_endian`: byte order of the stored elements; None if it is not known.
+    - `unsupported`: why linumpy's reader cannot read the chunks; None if it can.
+    - `chain`: how to decode the bytes of a chunk; None for raw chunks, and for codecs that are not supported.
     """
 
     stored_axes: tuple[int, ...]
@@ -68,20 +62,9 @@ class _Codecs:
 def read_layout(array: zarr.Array) -> ArrayLayout:
     """Describe how `array` is stored.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        An array of zarr format 2 or 3.
+    - `array`: an array of zarr format 2 or 3.
 
-    Returns
-    -------
-    ArrayLayout
-        The layout; its ``unsupported`` is not None if zarr-python must read the array.
-
-    Raises
-    ------
-    MetadataError
-        A length beyond 64-bit numbers, an empty chunk, or a chunk, shard or shard index of more than 2**60 bytes.
+    Returns the layout; its ``unsupported`` is not None if zarr-python must read the array.
     """
     document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -156,14 +139,9 @@ def _objects(
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
     """Read the chunk grid.
 
-    Returns
-    -------
-    shape : tuple of int
-        Voxels of a stored object; in a rectilinear grid, of the longest along each axis.
-    lengths : tuple of numpy.ndarray, or None
-        Lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
-    reason : str or None
-        Why the grid is not supported; None if it is.
+    - returns `shape`: voxels of a stored object; in a rectilinear grid, of the longest along each axis.
+    - returns `lengths`: lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
+    - returns `reason`: why the grid is not supported; None if it is.
     """
     configuration = grid["configuration"]
     if grid["name"] == "regular":

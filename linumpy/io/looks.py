@@ -17,12 +17,8 @@ from linumpy.io.paths import DOCUMENTS, split_archive
 class MetadataLook:
     """Stamps of the metadata files of local folders, taken before the files are read.
 
-    Attributes
-    ----------
-    files : tuple of str
-        Paths of the files, including files that do not exist.
-    stamps : tuple of tuple of int, or None
-        The :func:`stamp` of each file.
+    - `files`: paths of the files, including files that do not exist.
+    - `stamps`: the :func:`stamp` of each file.
     """
 
     files: tuple[str, ...]

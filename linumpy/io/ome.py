@@ -161,15 +161,7 @@ def read_omezarr(
 
 
 def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
-    """Open one resolution level of an OME-Zarr group, without reading its axes and units.
-
-    Raises
-    ------
-    SourceError
-        The group is not an OME-Zarr image, or has no such level.
-    MetadataError
-        The list of levels cannot be read, or a path in it leaves the image.
-    """
+    """Open one resolution level of an OME-Zarr group, without reading its axes and units."""
     group = _image_group(group)
     name = str(group.store_path)
     datasets = datasets_of(_multiscale(group)[2], name)
@@ -321,17 +313,9 @@ def level_transforms(
 ) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
     """Read scales and translations of the levels of an OME-Zarr group, in the units of the axes.
 
-    Returns
-    -------
-    axes : tuple of Axis
-        Axes of all levels.
-    scales, translations : tuple of tuple of float
-        For each level the step between voxels, and the position of the first voxel's centre, along all axes.
-
-    Raises
-    ------
-    SourceError, MetadataError
-        As :func:`open_image`.
+    - returns `axes`: axes of all levels.
+    - returns `scales`, `translations`: for each level the step between voxels, and the position of the first voxel's
+      centre, along all axes.
     """
     group = _image_group(group)
     name = str(group.store_path)
@@ -350,14 +334,7 @@ def _open_group(path: Source) -> zarr.Group:
 
 
 def _image_group(group: zarr.Group) -> zarr.Group:
-    """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote.
-
-    Raises
-    ------
-    SourceError
-        The group is a plate or another group of images, which the message lists; or a group of bioformats2raw with no
-        image or several.
-    """
+    """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote."""
     kind = kind_of(group)
     if kind is None:
         return group

@@ -32,10 +32,7 @@ def absolute(path: str | Path) -> Path:
 def split_archive(path: str | Path) -> tuple[str, str] | None:
     """Split the path of a regular file, or a path that continues inside it, as in a ZIP file.
 
-    Returns
-    -------
-    tuple of (str, str), or None
-        The absolute path of the file, and the path inside the file; None for a folder and for a missing path.
+    Returns the absolute path of the file, and the path inside the file; None for a folder and for a missing path.
     """
     above, inside = os.path.join(os.getcwd(), path).rstrip("/") or "/", ""
     while True:

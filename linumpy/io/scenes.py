@@ -52,12 +52,7 @@ class Edge:
 class Graph:
     """The coordinate systems of images and scenes, connected by transformations.
 
-    Attributes
-    ----------
-    axes : dict of Node to list
-        Axes of each coordinate system.
-    edges : list of Edge
-        The transformations.
+    - `axes`: axes of each coordinate system.
     """
 
     axes: dict[Node, Axes] = field(default_factory=dict)
@@ -119,19 +114,10 @@ class Graph:
     def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
         """Find the shortest path (breadth first) between systems, by transformations that can be computed.
 
-        Parameters
-        ----------
-        start : Node
-            The first system.
-        goal : callable
-            Says whether the path may end at a system.
-        same : str, optional
-            Name of coordinate systems that are taken as one system, wherever they are.
+        - `goal`: says whether the path may end at a system.
+        - `same`: name of coordinate systems that are taken as one system, wherever they are.
 
-        Returns
-        -------
-        tuple of Node and PointMap, or None
-            The last system, and the map to it; None if there is no path.
+        Returns the last system, and the map to it; None if there is no path.
         """
         paths: dict[Node, list[tuple[Edge, bool]]] = {start: []}
         queue = [start]
@@ -177,23 +163,9 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
 
     A point has a coordinate along each axis of the system that the levels of its image are mapped to.
 
-    Parameters
-    ----------
-    begin, end : OmeZarrImage
-        The images.
-    system : str, optional
-        Name of a coordinate system that both images are mapped to, and through which the map goes.
+    - `system`: name of a coordinate system that both images are mapped to, and through which the map goes.
 
-    Returns
-    -------
-    PointMap or None
-        Empty for the same image twice; None if `system` is None and nothing connects the images.
-
-    Raises
-    ------
-    MetadataError
-        An image is not connected with `system`, or the two images have different axes for it. Transformations cannot be
-        read, or not be computed in this direction.
+    Returns empty for the same image twice; None if `system` is None and nothing connects the images.
     """
     graph = Graph()
     first, last = graph.add(begin), graph.add(end)
@@ -217,13 +189,7 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
 
 
 def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, Axes]:
-    """Return the map from points of a coordinate system to points of an image, and the axes of the system.
-
-    Raises
-    ------
-    MetadataError
-        As :func:`map_between`.
-    """
+    """Return the map from points of a coordinate system to points of an image, and the axes of the system."""
     graph = Graph()
     last = graph.add(end)
     for node in [node for node in graph.axes if node[1] == system]:

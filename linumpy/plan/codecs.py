@@ -32,21 +32,13 @@ CHECKSUM_NBYTES = 4
 class DecodeChain:
     """The steps that decode a stored chunk, from the last codec back to the first.
 
-    Attributes
-    ----------
-    compressor : str
-        One of :data:`COMPRESSORS`, or empty.
-    inner : str
-        With Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
-    stored_checksum : bool
-        Whether the stored bytes end in a CRC-32C of all bytes before it.
-    decoded_checksum : bool
-        Whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
-    shuffle : int
-        Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
-    host_filter : str
-        A filter that only zarr-python decodes, as JSON: its name, ``"id"``, and its settings; for array codecs of zarr
-        v3, which need no compressor, several names joined by " + ". Empty without such a filter.
+    - `compressor`: one of :data:`COMPRESSORS`, or empty.
+    - `inner`: with Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
+    - `stored_checksum`: whether the stored bytes end in a CRC-32C of all bytes before it.
+    - `decoded_checksum`: whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
+    - `shuffle`: element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
+    - `host_filter`: a filter that only zarr-python decodes, as JSON: its name, ``"id"``, and its settings; for array
+      codecs of zarr v3, which need no compressor, several names joined by " + ". Empty without such a filter.
     """
 
     compressor: str
@@ -84,20 +76,12 @@ class DecodeChain:
 def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
     """Parse the codecs that encode the bytes of a chunk.
 
-    Parameters
-    ----------
-    codecs : sequence of mapping
-        In the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of numcodecs, the
-        latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
-    chunk_nbytes : int
-        Size of the bytes that the codecs encode.
-
-    Returns
-    -------
-    chain : DecodeChain or None
-        None for raw chunks, and where there is a `reason`. A chain with a `host_filter` is for zarr-python.
-    reason : str or None
-        Why linumpy cannot decode the codecs; None for raw chunks, and where there is a `chain`.
+    - `codecs`: in the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of
+      numcodecs, the latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
+    - `chunk_nbytes`: size of the bytes that the codecs encode.
+    - returns `chain`: None for raw chunks, and where there is a `reason`. A chain with a `host_filter` is for
+      zarr-python.
+    - returns `reason`: why linumpy cannot decode the codecs; None for raw chunks, and where there is a `chain`.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
     decoded_checksums = stored_checksums = 0  # inside and outside of the compressed bytes
@@ -142,21 +126,11 @@ def read_array_filter(
 ) -> tuple[dict[str, object] | None, str | None]:
     """Parse an array-to-array filter of zarr v3 as the filter of numcodecs that zarr v2 applies to bytes.
 
-    Parameters
-    ----------
-    codec : mapping
-        ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
-    dtype : numpy.dtype
-        Data type of the array, in this machine's byte order.
-    endian : str or None
-        Byte order that the codec 'bytes' writes.
-
-    Returns
-    -------
-    settings : dict or None
-        Name and settings, as :func:`read_chain` takes them.
-    reason : str or None
-        Why numcodecs cannot decode the bytes that zarr v3 stores; None if numcodecs can.
+    - `codec`: ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
+    - `dtype`: data type of the array, in this machine's byte order.
+    - `endian`: byte order that the codec 'bytes' writes.
+    - returns `settings`: name and settings, as :func:`read_chain` takes them.
+    - returns `reason`: why numcodecs cannot decode the bytes that zarr v3 stores; None if numcodecs can.
     """
     name = str(codec["name"]).removeprefix("numcodecs.")
     configuration = codec.get("configuration")

@@ -32,21 +32,13 @@ _COUNT_SECONDS = 1.0
 def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
     """Yield the client of the caller's `distributed`; a client that this function makes is closed at the end.
 
-    Parameters
-    ----------
-    distributed : distributed.Client, cluster, str or None
-        A client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields None.
+    - `distributed`: a client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields
+      None.
 
-    Raises
-    ------
-    TypeError
-        A value of another type, or an asynchronous client or cluster (``asynchronous=True``).
-    ValueError
-        A client or cluster that is closed or failed; a str that is not an address.
-    ConnectionError
-        No scheduler answers at the address.
-    ImportError
-        ``distributed`` is not installed.
+    Raises `TypeError`: a value of another type, or an asynchronous client or cluster (``asynchronous=True``).
+    Raises `ValueError`: a client or cluster that is closed or failed; a str that is not an address.
+    Raises `ConnectionError`: no scheduler answers at the address.
+    Raises `ImportError`: ``distributed`` is not installed.
     """
     if distributed is None:
         yield None
@@ -99,27 +91,15 @@ def carry_out_on(
 ) -> None:
     """Carry out tasks on the workers of a dask cluster; only a few tasks for each thread are submitted at a time.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Client of the cluster. Workers that join later take part.
-    names : iterable
-        A name of each task.
-    submit : callable
-        Takes the name of a task, submits the task, and returns its future.
-    settle : callable
-        Called with the name and the result of each completed task, in this thread, in any order.
-    task_name, memory_parameter : str
-        For errors: a description of a task, and the parameter of which a smaller value makes tasks take less memory.
-    min_pending : int
-        Number of tasks to submit even if the workers have few threads.
+    - `client`: client of the cluster. Workers that join later take part.
+    - `names`: a name of each task.
+    - `submit`: takes the name of a task, submits the task, and returns its future.
+    - `settle`: called with the name and the result of each completed task, in this thread, in any order.
+    - `task_name`, `memory_parameter`: for errors: a description of a task, and the parameter of which a smaller value
+      makes tasks take less memory.
+    - `min_pending`: number of tasks to submit even if the workers have few threads.
 
-    Raises
-    ------
-    WorkerError
-        Workers died, one after another, on the same task.
-    Exception
-        A task failed with this error, or `settle` did; submitted tasks are cancelled.
+    Raises `Exception`: a task failed with this error, or `settle` did; submitted tasks are cancelled.
     """
     from distributed import KilledWorker, as_completed
 

@@ -73,20 +73,11 @@ def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> Abstr
 class BlockRecord:
     """Records the complete blocks of one array in a resumable folder, and reports the bytes of blocks as progress.
 
-    Attributes
-    ----------
-    state : Resumable
-        The folder.
-    number : int
-        Index of the array among the grids of the request.
-    stored : tuple of int
-        Shape of a shard, or else of a chunk, along the axes of a block.
-    itemsize : int
-        Bytes of a voxel.
-    report : callable
-        Called with the number of bytes of each block.
-    entries : tuple of int
-        Index along each axis of time and channel of the array; blocks do not have these axes.
+    - `number`: index of the array among the grids of the request.
+    - `stored`: shape of a shard, or else of a chunk, along the axes of a block.
+    - `itemsize`: bytes of a voxel.
+    - `report`: called with the number of bytes of each block.
+    - `entries`: index along each axis of time and channel of the array; blocks do not have these axes.
     """
 
     state: Resumable

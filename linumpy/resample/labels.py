@@ -32,14 +32,9 @@ _ADVICE = "correct its metadata, or pass labels='drop'"
 class LabelImage:
     """A label image to resample.
 
-    Attributes
-    ----------
-    name : str
-        Name in the metadata of the group ``labels``.
-    volumes : Volumes
-        The selected volumes: of the resolution that fits the image's, at the image's times and channels.
-    grid : AffineGrid
-        The map from voxels of the new image to the nearest voxels of the labels.
+    - `name`: name in the metadata of the group ``labels``.
+    - `volumes`: the selected volumes: of the resolution that fits the image's, at the image's times and channels.
+    - `grid`: the map from voxels of the new image to the nearest voxels of the labels.
     """
 
     name: str
@@ -52,25 +47,13 @@ def plan_labels(
 ) -> list[LabelImage]:
     """Open the label images inside an image, and plan the map of each to the new grid of the image.
 
-    Parameters
-    ----------
-    volumes : Volumes
-        The selected volumes of the image.
-    names : sequence of str
-        Names of the label images.
-    regrid : Regrid
-        The new grid of the image.
-    mode : str
-        How the image is extended beyond its edges. Labels with the image's grid are extended by the same mode; other
-        labels are 0 there.
-    spacing : sequence of float, or mapping of axis names to float, or None
-        Voxel spacing in µm that replaces the spacing in the metadata of the image, and of labels of the same shape.
-
-    Raises
-    ------
-    MetadataError
-        Labels that do not exist or cannot be read, have other axes of space, a dtype that is not resampled, or no known
-        position; labels of another shape, if `spacing` is given; a selected time or channel that the labels lack.
+    - `volumes`: the selected volumes of the image.
+    - `names`: names of the label images.
+    - `regrid`: the new grid of the image.
+    - `mode`: how the image is extended beyond its edges. Labels with the image's grid are extended by the same mode;
+      other labels are 0 there.
+    - `spacing`: voxel spacing in µm that replaces the spacing in the metadata of the image, and of labels of the same
+      shape.
     """
     return [_plan(volumes, name, regrid, mode, spacing) for name in names]
 

@@ -46,18 +46,12 @@ _SYNC_SECONDS = 30.0
 class Request:
     """The parameters of a run. A run continues another run only if both have the same request.
 
-    Attributes
-    ----------
-    kind : str
-        Name of the function that makes the parts, such as ``"resample_zarr"``.
-    grid : tuple of int
-        Number of parts along each axis of the first array.
-    settings : tuple of (str, str)
-        Names and values of the caller's parameters that the bytes of the parts depend on.
-    origin : tuple of (str, str)
-        Names and digests of the source data. Parts that were made from other data cannot be completed, and are removed.
-    beside : tuple of tuple of int
-        The same number of parts for each further array in the folder, such as labels.
+    - `kind`: name of the function that makes the parts, such as ``"resample_zarr"``.
+    - `grid`: number of parts along each axis of the first array.
+    - `settings`: names and values of the caller's parameters that the bytes of the parts depend on.
+    - `origin`: names and digests of the source data. Parts that were made from other data cannot be completed, and are
+      removed.
+    - `beside`: the same number of parts for each further array in the folder, such as labels.
     """
 
     kind: str
@@ -85,14 +79,8 @@ class Request:
 class Resumable:
     """A folder that is being filled; made by :func:`resumable_folder`.
 
-    Attributes
-    ----------
-    folder : Path
-        Folder of the parts.
-    complete : numpy.ndarray of bool
-        Mask of the complete parts of the first array.
-    grids : list of numpy.ndarray of bool
-        Mask of the complete parts of each array; the first is `complete`.
+    - `complete` (bool): mask of the complete parts of the first array.
+    - `grids`: mask of the complete parts of each array; the first is `complete`.
     """
 
     def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
@@ -127,28 +115,15 @@ def resumable_folder(
 ) -> Iterator[Resumable]:
     """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the finished folder.
-    request : Request
-        The parameters of the run.
-    create : callable
-        Takes a path, and makes the folder there, without parts.
-    overwrite : bool
-        Whether to replace an existing Zarr folder.
-    durable : bool
-        Whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts of a
-        stopped run count only on this machine, until its next boot.
+    - `path`: path of the finished folder.
+    - `request`: the parameters of the run.
+    - `create`: takes a path, and makes the folder there, without parts.
+    - `overwrite`: whether to replace an existing Zarr folder.
+    - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts
+      of a stopped run count only on this machine, until its next boot.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError
-        The path exists; its parent folder does not.
-    ResumeError
-        Another run is filling the folder, or a run with another request has begun to fill it.
-    OSError
-        The disk is full. Complete parts are kept, and the next run continues from there.
+    Raises `FileExistsError`, `FileNotFoundError`: the path exists; its parent folder does not.
+    Raises `OSError`: the disk is full. Complete parts are kept, and the next run continues from there.
     """
     recover(path)
     check_target(path, overwrite=overwrite)

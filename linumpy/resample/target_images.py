@@ -34,18 +34,10 @@ from linumpy.write.new_image import NewImage, create_labels_group, plan_image
 class TargetImage:
     """An image to fill: the target itself, or labels in it.
 
-    Attributes
-    ----------
-    folder : str
-        Path within the target; empty for the target itself.
-    volumes : Volumes
-        The volumes of the source.
-    grid : AffineGrid
-        The map from voxels of the image to voxels of the source.
-    carried : Carried
-        Metadata that the image takes from the source.
-    image : NewImage
-        The image to make.
+    - `folder`: path within the target; empty for the target itself.
+    - `volumes`: the volumes of the source.
+    - `grid`: the map from voxels of the image to voxels of the source.
+    - `carried`: metadata that the image takes from the source.
     """
 
     folder: str

@@ -61,21 +61,13 @@ _WARN_SECONDS = 30.0
 class Needs:
     """Requirements of each worker.
 
-    Attributes
-    ----------
-    source : str
-        Folder of the array to read; empty for tiles, which need no check of folders: the task opens its source, and the
-        caller writes.
-    metadata : str
-        Digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the path.
-    target : str
-        Folder to write to.
-    device : {"auto", "cuda", "cpu"}
-        The caller's choice of a device.
-    block_nbytes : int
-        Bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
-    version : str
-        Version of linumpy: another version may make other voxels.
+    - `source`: folder of the array to read; empty for tiles, which need no check of folders: the task opens its source,
+      and the caller writes.
+    - `metadata`: digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the
+      path.
+    - `device` (``"auto"``, ``"cuda"`` or ``"cpu"``): the caller's choice of a device.
+    - `block_nbytes`: bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
+    - `version`: version of linumpy: another version may make other voxels.
     """
 
     source: str
@@ -127,14 +119,9 @@ def metadata_digest(folder: str) -> str:
 class Capacity:
     """The device and memory that all workers have.
 
-    Attributes
-    ----------
-    kind : {"cuda", "cpu"}
-        Device of all workers: the GPU only if each worker has a GPU.
-    nbytes : int
-        Bytes that every thread of every worker has for its blocks.
-    reason : str
-        The worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
+    - `kind` (``"cuda"`` or ``"cpu"``): device of all workers: the GPU only if each worker has a GPU.
+    - `nbytes`: bytes that every thread of every worker has for its blocks.
+    - `reason`: the worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
 
     kind: str
@@ -143,15 +130,7 @@ class Capacity:
 
 
 def survey(client: Client, needs: Needs) -> Capacity:
-    """Wait for the first worker, and ask all workers for their device and memory.
-
-    Raises
-    ------
-    WorkerError
-        A worker lacks a requirement, or does not answer.
-    GpuUnavailableError
-        The device is ``"cuda"``, and a worker has no GPU.
-    """
+    """Wait for the first worker, and ask all workers for their device and memory."""
     ask, payload = _worker_function("answer"), pickle.dumps(needs)
     # An adaptive cluster starts no worker while its queue is empty.
     first = client.submit(ask, payload, pure=False)
@@ -266,30 +245,15 @@ def make_on(
     Only a few blocks for each thread are submitted at a time, so that dask's graph stays small for any volume. Workers
     that join later take part.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Client of a cluster whose workers see the paths of source and target.
-    make : callable
-        Function, defined in a module, that takes the job and the number of a block and makes the block; making a block
-        twice must be harmless.
-    job : WorkerJob
-        The parameters of the blocks.
-    needs : Needs
-        Requirements of each worker.
-    blocks : mapping of int
-        A name (such as a box) of each block to make, by its number.
-    done : callable
-        Called with the name of each block that is made, in this thread.
-    block_name : str
-        A description of a block, for errors.
+    - `client`: client of a cluster whose workers see the paths of source and target.
+    - `make`: function, defined in a module, that takes the job and the number of a block and makes the block; making a
+      block twice must be harmless.
+    - `job`: the parameters of the blocks.
+    - `blocks`: a name (such as a box) of each block to make, by its number.
+    - `done`: called with the name of each block that is made, in this thread.
+    - `block_name`: a description of a block, for errors.
 
-    Raises
-    ------
-    WorkerError
-        A worker lacks a requirement; or workers died, one after another, on the same block.
-    Exception
-        `make` failed with this error, whose note names the worker.
+    Raises `Exception`: `make` failed with this error, whose note names the worker.
     """
     payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _worker_function("make_sent_block")
 

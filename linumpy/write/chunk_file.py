@@ -27,22 +27,10 @@ _MAX_BUFFERS = 1024
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     """Write buffers to a file, one after another, with as few system calls for each group as possible.
 
-    Parameters
-    ----------
-    path : str
-        Path of the file; an existing file is truncated first.
-    groups : iterable of sequence of Bytes
-        The buffers. A group must stay valid only until the next group is requested.
+    - `path`: path of the file; an existing file is truncated first.
+    - `groups`: the buffers. A group must stay valid only until the next group is requested.
 
-    Returns
-    -------
-    int
-        Bytes written.
-
-    Raises
-    ------
-    OSError
-        Such as a full disk; the error names the file, which is then incomplete.
+    Returns bytes written.
     """
     nbytes = 0
     with _new_file(path) as descriptor:
@@ -91,13 +79,9 @@ def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int
 class ChunkFiles:
     """The files of the chunks (or shards) of a local array.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Layout of the array, with a root and keys.
-    renamed : bool
-        Whether to write each file under a temporary name and rename it when it is complete, as zarr does: needed where
-        another process may write the same chunk at the same time.
+    - `layout`: layout of the array, with a root and keys.
+    - `renamed`: whether to write each file under a temporary name and rename it when it is complete, as zarr does:
+      needed where another process may write the same chunk at the same time.
     """
 
     def __init__(self, layout: ArrayLayout, *, renamed: bool) -> None:
@@ -111,12 +95,8 @@ class ChunkFiles:
     def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
         """Make the folders of the files of a box, and return the paths of the files, the last axis fastest.
 
-        Parameters
-        ----------
-        box : tuple of slice
-            Voxels of whole chunks (or shards).
-        shape : sequence of int
-            Shape of a chunk (or shard).
+        - `box`: voxels of whole chunks (or shards).
+        - `shape`: shape of a chunk (or shard).
         """
         *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
         paths, separator = [], self._keys.separator
@@ -146,10 +126,7 @@ class ChunkFiles:
     ) -> int:
         """Write each file from one contiguous range of bytes, and return the size of all files.
 
-        Parameters
-        ----------
-        paths, data, bounds, with_checksum
-            As for :func:`linumpy.core.files.write_files`.
+        - `paths`, `data`, `bounds`, `with_checksum`: as for :func:`linumpy.core.files.write_files`.
         """
         if why_no_core() is None:
             write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)

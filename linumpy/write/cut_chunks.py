@@ -34,17 +34,8 @@ class _Incomplete:
 class CutChunks:
     """The buffer of incomplete stored objects. Not thread-safe.
 
-    Parameters
-    ----------
-    limit : int
-        Maximum bytes of the buffer, on host and device together: the voxels, and a byte per voxel for the mask.
-    itemsize : int
-        Bytes of a voxel.
-
-    Raises
-    ------
-    ValueError
-        The limit is not a number of bytes.
+    - `limit`: maximum bytes of the buffer, on host and device together: the voxels, and a byte per voxel for the mask.
+    - `itemsize`: bytes of a voxel.
     """
 
     def __init__(self, limit: int, itemsize: int) -> None:
@@ -56,13 +47,7 @@ class CutChunks:
         self._nbytes = 0
 
     def check_fits(self, boxes: Iterable[Box], region: str) -> None:
-        """Check that stored objects fit into the buffer, beside the objects that are in it.
-
-        Raises
-        ------
-        BufferFullError
-            They do not fit; the message names the region and the bytes.
-        """
+        """Check that stored objects fit into the buffer, beside the objects that are in it."""
         new_nbytes = sum(self._buffer_nbytes(box) for box in boxes if _corner(box) not in self._incomplete)
         if self._nbytes + new_nbytes > self.limit:
             raise BufferFullError(
@@ -78,17 +63,8 @@ class CutChunks:
 
         A complete object is removed from the buffer.
 
-        Parameters
-        ----------
-        box : tuple of slice
-            Box of the object.
-        part : tuple of slice
-            Box of the part.
-        voxels : numpy.ndarray or cupy.ndarray
-            Voxels of the part.
-        initial_of : callable
-            (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them count as
-            written. The object is buffered in the memory of its first part.
+        - `initial_of`: (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them
+          count as written. The object is buffered in the memory of its first part.
         """
         corner = _corner(box)
         incomplete = self._incomplete.get(corner)

@@ -62,21 +62,13 @@ def start_writing(
 
     cuFile writes within that function; otherwise `start` starts threads before this function returns.
 
-    Parameters
-    ----------
-    paths : list of str
-        Path of each chunk, the last axis fastest.
-    block : cupy.ndarray
-        On the current device, ordered on CuPy's current stream.
-    chunk_shape : tuple of int
-        Voxels of a chunk. `block` may have fewer voxels of the last chunk along an axis; the chunk is written whole.
-    fill_value : numpy.generic
-        Value beyond the edge.
-    files : ChunkFiles
-        Files of the array.
-    start : callable
-        Takes a function; starts threads that call it with consecutive chunk numbers, and returns a function that waits
-        for the threads.
+    - `paths`: path of each chunk, the last axis fastest.
+    - `block`: on the current device, ordered on CuPy's current stream.
+    - `chunk_shape`: voxels of a chunk. `block` may have fewer voxels of the last chunk along an axis; the chunk is
+      written whole.
+    - `fill_value`: value beyond the edge.
+    - `start`: takes a function; starts threads that call it with consecutive chunk numbers, and returns a function that
+      waits for the threads.
     """
     rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
     nbytes = rows.shape[1]
@@ -100,16 +92,10 @@ def start_writing(
 class StoredBytes:
     """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
-    Parameters
-    ----------
-    arena : cupy.ndarray of uint8
-        The bytes.
-    offsets : cupy.ndarray or numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last chunk.
-    block_copied : cupy.cuda.Event
-        Event after which the voxels that the chunks were made from may change.
-    is_fill : cupy.ndarray of bool, optional
-        Which chunks hold only the fill value; by default none.
+    - `arena` (uint8): the bytes.
+    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
+    - `block_copied`: event after which the voxels that the chunks were made from may change.
+    - `is_fill` (bool): which chunks hold only the fill value; by default none.
     """
 
     def __init__(self, arena: Array, offsets: Array, block_copied: Event, is_fill: Array | None = None) -> None:
@@ -165,16 +151,11 @@ def start_encoding(
 ) -> StoredBytes:
     """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
 
-    Parameters
-    ----------
-    parts : sequence of cupy.ndarray
-        Blocks; the chunks are ordered block by block, in each of them the last axis fastest.
-    chunk_shape : tuple of int
-        Voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is encoded whole.
-    fill_value : numpy.generic
-        Value beyond the edge.
-    encoding : Encoding
-        An encoding that the device supports. Its checksum is not applied here.
+    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest.
+    - `chunk_shape`: voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is
+      encoded whole.
+    - `fill_value`: value beyond the edge.
+    - `encoding`: an encoding that the device supports. Its checksum is not applied here.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
 
@@ -216,20 +197,9 @@ def write_chunk_files(
 ) -> int:
     """Copy chunks to the host, write each to its file, and return the size of all files.
 
-    Parameters
-    ----------
-    stored_bytes : StoredBytes
-        The stored bytes.
-    paths : sequence of str
-        Path of each chunk.
-    offsets : numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last chunk.
-    is_fill : numpy.ndarray of bool
-        Which chunks hold only the fill value: their files are removed.
-    files : ChunkFiles
-        Files of the array.
-    with_checksum : bool
-        Whether a CRC-32C follows each chunk.
+    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
+    - `is_fill` (bool): which chunks hold only the fill value: their files are removed.
+    - `with_checksum`: whether a CRC-32C follows each chunk.
     """
     nbytes, stored_numbers = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
@@ -269,21 +239,11 @@ def split_bytes(begin: int, end: int) -> list[tuple[int, int]]:
 def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
     """Copy pieces of the arena to pinned memory; piece n + 1 is copied while the caller uses piece n.
 
-    Parameters
-    ----------
-    arena : cupy.ndarray of uint8
-        Device memory; all work that writes it must be complete.
-    pieces : sequence of (int, int)
-        Begin and end of each piece in the arena.
-    stream : cupy.cuda.Stream
-        Stream of the copies.
-
-    Yields
-    ------
-    int
-        Begin of a piece in the arena.
-    numpy.ndarray of uint8
-        The piece, valid until the next iteration.
+    - `arena` (uint8): device memory; all work that writes it must be complete.
+    - `pieces`: begin and end of each piece in the arena.
+    - `stream`: stream of the copies.
+    - yields begin of a piece in the arena.
+    - yields (uint8) the piece, valid until the next iteration.
     """
     cupy = require_cuda()
     if not pieces:
@@ -314,10 +274,7 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
 class PinnedSpans:
     """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields.
 
-    Parameters
-    ----------
-    pieces : iterator of (int, numpy.ndarray)
-        Begin of each piece in the arena, and its bytes.
+    - `pieces`: begin of each piece in the arena, and its bytes.
     """
 
     def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
@@ -326,12 +283,8 @@ class PinnedSpans:
     def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
         """Yield the bytes of spans in groups of buffers; a group is valid until the next group is requested.
 
-        Parameters
-        ----------
-        spans : iterable of (int, int)
-            Begin and end of each span, in increasing order without overlap.
-        with_checksum : bool
-            Whether the CRC-32C of each span follows it.
+        - `spans`: begin and end of each span, in increasing order without overlap.
+        - `with_checksum`: whether the CRC-32C of each span follows it.
         """
         group: list[Bytes] = []
         for begin, end in spans:

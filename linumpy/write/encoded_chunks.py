@@ -52,14 +52,10 @@ _BUDGET_SHARE = 0.5
 class Batch:
     """The size of the batches that the device encodes.
 
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host encodes.
-    pending : int
-        Number of batches whose stored bytes may be on the device at the same time, while they are written.
-    device_nbytes : int
-        Device memory that writing takes beyond a block.
+    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host
+      encodes.
+    - `pending`: number of batches whose stored bytes may be on the device at the same time, while they are written.
+    - `device_nbytes`: device memory that writing takes beyond a block.
     """
 
     nbytes: int
@@ -74,14 +70,9 @@ NO_BATCH = Batch(0, 1, 0)
 def plan_batch(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget: int | None = None) -> Batch:
     """Plan the size of the batches that a device encodes; :data:`NO_BATCH` if not even a chunk (or shard) fits.
 
-    Parameters
-    ----------
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    chunk_nbytes, object_nbytes : int
-        Bytes of the voxels of an (inner) chunk, and of a chunk or shard.
-    budget : int, optional
-        Bytes of device memory, of which encoding may take a fourth; by default only the fixed limits apply.
+    - `encoding`: encoding of an (inner) chunk.
+    - `chunk_nbytes`, `object_nbytes`: bytes of the voxels of an (inner) chunk, and of a chunk or shard.
+    - `budget`: bytes of device memory, of which encoding may take a fourth; by default only the fixed limits apply.
     """
     allowed = math.inf if budget is None else budget // 4
     count = max(1, BATCH_NBYTES // object_nbytes)
@@ -136,16 +127,9 @@ class _Object:
 class EncodedChunks:
     """Chunks with an :class:`~linumpy.plan.encode.encoding.Encoding`, in files of their own or in shards.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        In a local folder, in C order and this machine's byte order.
-    layout : ArrayLayout
-        Layout of the array.
-    encoding : Encoding
-        Encoding of the (inner) chunks.
-    pool, threads, renamed, batch
-        As for :func:`linumpy.write.raw_chunks.chunks_of`.
+    - `array`: in a local folder, in C order and this machine's byte order.
+    - `encoding`: encoding of the (inner) chunks.
+    - `pool`, `threads`, `renamed`, `batch`: as for :func:`linumpy.write.raw_chunks.chunks_of`.
     """
 
     def __init__(

@@ -21,20 +21,11 @@ from linumpy.write.tasks import Finish, finish_all
 class Levels:
     """The arrays of an image, finest first, while they are written.
 
-    Parameters
-    ----------
-    chunks : list of Chunks
-        Writer of each resolution's chunks.
-    pyramid : Pyramid
-        Plan of the resolutions: the finer voxels that each chunk is made from.
-    downsampling : str
-        As for :class:`linumpy.write.writer.OmeZarrWriter`.
-    state : WriteState
-        Records each stored chunk.
-    pool : ThreadPoolExecutor
-        Threads that halve voxels on the host.
-    threads : int
-        Number of threads in the pool.
+    - `chunks`: writer of each resolution's chunks.
+    - `pyramid`: plan of the resolutions: the finer voxels that each chunk is made from.
+    - `downsampling`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `pool`: threads that halve voxels on the host.
+    - `threads`: number of threads in the pool.
     """
 
     def __init__(

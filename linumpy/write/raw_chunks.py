@@ -52,14 +52,8 @@ def writing_threads() -> int:
 class Chunks(Protocol):
     """A writer of the chunks of an array.
 
-    Attributes
-    ----------
-    array : zarr.Array
-        The array.
-    stored_nbytes : int
-        Bytes of the files that were written.
-    why_host : str
-        Why the host encodes chunks of device arrays; empty if the device does.
+    - `stored_nbytes`: bytes of the files that were written.
+    - `why_host`: why the host encodes chunks of device arrays; empty if the device does.
     """
 
     array: zarr.Array
@@ -86,18 +80,11 @@ def chunks_of(
 ) -> Chunks:
     """Choose how the chunks of an array are written.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        Open for writing.
-    pool : ThreadPoolExecutor
-        The threads that write; the caller shuts the pool down.
-    threads : int
-        Number of threads in the pool.
-    renamed : bool
-        As for :class:`linumpy.write.chunk_file.ChunkFiles`.
-    batch : Batch, optional
-        The batches that a device encodes; by default batches that take up to an eighth of the device's free memory.
+    - `pool`: the threads that write; the caller shuts the pool down.
+    - `threads`: number of threads in the pool.
+    - `renamed`: as for :class:`linumpy.write.chunk_file.ChunkFiles`.
+    - `batch`: the batches that a device encodes; by default batches that take up to an eighth of the device's free
+      memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (

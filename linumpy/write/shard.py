@@ -23,14 +23,9 @@ _MISSING = 2**64 - 1
 def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> np.ndarray:
     """Return the number of stored bytes of each of several consecutive chunks; 0 for a chunk that is not stored.
 
-    Parameters
-    ----------
-    offsets : numpy.ndarray of int64
-        Offset of each chunk, and the end of the last chunk.
-    is_fill : numpy.ndarray of bool
-        Which chunks hold only the fill value, and are not stored.
-    with_checksum : bool
-        Whether a CRC-32C follows each chunk.
+    - `offsets` (int64): offset of each chunk, and the end of the last chunk.
+    - `is_fill` (bool): which chunks hold only the fill value, and are not stored.
+    - `with_checksum`: whether a CRC-32C follows each chunk.
     """
     return np.where(is_fill, 0, np.diff(offsets) + CHECKSUM_NBYTES * with_checksum)
 
@@ -52,16 +47,9 @@ def file_groups(
 ) -> Iterator[Sequence[Bytes]]:
     """Yield the bytes of a file in order: of a chunk, or of a shard with its index before or after its inner chunks.
 
-    Parameters
-    ----------
-    groups : iterable of sequence of Bytes
-        The stored bytes.
-    sizes : numpy.ndarray of int64
-        Stored bytes of each chunk; 0 for inner chunks that are not stored.
-    shard : ShardLayout or None
-        Layout of the shard; None for a chunk in a file of its own.
-    slots : numpy.ndarray of int64 or None
-        With shards, the number of each inner chunk in the index.
+    - `sizes` (int64): stored bytes of each chunk; 0 for inner chunks that are not stored.
+    - `shard`: layout of the shard; None for a chunk in a file of its own.
+    - `slots` (int64): with shards, the number of each inner chunk in the index.
     """
     if shard is None:
         yield from groups

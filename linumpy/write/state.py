@@ -89,14 +89,9 @@ class WriteState:
     def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
         """Mark a region as being written during the ``with`` block; another thread that needs its chunks gets an error.
 
-        Parameters
-        ----------
-        whole : tuple of slice or None
-            The whole chunks (or shards) of the region, which no other thread may touch; None if there are none.
-        box : tuple of slice
-            The region, in voxels of the finest resolution.
-        name : str
-            The region, as errors name it.
+        - `whole`: the whole chunks (or shards) of the region, which no other thread may touch; None if there are none.
+        - `box`: the region, in voxels of the finest resolution.
+        - `name`: the region, as errors name it.
         """
         with self.lock:
             if not self._open:

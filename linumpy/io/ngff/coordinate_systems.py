@@ -36,15 +36,9 @@ INTRINSIC = "physical"
 class Systems:
     """Coordinate systems of an image of NGFF 0.6, as the metadata describe them.
 
-    Attributes
-    ----------
-    intrinsic : str
-        Name of the system of the image, to which all levels are mapped; if it has no axes of space, of the system that
-        takes its place.
-    others : tuple of mapping
-        The other coordinate systems.
-    transformations : tuple of mapping
-        Transformations from the system `intrinsic` to others.
+    - `intrinsic`: name of the system of the image, to which all levels are mapped; if it has no axes of space, of the
+      system that takes its place.
+    - `transformations`: transformations from the system `intrinsic` to others.
     """
 
     intrinsic: str
@@ -88,13 +82,7 @@ def with_unit_steps(multiscale: Multiscale, name: str) -> Multiscale:
 
 
 def order_of_axes(multiscale: Multiscale, name: str) -> tuple[int, ...]:
-    """Return, for each axis of the coordinate system of an image of NGFF 0.6, the axis of its arrays that it scales.
-
-    Raises
-    ------
-    TurnedLevelError
-        A level is turned or sheared, or levels have their axes in different orders.
-    """
+    """Return, for each axis of the coordinate system of an image of NGFF 0.6, the axis of its arrays that it scales."""
     system, further = _image_system(multiscale, name)
     rank, orders = len(_axes_of_systems(multiscale, name)[system]), {}
     for dataset in datasets_of(multiscale, name):

@@ -73,29 +73,12 @@ def read_map(
 ) -> PointMap:
     """Read a transformation.
 
-    Parameters
-    ----------
-    transformation : mapping
-        Metadata of the transformation.
-    rank : int
-        Number of coordinates of the points to map.
-    group : zarr.Group
-        The group whose metadata have the transformation; paths of arrays are relative to this group.
-    name : str
-        Name of that group, for messages.
-    inverse : bool
-        Whether to return the inverse, from outputs to inputs.
+    - `rank`: number of coordinates of the points to map.
+    - `group`: the group whose metadata have the transformation; paths of arrays are relative to this group.
+    - `name`: name of that group, for messages.
+    - `inverse`: whether to return the inverse, from outputs to inputs.
 
-    Returns
-    -------
-    PointMap
-        The steps of the map; the voxels of fields are not read.
-
-    Raises
-    ------
-    MetadataError
-        The transformation has an unsupported type, is incomplete, does not fit `rank`, has no inverse, or refers to an
-        array that does not exist.
+    Returns the steps of the map; the voxels of fields are not read.
     """
     return _Reader(group, name).read(transformation, rank, inverse)
 

@@ -55,29 +55,13 @@ _UNFINISHED = ".unfinished"
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `path` when the block ends without an error.
 
-    Parameters
-    ----------
-    path : Path
-        The folder to make, or the ``.ozx`` file into which the finished folder is packed.
-    overwrite : bool
-        Whether to replace an existing Zarr folder or ``.ozx`` file.
-    durable : bool
-        Whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written output.
+    - `path`: the folder to make, or the ``.ozx`` file into which the finished folder is packed.
+    - `overwrite`: whether to replace an existing Zarr folder or ``.ozx`` file.
+    - `durable`: whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written
+      output.
 
-    Yields
-    ------
-    Path
-        The temporary folder, which exists and is empty.
+    Yields the temporary folder, which exists and is empty.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, ValueError
-        As :func:`check_target`.
-    OSError
-        The disk is full, or the temporary folder was removed.
-
-    Notes
-    -----
     After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
     """
     recover(path)
@@ -155,19 +139,10 @@ def _new_work(path: Path) -> tuple[Path, int]:
 def lock_work(work: Path) -> tuple[int, bool]:
     """Lock a work folder, and make it if it does not exist.
 
-    Returns
-    -------
-    descriptor : int
-        Descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
-    locked : bool
-        False where the file system has no locks.
+    - returns `descriptor`: descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
+    - returns `locked`: False where the file system has no locks.
 
-    Raises
-    ------
-    BlockingIOError
-        Another run holds the lock.
-    FileExistsError
-        The path is a symbolic link.
+    Raises `BlockingIOError`: another run holds the lock.
     """
     while True:
         # With exist_ok=True, mkdir would raise if the folder is removed between its two checks.
@@ -245,11 +220,8 @@ def _left_beside(path: Path) -> list[Path]:
 def _claimed(work: Path) -> Iterator[bool | None]:
     """Lock a work folder or temporary file, to find out whether its process has ended.
 
-    Yields
-    ------
-    bool or None
-        True if it is locked here, so that its process has ended; False if the file system has no locks; None if a run
-        holds it, or it was removed.
+    Yields True if it is locked here, so that its process has ended; False if the file system has no locks; None if a
+    run holds it, or it was removed.
     """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
@@ -313,11 +285,6 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
 
     If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work folder;
     :func:`recover` restores it from there if the process is killed before the second rename.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, ValueError
-        As :func:`check_target`, since another process may have changed the path meanwhile.
     """
     if is_archive(path):
         with named_errors(path):

@@ -28,19 +28,11 @@ _METADATA = "zarr.json"
 def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     """Pack a folder into a file.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of an OME-Zarr image.
-    file : Path
-        The file to write or overwrite.
-    durable : bool
-        Whether to flush the file to the disk.
+    - `folder`: folder of an OME-Zarr image.
+    - `file`: the file to write or overwrite.
+    - `durable`: whether to flush the file to the disk.
 
-    Returns
-    -------
-    Path
-        `file`.
+    Returns `file`.
     """
     names = [
         os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files

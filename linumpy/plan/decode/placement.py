@@ -51,18 +51,10 @@ _MAX_THREADS = 16
 class DecodePlacement:
     """Where and how the chunks of a read are decoded.
 
-    Attributes
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    slot : Slot or None
-        Memory of a slot on the device; None if the host decodes.
-    depth : int
-        Number of slots, if the device decodes.
-    threads : int
-        Decoding threads, if the host decodes.
-    why : str
-        Why the host decodes; empty if the device does.
+    - `slot`: memory of a slot on the device; None if the host decodes.
+    - `depth`: number of slots, if the device decodes.
+    - `threads`: decoding threads, if the host decodes.
+    - `why`: why the host decodes; empty if the device does.
     """
 
     chain: DecodeChain
@@ -94,23 +86,12 @@ def choose_placement(
 ) -> DecodePlacement:
     """Choose where chunks are decoded: by the device or the host, whichever is estimated to be faster.
 
-    Parameters
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    chunks : int
-        Chunks to decode.
-    capacity : int
-        Device memory for all slots, in bytes.
-    cores : int
-        Cores of the host that this process may use.
-    table_nbytes, margin : int
-        As for :func:`~linumpy.plan.decode.staging.fit_slot`.
-    decode_on : {"device", "host"}, optional
-        Decode there, without an estimate. The host decodes nevertheless if the chunks do not fit into the device memory
-        or only the host decodes their filter.
+    - `chunk_nbytes`: decoded bytes of a chunk.
+    - `capacity`: device memory for all slots, in bytes.
+    - `cores`: cores of the host that this process may use.
+    - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.staging.fit_slot`.
+    - `decode_on` (``"device"`` or ``"host"``): decode there, without an estimate. The host decodes nevertheless if the
+      chunks do not fit into the device memory or only the host decodes their filter.
     """
     threads = max(1, min(_MAX_THREADS, cores, chunks))
     host = DecodePlacement(chain, None, _DEPTH, threads, "")

@@ -31,22 +31,12 @@ _ALIGNMENT_NBYTES = 32 * ALIGN
 class Slot:
     """Device memory in which slabs are decoded, one after another.
 
-    Attributes
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    nbytes : int
-        Device memory of the slot.
-    stored_nbytes : int
-        Capacity for the stored bytes of a slab, also on the host.
-    chunks : int
-        Maximum number of chunks in a slab.
-    table_nbytes : int
-        Bytes of the scatter's table for each chunk.
-    group_nbytes : int
-        Decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
+    - `chunk_nbytes`: decoded bytes of a chunk.
+    - `nbytes`: device memory of the slot.
+    - `stored_nbytes`: capacity for the stored bytes of a slab, also on the host.
+    - `chunks`: maximum number of chunks in a slab.
+    - `table_nbytes`: bytes of the scatter's table for each chunk.
+    - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
     """
 
     chain: DecodeChain
@@ -116,27 +106,14 @@ def fit_slot(
 ) -> Slot | None:
     """Plan a slot: the smallest that holds a slab of `chunks` incompressible chunks, or `max_nbytes` if that is less.
 
-    Parameters
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    chunks : int
-        Maximum number of chunks in a slab.
-    max_nbytes : int
-        Maximum device memory of the slot, in bytes.
-    table_nbytes : int
-        Bytes of the scatter's table for each chunk.
-    margin : int
-        Maximum number of bytes that alignment adds to the stored bytes of a chunk.
-    group_nbytes : int
-        See :class:`Slot`.
+    - `chunk_nbytes`: decoded bytes of a chunk.
+    - `chunks`: maximum number of chunks in a slab.
+    - `max_nbytes`: maximum device memory of the slot, in bytes.
+    - `table_nbytes`: bytes of the scatter's table for each chunk.
+    - `margin`: maximum number of bytes that alignment adds to the stored bytes of a chunk.
+    - `group_nbytes`: see :class:`Slot`.
 
-    Returns
-    -------
-    Slot or None
-        None if not even one incompressible chunk fits.
+    Returns None if not even one incompressible chunk fits.
     """
     longest = longest_stored(chunk_nbytes) + margin
 

@@ -56,29 +56,18 @@ MAX_CHUNK_NBYTES = 2**30
 class Workspace:
     """Layout of one slot: offsets in bytes from its beginning, and capacities.
 
-    Attributes
-    ----------
-    chunks : int
-        Maximum number of chunks in a slab.
-    stored_nbytes, decoded_nbytes : int
-        Capacity for stored and for decoded bytes.
-    stored, words, decoded, unordered, pool, streams, checks, frames, blocks, shuffle_orders : int
-        Offset of each part. `words` holds the counters, the records of chunks and the table of the scatter. `decoded`
-        holds chunks as the scatter reads them; `unordered` holds the output of the streams, in the same memory unless a
-        shuffle is undone in between. `pool` holds the intermediate data of zstd.
-    stream_capacity, block_capacity : int
-        Maximum number of streams and of blocks.
-    pool_nbytes : int
-        Capacity for the intermediate data of zstd.
-    words_nbytes : int
-        Size of the part `words`.
-    group_nbytes : int
-        Decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
-    cells, block_list, groups : int
-        Offsets of the cells of a group, of the list of blocks in the order of their bytes, and of the records that say
-        which part of the list each group is.
-    nbytes : int
-        Size of the slot.
+    - `chunks`: maximum number of chunks in a slab.
+    - `stored_nbytes`, `decoded_nbytes`: capacity for stored and for decoded bytes.
+    - `stored`, `words`, `decoded`, `unordered`, `pool`, `streams`, `checks`, `frames`, `blocks`, `shuffle_orders`:
+      offset of each part. `words` holds the counters, the records of chunks and the table of the scatter. `decoded`
+      holds chunks as the scatter reads them; `unordered` holds the output of the streams, in the same memory unless a
+      shuffle is undone in between. `pool` holds the intermediate data of zstd.
+    - `stream_capacity`, `block_capacity`: maximum number of streams and of blocks.
+    - `pool_nbytes`: capacity for the intermediate data of zstd.
+    - `words_nbytes`: size of the part `words`.
+    - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
+    - `cells`, `block_list`, `groups`: offsets of the cells of a group, of the list of blocks in the order of their
+      bytes, and of the records that say which part of the list each group is.
     """
 
     chunks: int
@@ -127,20 +116,12 @@ def plan_workspace(
 ) -> Workspace:
     """Lay out the memory of a slot.
 
-    Parameters
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    chunks : int
-        Maximum number of chunks in a slab.
-    stored_nbytes, decoded_nbytes : int
-        Capacity for stored and decoded bytes.
-    words_nbytes : int
-        Size of the table of the scatter.
-    pool_nbytes : int
-        Capacity for the intermediate data of zstd; rounded down to whole sequences of 8 bytes.
-    group_nbytes : int
-        Decoded bytes of the zstd blocks that are executed at the same time, a multiple of 16; 0 for frame by frame.
+    - `chunks`: maximum number of chunks in a slab.
+    - `stored_nbytes`, `decoded_nbytes`: capacity for stored and decoded bytes.
+    - `words_nbytes`: size of the table of the scatter.
+    - `pool_nbytes`: capacity for the intermediate data of zstd; rounded down to whole sequences of 8 bytes.
+    - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time, a multiple of 16; 0 for frame
+      by frame.
     """
     pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"

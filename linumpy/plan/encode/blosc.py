@@ -36,16 +36,9 @@ StreamPlanner = Callable[[int, int], EncodePlan]
 class Cut:
     """How a chunk is cut into blocks.
 
-    Attributes
-    ----------
-    block : int
-        Bytes of a whole block.
-    splits : int
-        Streams of a whole block.
-    whole : int
-        Number of whole blocks.
-    rest : int
-        Bytes of the rest of the chunk, possibly 0. The rest is a shorter block of one stream.
+    - `block`: bytes of a whole block.
+    - `splits`: streams of a whole block.
+    - `rest`: bytes of the rest of the chunk, possibly 0. The rest is a shorter block of one stream.
     """
 
     block: int
@@ -72,19 +65,11 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
 def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPlanner) -> EncodePlan:
     """Plan the encoding of chunks as Blosc does.
 
-    Parameters
-    ----------
-    count, nbytes : int
-        Number of chunks, and bytes of each.
-    encoding : Encoding
-        Inner codec, shuffle and settings.
-    plan_zstd : callable
-        Plans the encoding of streams by zstd; used if zstd is the inner codec.
+    - `count`, `nbytes`: number of chunks, and bytes of each.
+    - `encoding`: inner codec, shuffle and settings.
+    - `plan_zstd`: plans the encoding of streams by zstd; used if zstd is the inner codec.
 
-    Raises
-    ------
-    ValueError
-        A chunk is larger than Blosc allows, or an element does not have 1 to 255 bytes.
+    Raises `ValueError`: a chunk is larger than Blosc allows, or an element does not have 1 to 255 bytes.
     """
     if nbytes > _MAX_NBYTES:
         raise ValueError(f"Blosc takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")

@@ -15,12 +15,9 @@ from linumpy.plan.encode.zstd import plan_zstd
 def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     """Plan the encoding of `count` chunks of `nbytes` bytes.
 
-    Raises
-    ------
-    NotImplementedError
-        The codec has no kernel (gzip, or none), or the encoding has a checksum, which the writer appends.
-    ValueError
-        A chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
+    Raises `NotImplementedError`: the codec has no kernel (gzip, or none), or the encoding has a checksum, which the
+    writer appends.
+    Raises `ValueError`: a chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
     """
     if encoding.checksum:
         raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")

@@ -40,20 +40,12 @@ _CHECKSUM = "+crc32c"
 class Encoding:
     """The bytes-to-bytes codecs of a chunk.
 
-    Attributes
-    ----------
-    compressor : str
-        ``"zstd"``, ``"lz4"``, ``"blosc"``, ``"gzip"``, or empty.
-    inner : str
-        With Blosc, the encoder of its streams: ``"lz4"`` or ``"zstd"``.
-    preset : str
-        ``"fast"``, or ``"small"``, which takes longer.
-    shuffle : str
-        With Blosc: ``"none"``, ``"byte"`` or ``"bit"``.
-    itemsize : int
-        Bytes of a voxel; the element size of the shuffle.
-    checksum : bool
-        Whether a CRC-32C of the stored bytes follows them.
+    - `compressor`: ``"zstd"``, ``"lz4"``, ``"blosc"``, ``"gzip"``, or empty.
+    - `inner`: with Blosc, the encoder of its streams: ``"lz4"`` or ``"zstd"``.
+    - `preset`: ``"fast"``, or ``"small"``, which takes longer.
+    - `shuffle`: with Blosc: ``"none"``, ``"byte"`` or ``"bit"``.
+    - `itemsize`: bytes of a voxel; the element size of the shuffle.
+    - `checksum`: whether a CRC-32C of the stored bytes follows them.
     """
 
     compressor: str
@@ -86,21 +78,10 @@ class Encoding:
 def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
     """Parse the name of a codec.
 
-    Parameters
-    ----------
-    codec : str
-        ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, ``"blosc:lz4"`` or ``"blosc:zstd"``, followed by any of:
-        ``":byte"`` (the default), ``":bit"`` or ``":none"``, the shuffle of Blosc; ``":small"`` for fewer bytes and
-        more time, not for ``"lz4"`` and ``"none"``; ``"+crc32c"`` at the end for a checksum.
-    itemsize : int
-        Bytes of a voxel.
-
-    Raises
-    ------
-    TypeError
-        `codec` is not a str.
-    ValueError
-        `codec` is not such a name.
+    - `codec`: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, ``"blosc:lz4"`` or ``"blosc:zstd"``, followed by any of:
+      ``":byte"`` (the default), ``":bit"`` or ``":none"``, the shuffle of Blosc; ``":small"`` for fewer bytes and more
+      time, not for ``"lz4"`` and ``"none"``; ``"+crc32c"`` at the end for a checksum.
+    - `itemsize`: bytes of a voxel.
     """
     if not isinstance(codec, str):
         raise TypeError(f"codec={codec!r}: pass the name of a codec, such as 'zstd'")
@@ -134,12 +115,8 @@ def nearest_encoding(codecs: Sequence[CodecSettings], itemsize: int) -> Encoding
 
     None if a codec has no counterpart here, or if there are several compressors.
 
-    Parameters
-    ----------
-    codecs : sequence of mapping
-        Bytes-to-bytes codecs in the order of encoding: name, as zarr v3 or numcodecs spell it, and settings.
-    itemsize : int
-        Bytes of a voxel.
+    - `codecs`: bytes-to-bytes codecs in the order of encoding: name, as zarr v3 or numcodecs spell it, and settings.
+    - `itemsize`: bytes of a voxel.
     """
     encoding = Encoding("", itemsize=itemsize)
     for codec in codecs:

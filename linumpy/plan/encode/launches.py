@@ -28,18 +28,11 @@ class Address:
 class EncodeLaunch:
     """A launch of a kernel of :mod:`linumpy.gpu.codecs.cuda`.
 
-    Attributes
-    ----------
-    source, kernel : str
-        File name of the source without ``.cu``, and the kernel in it.
-    grid, block : int
-        Blocks, and threads of each.
-    args : tuple of (Address or int)
-        Arguments in order, each of 64 bits.
-    defines : tuple of (str, str)
-        Definitions that the source is compiled with.
-    shared : int
-        Dynamic shared memory, in bytes.
+    - `source`, `kernel`: file name of the source without ``.cu``, and the kernel in it.
+    - `grid`, `block`: blocks, and threads of each.
+    - `args`: arguments in order, each of 64 bits.
+    - `defines`: definitions that the source is compiled with.
+    - `shared`: dynamic shared memory, in bytes.
     """
 
     source: str
@@ -55,14 +48,9 @@ class EncodeLaunch:
 class EncodePlan:
     """The launches and memory for a batch of chunks.
 
-    Attributes
-    ----------
-    arena_nbytes : int
-        Size of the arena: the maximum total size of the streams.
-    scratch_nbytes : int
-        Size of the scratch, which can be freed when the launches have completed.
-    launches : tuple of EncodeLaunch
-        In order, for one CUDA stream.
+    - `arena_nbytes`: size of the arena: the maximum total size of the streams.
+    - `scratch_nbytes`: size of the scratch, which can be freed when the launches have completed.
+    - `launches`: in order, for one CUDA stream.
     """
 
     arena_nbytes: int

@@ -38,14 +38,8 @@ def slot_nbytes(nbytes: int) -> int:
 class Slots:
     """Memory for encoded streams: slots of equal size, each with the capacity for the longest possible stream.
 
-    Attributes
-    ----------
-    first : Address
-        The first slot.
-    stride : int
-        Bytes from one slot to the next.
-    sizes : Address
-        Size of each stream, as uint32.
+    - `stride`: bytes from one slot to the next.
+    - `sizes`: size of each stream, as uint32.
     """
 
     first: Address
@@ -60,10 +54,7 @@ def plan_streams(
 
     A stream that encoding would not shorten gets the size `nbytes`, and the content of its slot is undefined.
 
-    Raises
-    ------
-    ValueError
-        A stream is longer than one warp encodes (:func:`stream_nbytes`).
+    Raises `ValueError`: a stream is longer than one warp encodes (:func:`stream_nbytes`).
     """
     if nbytes > stream_nbytes(preset):
         raise ValueError(f"a stream of {nbytes} bytes is longer than {stream_nbytes(preset)}")
@@ -76,17 +67,10 @@ def plan_streams(
 def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     """Plan the encoding of chunks as numcodecs' LZ4 does.
 
-    Parameters
-    ----------
-    count, nbytes : int
-        Number of chunks, and bytes of each.
-    preset : str
-        ``"fast"`` or ``"small"``.
+    - `count`, `nbytes`: number of chunks, and bytes of each.
+    - `preset`: ``"fast"`` or ``"small"``.
 
-    Raises
-    ------
-    ValueError
-        A chunk is larger than LZ4 allows.
+    Raises `ValueError`: a chunk is larger than LZ4 allows.
     """
     if nbytes > _MAX_NBYTES:
         raise ValueError(f"LZ4 takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")

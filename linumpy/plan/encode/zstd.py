@@ -26,18 +26,11 @@ _MIN_SEGMENT_NBYTES = 1024
 class Search:
     """Settings of the search for matches.
 
-    Attributes
-    ----------
-    segment : int
-        Bytes in which one warp finds matches; a power of two.
-    segments : int
-        Segments of a zstd block; a power of two. Each block has its own entropy tables.
-    reached : int
-        Bytes before a segment that the matches of the segment may refer to; a multiple of 32.
-    table_log : int
-        Binary logarithm of the number of entries of a warp's hash table; an entry has 4 bytes.
-    warps : int
-        Warps of a block of threads; each has a hash table in the block's shared memory.
+    - `segment`: bytes in which one warp finds matches; a power of two.
+    - `segments`: segments of a zstd block; a power of two. Each block has its own entropy tables.
+    - `reached`: bytes before a segment that the matches of the segment may refer to; a multiple of 32.
+    - `table_log`: binary logarithm of the number of entries of a warp's hash table; an entry has 4 bytes.
+    - `warps`: warps of a block of threads; each has a hash table in the block's shared memory.
     """
 
     segment: int
@@ -79,17 +72,10 @@ def search_of(nbytes: int, preset: str) -> Search:
 def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | None = None) -> EncodePlan:
     """Plan the launches that encode `count` chunks of `nbytes` bytes each.
 
-    Parameters
-    ----------
-    count, nbytes, preset
-        As for :func:`~linumpy.plan.encode.lz4.plan_lz4`.
-    search : Search, optional
-        Settings of the search; by default those of the preset.
+    - `count`, `nbytes`, `preset`: as for :func:`~linumpy.plan.encode.lz4.plan_lz4`.
+    - `search`: settings of the search; by default those of the preset.
 
-    Raises
-    ------
-    ValueError
-        A chunk is longer than :data:`MAX_CHUNK_NBYTES`.
+    Raises `ValueError`: a chunk is longer than :data:`MAX_CHUNK_NBYTES`.
     """
     if not 0 <= nbytes <= MAX_CHUNK_NBYTES:
         raise ValueError(f"a chunk of {nbytes} bytes cannot be encoded on the device: at most {MAX_CHUNK_NBYTES} bytes")

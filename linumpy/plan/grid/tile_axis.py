@@ -15,12 +15,8 @@ from dataclasses import dataclass
 class TileAxis:
     """An axis of tiles.
 
-    Attributes
-    ----------
-    size : int
-        Old voxels of the axis. The first tile begins at the first voxel; the last tile may be shorter.
-    tile, new_tile : int
-        Voxels of a whole tile, before and after resampling.
+    - `size`: old voxels of the axis. The first tile begins at the first voxel; the last tile may be shorter.
+    - `tile`, `new_tile`: voxels of a whole tile, before and after resampling.
     """
 
     size: int

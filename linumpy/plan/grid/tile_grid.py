@@ -17,14 +17,9 @@ from linumpy.plan.grid.tile_axis import TileAxis
 class TileGrid:
     """A mosaic of tiles before and after resampling.
 
-    Attributes
-    ----------
-    axes : tuple of TileAxis
-        Axes of the mosaic, with the sizes of tiles before and after resampling.
-    spacing : tuple of float
-        New spacing, µm: the extent of a tile divided by its whole number of new voxels.
-    origin : tuple of float
-        Centre of the first new voxel, µm.
+    - `axes`: axes of the mosaic, with the sizes of tiles before and after resampling.
+    - `spacing`: new spacing, µm: the extent of a tile divided by its whole number of new voxels.
+    - `origin`: centre of the first new voxel, µm.
     """
 
     axes: tuple[TileAxis, ...]
@@ -66,20 +61,9 @@ def plan_tile_grid(
 ) -> TileGrid:
     """Plan the mosaic grid at another spacing.
 
-    Parameters
-    ----------
-    shape, spacing, origin : sequence
-        Grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
-    tile : sequence of int
-        Voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
-    target : float or sequence of float
-        Wanted spacing in µm, one for all axes or one for each.
-
-    Raises
-    ------
-    ValueError
-        A spacing that is not a positive number, too small, or so coarse that a tile has no voxel; a tile that does not
-        fit into the mosaic.
+    - `shape`, `spacing`, `origin`: grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
+    - `tile`: voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
+    - `target`: wanted spacing in µm, one for all axes or one for each.
     """
     rank = len(shape)
     wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(map(float, target))

@@ -17,16 +17,9 @@ from linumpy.plan.region import Region
 def why_not_gpu_mode(layout: ArrayLayout, region: Region, dtype: np.dtype | None = None, device: int = 0) -> str | None:
     """Return why zarr's GPU mode is not used for a read; None if it is.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        How the array is stored, in any kind of store.
-    region : Region
-        Region to read.
-    dtype : numpy.dtype, optional
-        Data type of the result; by default the data type of the array.
-    device : int
-        Index of the CUDA device of the result.
+    - `layout`: how the array is stored, in any kind of store.
+    - `dtype`: data type of the result; by default the data type of the array.
+    - `device`: index of the CUDA device of the result.
     """
     reasons = (
         (layout.zarr_format != 3, "zarr's codec of format 2 takes host memory"),

@@ -97,10 +97,7 @@ class ReadPlan:
 def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:
     """Plan the read of a region, by default of the whole array.
 
-    Raises
-    ------
-    RegionError, TypeError
-        See :func:`~linumpy.plan.region.normalize_region`.
+    Raises `RegionError`, `TypeError`: see :func:`~linumpy.plan.region.normalize_region`.
     """
     return ReadPlan(layout, normalize_region(region, layout.shape))
 

@@ -20,14 +20,9 @@ from linumpy.plan.layout import ArrayLayout
 class RegularBox:
     """A box of stored objects of one shape.
 
-    Attributes
-    ----------
-    layout : ArrayLayout
-        The regular array; all boxes of objects of one shape share the record.
-    start, stop : tuple of int
-        Bounds of the box in the regular array, in voxels.
-    offset : tuple of int
-        Offset of the box from the start of the region, in voxels.
+    - `layout`: the regular array; all boxes of objects of one shape share the record.
+    - `start`, `stop`: bounds of the box in the regular array, in voxels.
+    - `offset`: offset of the box from the start of the region, in voxels.
     """
 
     layout: ArrayLayout
@@ -39,12 +34,8 @@ class RegularBox:
 def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int]) -> Iterator[RegularBox]:
     """Cut a region of a rectilinear array into boxes of stored objects of one shape.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        An array with a rectilinear grid and the lengths of its stored objects.
-    start, stop : sequence of int, (rank,)
-        Bounds of the region, within the array.
+    - `layout`: an array with a rectilinear grid and the lengths of its stored objects.
+    - `start`, `stop` (rank,): bounds of the region, within the array.
     """
     assert layout.lengths is not None
     axes = [list(_runs(*axis)) for axis in zip(layout.lengths, start, stop, strict=True)]

@@ -15,25 +15,10 @@ from linumpy.plan.region import Region
 def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Region]:
     """Cut a region along the first axis of the result, between stored objects: no two devices read one chunk or shard.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        The array.
-    region : Region
-        Region to read.
-    count : int
-        Number of devices.
+    Returns one for each device, in order. Sizes are as equal as the chunks (or shards) allow; some regions are empty if
+    there are fewer chunks than devices.
 
-    Returns
-    -------
-    list of Region
-        One for each device, in order. Sizes are as equal as the chunks (or shards) allow; some regions are empty if
-        there are fewer chunks than devices.
-
-    Raises
-    ------
-    RegionError
-        The region is a single element.
+    Raises `RegionError`: the region is a single element.
     """
     if not any(region.kept):
         raise RegionError(f"region {region} is one element: it cannot be cut for {count} devices")

@@ -49,26 +49,15 @@ if TYPE_CHECKING:
 class BlockJob:
     """The parameters of all blocks of a volume.
 
-    Attributes
-    ----------
-    source : Source
-        The array to read; a path or a URL if other processes open it.
-    target : str
-        Path of the array to write.
-    plan : ResamplePlan
-        The blocks.
-    cval : float
-        Value outside of the source.
-    device : {"cuda", "cpu"}
-        Device of the transform.
-    scratch_bytes : int or None
-        Device memory that a read may use beyond its result; None on the CPU, or for the default.
-    index : tuple of int or None, optional
-        The volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single volume.
-    entries : tuple of int
-        The volume in the target: an index for each axis of time and channel.
-    batch : Batch or None
-        The batches that a device encodes; None for the default.
+    - `source`: the array to read; a path or a URL if other processes open it.
+    - `target`: path of the array to write.
+    - `cval`: value outside of the source.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
+    - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU, or for the default.
+    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single
+      volume.
+    - `entries`: the volume in the target: an index for each axis of time and channel.
+    - `batch`: the batches that a device encodes; None for the default.
     """
 
     source: Source
@@ -107,14 +96,9 @@ def make_block(job: BlockJob, number: int) -> int:
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
     """Make blocks one after another; reading, transforming and writing overlap.
 
-    Parameters
-    ----------
-    job : BlockJob
-        The parameters of the blocks.
-    blocks : iterable of Block
-        Blocks of the job's plan.
-    done : callable
-        Called with each written block, in this thread.
+    - `job`: the parameters of the blocks.
+    - `blocks`: blocks of the job's plan.
+    - `done`: called with each written block, in this thread.
     """
     blocks = list(blocks)
     if blocks:
@@ -126,14 +110,8 @@ def make_blocks_on_each(
 ) -> None:
     """Make blocks on several devices of this machine; a device takes the next block when it has read its last block.
 
-    Parameters
-    ----------
-    job, blocks
-        As for :func:`make_blocks`.
-    done : callable
-        Called with each written block, by one thread at a time.
-    devices : sequence of int
-        Numbers of CUDA devices.
+    - `job`, `blocks`: as for :func:`make_blocks`.
+    - `done`: called with each written block, by one thread at a time.
     """
     queue, lock = deque(blocks), threading.Lock()
 

@@ -35,12 +35,8 @@ _MAX_WARPED_NBYTES = 128 * 2**20
 class Writing:
     """How the chunks of the target are encoded.
 
-    Attributes
-    ----------
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    chunk_nbytes : int
-        Bytes of the voxels of an (inner) chunk.
+    - `encoding`: encoding of an (inner) chunk.
+    - `chunk_nbytes`: bytes of the voxels of an (inner) chunk.
     """
 
     encoding: Encoding
@@ -51,14 +47,8 @@ class Writing:
 class BlockPlan:
     """The blocks of an image, and the memory that reads and writes take.
 
-    Attributes
-    ----------
-    plan : ResamplePlan
-        The blocks.
-    scratch : int or None
-        Device memory that a read takes beyond its result, in bytes; None without a device.
-    batch : Batch or None
-        The batches that a device encodes; None if there is nothing to encode, or without a device.
+    - `scratch`: device memory that a read takes beyond its result, in bytes; None without a device.
+    - `batch`: the batches that a device encodes; None if there is nothing to encode, or without a device.
     """
 
     plan: ResamplePlan
@@ -76,27 +66,10 @@ def plan_blocks(
 ) -> BlockPlan:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        The map.
-    source : zarr.Array or Volume
-        The volume.
-    stored : tuple of int
-        Shape of a shard, or else of a chunk, of the target, along the axes of space.
-    kind : {"cuda", "cpu"}
-        Device of the transform.
-    limit : int, optional
-        Memory limit in bytes, `device_memory` of :func:`resample_zarr`.
-    writing : Writing, optional
-        Encoding of the chunks; by default the chunks are raw.
-
-    Raises
-    ------
-    DeviceMemoryError
-        Not even a block of one chunk (or shard) fits.
-    ValueError
-        The limit is not a number of bytes.
+    - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
+    - `kind` (``"cuda"`` or ``"cpu"``): device of the transform.
+    - `limit`: memory limit in bytes, `device_memory` of :func:`resample_zarr`.
+    - `writing`: encoding of the chunks; by default the chunks are raw.
     """
     check_limit(limit)
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize

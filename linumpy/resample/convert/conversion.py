@@ -48,24 +48,12 @@ class Parameters:
 class Conversion:
     """The plan of a conversion.
 
-    Attributes
-    ----------
-    name : str
-        Name of the source.
-    arrays : tuple of ArrayCopy
-        The arrays to fill.
-    create : callable
-        Takes a path, and makes the empty target there.
-    image : NewImage or None
-        The new image of an array or TIFF stack, whose coarser resolutions are made at the end; None for a group.
-    stack : TiffStack or None
-        The source, if it is a TIFF stack.
-    settings : mapping
-        Further values on which the target depends.
-    dropped : tuple of str
-        Descriptions of metadata that are not copied.
-    kept : tuple of zarr.Array
-        The arrays that are copied as they are.
+    - `create`: takes a path, and makes the empty target there.
+    - `image`: the new image of an array or TIFF stack, whose coarser resolutions are made at the end; None for a group.
+    - `stack`: the source, if it is a TIFF stack.
+    - `settings`: further values on which the target depends.
+    - `dropped`: descriptions of metadata that are not copied.
+    - `kept`: the arrays that are copied as they are.
     """
 
     name: str

@@ -47,24 +47,14 @@ _BLOCKS = 5
 class CopyJob:
     """The parameters of all blocks of a copy.
 
-    Attributes
-    ----------
-    source : str or zarr.Array
-        The array to copy; a path if other processes open it.
-    target : str
-        Path of the array to write.
-    dtype : numpy.dtype
-        Data type of the copy, in this machine's byte order.
-    shape, block : tuple of int
-        Voxels of the array, and of a block.
-    device : {"cuda", "cpu"}
-        Device that decodes and encodes chunks.
-    stack : TiffStack or None
-        The source, if it is a TIFF stack.
-    scratch_bytes : int or None
-        Device memory that a read may use beyond its result; None on the CPU.
-    batch : Batch or None
-        The batches that a device encodes; None on the CPU.
+    - `source`: the array to copy; a path if other processes open it.
+    - `target`: path of the array to write.
+    - `dtype`: data type of the copy, in this machine's byte order.
+    - `shape`, `block`: voxels of the array, and of a block.
+    - `device` (``"cuda"`` or ``"cpu"``): device that decodes and encodes chunks.
+    - `stack`: the source, if it is a TIFF stack.
+    - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU.
+    - `batch`: the batches that a device encodes; None on the CPU.
     """
 
     source: str | zarr.Array

@@ -44,12 +44,7 @@ _LISTED_ARRAYS = 8
 class Storage:
     """How arrays of the copy are stored. None means as in the source; chunks without shards mean no shards.
 
-    Attributes
-    ----------
-    chunks, shards : tuple of int or None
-        Sizes along the last axes; they are 1 along other axes.
-    codec : str or None
-        Name of a codec.
+    - `chunks`, `shards`: sizes along the last axes; they are 1 along other axes.
     """
 
     chunks: tuple[int, ...] | None = None
@@ -61,23 +56,11 @@ class Storage:
 class ArrayCopy:
     """An array of the copy.
 
-    Attributes
-    ----------
-    path : str
-        Path in the copy.
-    source : zarr.Array
-        The array to copy.
-    chunks : tuple of int
-        Shape of an (inner) chunk.
-    shards : tuple of int or None
-        Shape of a shard.
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    names : tuple of str or None
-        Names of the axes, for the metadata of zarr v3.
-    order : tuple of int or None
-        For each axis of the copy its index among the axes of the source, whose other axes have one entry; None if the
-        axes are the same.
+    - `chunks`: shape of an (inner) chunk.
+    - `encoding`: encoding of an (inner) chunk.
+    - `names`: names of the axes, for the metadata of zarr v3.
+    - `order`: for each axis of the copy its index among the axes of the source, whose other axes have one entry; None
+      if the axes are the same.
     """
 
     path: str
@@ -127,22 +110,11 @@ def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[i
 class Hierarchy:
     """The copy of a group.
 
-    Attributes
-    ----------
-    group : zarr.Group
-        The source.
-    zarr_format : {2, 3}
-        Zarr format of the copy.
-    groups : mapping of str to dict
-        Attributes of each group, by its path.
-    arrays : tuple of ArrayCopy
-        The arrays to convert.
-    kept : mapping of str to zarr.Array
-        The arrays that are copied as they are, by their paths.
-    files : tuple of str
-        Paths of the files that do not belong to Zarr.
-    dropped : tuple of str
-        Descriptions of metadata that the copy's version of NGFF cannot hold.
+    - `zarr_format` (``2`` or ``3``): zarr format of the copy.
+    - `groups`: attributes of each group, by its path.
+    - `kept`: the arrays that are copied as they are, by their paths.
+    - `files`: paths of the files that do not belong to Zarr.
+    - `dropped`: descriptions of metadata that the copy's version of NGFF cannot hold.
     """
 
     group: zarr.Group
@@ -214,17 +186,7 @@ def _array_options(source: zarr.Array, names: tuple[str, ...] | None, zarr_forma
 
 
 def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
-    """Plan the copy of a group with all its members.
-
-    Raises
-    ------
-    SourceError
-        A group without arrays of numbers of 1 to 8 bytes, or a resolution of an image with other elements.
-    ValueError
-        Chunks or shards that do not fit an array.
-    MetadataError
-        Coordinates that the version cannot express.
-    """
+    """Plan the copy of a group with all its members."""
     name, members = describe_source(group), _members(group)
     nodes = members.nodes  # sorted: a stopped run identifies arrays by their order
     arrays = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
