@@ -36,8 +36,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
-from linumpy.plan.read.plan import ReadPlan, plan_read
-from linumpy.plan.read.shares import cut_for_devices
+from linumpy.plan.read import ReadPlan, cut_for_devices, plan_read
 
 __all__ = [
     "gpu_zarr_context",

@@ -1,6 +1,6 @@
 """Convert encodings of chunks to codecs of zarr-python, and back; encode on the host.
 
-In: an :class:`~linumpy.plan.encode.encoding.Encoding`, or an array. Out: the codecs to make an array with; the encoding
+In: an :class:`~linumpy.plan.codecs.Encoding`, or an array. Out: the codecs to make an array with; the encoding
 of an array, or the most similar encoding; a function that encodes a chunk on the host; checksums. Errors:
 ``ValueError`` for an encoding that a zarr format cannot store.
 """
@@ -19,8 +19,7 @@ from numcodecs.abc import Codec
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from linumpy.plan.codecs import CHECKSUM_NBYTES
-from linumpy.plan.encode.encoding import Encoding, nearest_encoding
+from linumpy.plan.codecs import CHECKSUM_NBYTES, Encoding, nearest_encoding
 
 _SHUFFLES_V2 = {"none": 0, "byte": 1, "bit": 2}
 _SHUFFLES_V3 = {"none": "noshuffle", "byte": "shuffle", "bit": "bitshuffle"}

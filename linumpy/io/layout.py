@@ -25,7 +25,7 @@ from linumpy.io.metadata import chunk_nbytes, chunks_per_shard
 from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
-from linumpy.plan.codecs import HOST_FILTERS, CodecSettings, DecodeChain, read_array_filter, read_chain
+from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, UndecodableError, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
 #: bool, and the integers, floats and complex numbers for which CUDA has types.
@@ -75,16 +75,13 @@ def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _NOT_DECODED:
         del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
-    chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
+    big_endian = array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big")
     return _finish(
         array,
         chunk_shape=tuple(array.chunks),
-        codecs=_Codecs(
-            stored_axes=axes[::-1] if document["order"] == "F" else axes,
-            big_endian=array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"),
-            unsupported=reason,
-            chain=chain,
+        codecs=_chained(
+            axes[::-1] if document["order"] == "F" else axes, settings, chunk_nbytes(array, array.chunks), big_endian
         ),
         keys=ChunkKeys("", document["dimension_separator"]),
         shard=None,
@@ -219,21 +216,26 @@ def _codecs_after_bytes(
     chunk_nbytes: int,
 ) -> _Codecs:
     """Read the filters before codec 'bytes', which the host or zarr-python decodes, and the codecs after it."""
-    encoded: list[CodecSettings] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
-    by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
-    if by_zarr:
-        chain, reason = read_chain(encoded, chunk_nbytes)
-        name = json.dumps({"id": " + ".join(by_zarr)})
-        return _Codecs(axes, False, reason, replace(chain or DecodeChain(""), host_filter=name))
-    settings: list[CodecSettings] = []
-    for array_filter in filters:
-        filter_settings, reason = read_array_filter(array_filter, dtype, endian)
-        if filter_settings is None:
-            return _Codecs(axes, None, reason)
-        settings.append(filter_settings)
-    chain, reason = read_chain([*settings, *encoded], chunk_nbytes)
+    encoded: list[_Document] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
+    if by_zarr := [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]:
+        known = _chained(axes, encoded, chunk_nbytes, False)
+        return replace(
+            known, chain=replace(known.chain or DecodeChain(""), host_filter=json.dumps({"id": " + ".join(by_zarr)}))
+        )
+    try:
+        settings = [read_array_filter(array_filter, dtype, endian) for array_filter in filters]
+    except UndecodableError as reason:
+        return _Codecs(axes, None, str(reason))
     # Filters decode to this machine's byte order, whatever codec 'bytes' says.
-    return _Codecs(axes, endian == "big" and not filters, reason, chain)
+    return _chained(axes, [*settings, *encoded], chunk_nbytes, endian == "big" and not filters)
+
+
+def _chained(axes: tuple[int, ...], codecs: Sequence[_Document], chunk_nbytes: int, big_endian: bool) -> _Codecs:
+    """Read the codecs of the bytes of a chunk."""
+    try:
+        return _Codecs(axes, big_endian, None, read_chain(codecs, chunk_nbytes))
+    except UndecodableError as reason:
+        return _Codecs(axes, big_endian, str(reason))
 
 
 def _endian(codec: _Document) -> str | None:

@@ -127,7 +127,7 @@ class ArrayLayout:
     - `unsupported`: why linumpy's reader cannot read this array; None if it can.
     - `chain`: how a chunk is decoded; None for raw chunks.
     - `grid`: name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. Regions of a rectilinear array
-      are first cut into regions of regular arrays (``linumpy.plan.read.rectilinear``).
+      are first cut into regions of regular arrays (``linumpy.plan.read``).
     - `lengths`: for a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape`
       and the shape of a shard are then the largest shapes.
     - `entries`: for an array in a ZIP file: the entries of its chunks (or shards). `root` then leads into the ZIP file.

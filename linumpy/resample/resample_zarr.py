@@ -28,7 +28,7 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, open_source_volumes
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each

@@ -34,7 +34,7 @@ from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import host_memory

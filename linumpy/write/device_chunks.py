@@ -30,7 +30,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.codecs import Checksum
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.pyramid import Box
 from linumpy.write.chunk_file import Bytes, ChunkFiles
 from linumpy.write.cufile import write_rows

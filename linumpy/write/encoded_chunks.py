@@ -26,7 +26,7 @@ import zarr
 from linumpy.arrays import Array
 from linumpy.device import free_memory, is_device_array, to_host
 from linumpy.io.codecs import checksum, host_encoder
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
 from linumpy.write.chunk_file import Bytes, ChunkFiles
@@ -125,7 +125,7 @@ class _Object:
 
 
 class EncodedChunks:
-    """Chunks with an :class:`~linumpy.plan.encode.encoding.Encoding`, in files of their own or in shards.
+    """Chunks with an :class:`~linumpy.plan.codecs.Encoding`, in files of their own or in shards.
 
     - `array`: in a local folder, in C order and this machine's byte order.
     - `encoding`: encoding of the (inner) chunks.

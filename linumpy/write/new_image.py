@@ -31,7 +31,7 @@ from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.output.checks import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encode.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.codecs import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 
 #: Versions of NGFF that linumpy writes, and the zarr format of each.
 ZARR_FORMATS: dict[str, Literal[2, 3]] = {"0.6": 3, "0.5": 3, "0.4": 2}

@@ -32,7 +32,7 @@ from linumpy.io.output.checks import check_target, checked_version
 from linumpy.io.output.folders import new_folder
 from linumpy.io.output.syscalls import named_errors
 from linumpy.io.paths import absolute
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
 from linumpy.renamed import renamed_parameter

@@ -18,7 +18,7 @@ from linumpy.gpu.read import request
 from linumpy.gpu.read.shared import release
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
-from linumpy.plan.read.shares import cut_for_devices
+from linumpy.plan.read import cut_for_devices
 from linumpy.plan.region import normalize_region
 from linumpy.resample import resample_zarr as module
 from linumpy.resample.blocks import pipeline

@@ -16,7 +16,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from linumpy import read_zarr
 from linumpy.io.codecs import encoding_of, zarr_codecs
-from linumpy.plan.encode.encoding import parse_codec
+from linumpy.plan.codecs import parse_codec
 from linumpy.write import device_chunks, encoded_chunks, writer
 from linumpy.write.encoded_chunks import EncodedChunks
 from linumpy.write.pyramid import halve

@@ -18,7 +18,7 @@ import zarr
 
 from linumpy import read_zarr
 from linumpy.io.codecs import zarr_codecs
-from linumpy.plan.encode.encoding import parse_codec
+from linumpy.plan.codecs import parse_codec
 from linumpy.write.encoded_chunks import EncodedChunks
 from linumpy.write.raw_chunks import chunks_of
 from tests.support.gpu import cupy_on_host, encode_on_host

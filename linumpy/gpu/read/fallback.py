@@ -2,7 +2,7 @@
 
 In: an array and a request. Out: a CuPy array, or a NumPy array. zarr-python reads into host memory, from which one copy
 goes to the device; or in its GPU mode, for the few layouts against which
-:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason. Each read names the kind of buffers, so it does not
+:func:`linumpy.plan.read.why_not_gpu_mode` has no reason. Each read names the kind of buffers, so it does not
 change zarr's process-wide configuration; only :func:`gpu_zarr_context` does.
 """
 
@@ -28,8 +28,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.zarr_mode import gpu_mode, read_chunks_on_host, wait_for_zarr
-from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.read.plan import ReadPlan, plan_read
+from linumpy.plan.read import ReadPlan, plan_read, why_not_gpu_mode
 
 log = logging.getLogger(__name__)
 

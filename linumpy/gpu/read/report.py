@@ -9,7 +9,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.kernel_cache import Compiled
-from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.read import ReadPlan
 
 #: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
 LINUMPY = "linumpy"

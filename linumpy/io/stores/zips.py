@@ -35,7 +35,7 @@ from linumpy.errors import ChunkError, SourceError
 from linumpy.io.looks import stamp_of
 from linumpy.io.paths import METADATA_FILES, ZARR_FILES
 from linumpy.plan.layout import ChunkKeys, StoredEntries
-from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.read import ReadPlan
 
 #: Maximum number of directories that are kept, the most recently used ones.
 _KEPT_DIRECTORIES = 8

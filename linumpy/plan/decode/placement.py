@@ -16,8 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.staging import Slot, fit_slot
-from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, padded_nbytes
+from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, Slot, fit_slot, padded_nbytes
 
 #: Maximum number of chunks in a slab.
 _MAX_CHUNKS = 4096
@@ -89,7 +88,7 @@ def choose_placement(
     - `chunk_nbytes`: decoded bytes of a chunk.
     - `capacity`: device memory for all slots, in bytes.
     - `cores`: cores of the host that this process may use.
-    - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.staging.fit_slot`.
+    - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.workspace.fit_slot`.
     - `decode_on` (``"device"`` or ``"host"``): decode there, without an estimate. The host decodes nevertheless if the
       chunks do not fit into the device memory or only the host decodes their filter.
     """

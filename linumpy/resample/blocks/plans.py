@@ -19,7 +19,7 @@ from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes

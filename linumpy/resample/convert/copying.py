@@ -29,7 +29,7 @@ from linumpy.io.stores.tiff import TiffStack
 from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.read import plan_read
 from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.convert.hierarchy import ArrayCopy

@@ -30,7 +30,7 @@ from linumpy.io.ngff.versions import in_version
 from linumpy.io.paths import has_dots
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.codecs import DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.resample.convert.members import Members, copy_files, keys_of, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 

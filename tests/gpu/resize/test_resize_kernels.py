@@ -15,7 +15,7 @@ from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.grid.regrid import plan_regrid
-from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.plan.grid.tile_grid import TileAxis
 from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler

@@ -17,7 +17,7 @@ from linumpy.core import native
 from linumpy.core.reader import CoreJob
 from linumpy.gpu.read.outputs import Regions
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.rectilinear import RegularBox, cut_by_shape
+from linumpy.plan.read import RegularBox, cut_by_shape
 
 
 class PartsJob:
