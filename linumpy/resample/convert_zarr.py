@@ -23,14 +23,18 @@ from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.plans import check_limit
-from linumpy.resample.cluster import client_of
-from linumpy.resample.convert.conversion import Parameters, plan_conversion
-from linumpy.resample.convert.copying import CopyJob, copy_box, open_copier, plan_copy
+from linumpy.resample.convert.conversion import CopyJob, Parameters, copy_box, open_copier, plan_conversion, plan_copy
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
-from linumpy.resample.levels import make_coarser_levels
+from linumpy.resample.filling import (
+    BlockRecord,
+    check_space,
+    checked_target,
+    make_coarser_levels,
+    progress_or_bar,
+    warn_of_labels,
+)
 from linumpy.resample.resumable import resumable_folder
-from linumpy.resample.workers import Needs, make_on, metadata_digest, survey
+from linumpy.resample.workers import Needs, client_of, make_on, metadata_digest, survey
 from linumpy.write.new_image import ZARR_FORMATS
 from linumpy.write.writer import Progress
 

@@ -3,7 +3,7 @@
 In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
 complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
 ``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
-``linumpy.resample.labels`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
+``linumpy.resample.target_images`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
 ``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` makes all blocks.
 """
 
@@ -33,21 +33,27 @@ from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
-from linumpy.resample.cluster import client_of
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
-from linumpy.resample.labels import LABELS, plan_labels
-from linumpy.resample.levels import make_coarser_levels
+from linumpy.resample.filling import (
+    BlockRecord,
+    check_space,
+    checked_target,
+    make_coarser_levels,
+    progress_or_bar,
+    warn_of_labels,
+)
 from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.target_images import (
+    LABELS,
     TargetImage,
     check_unchanged,
     creator_of,
+    plan_labels,
     plan_target,
     plan_target_image,
     request_of,
 )
-from linumpy.resample.workers import Needs, make_on, needs_of, survey
+from linumpy.resample.workers import Needs, client_of, make_on, needs_of, survey
 from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:

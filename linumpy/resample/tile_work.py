@@ -18,8 +18,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
-from linumpy.resample.cluster import carry_out_on, client_of
-from linumpy.resample.workers import Needs, survey
+from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
 from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class TileWork:
 def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
-    - `distributed`: as for :func:`linumpy.resample.cluster.client_of`.
+    - `distributed`: as for :func:`linumpy.resample.workers.client_of`.
     - `use_gpu`: whether to compute on the GPU of this process, or of each worker.
 
     Raises `GpuUnavailableError`: `use_gpu`, and a worker has no GPU.

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 import linumpy.interop
-from linumpy.interop import lazy
+from linumpy.interop import napari_reader
 from linumpy.interop.napari_reader import get_reader
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.write.new_image import create_labels_group
@@ -69,7 +69,7 @@ def test_an_image_is_a_multiscale_layer_in_micrometers(image, manager):
 def test_of_a_plane_only_the_plane_is_read(image):
     ((data, *_),) = get_reader(image)(image)
     read = []
-    read_outer = lazy.read_outer
+    read_outer = napari_reader.read_outer
 
     def watched(source, layout, index):
         block = read_outer(source, layout, index)

@@ -26,7 +26,7 @@ from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.resample.convert import copying
+from linumpy.resample.convert import conversion
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
@@ -190,7 +190,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         convert_zarr(tmp_path / "a", tmp_path / "b", progress=stop, **options)
     assert not (tmp_path / "b").exists()
-    made, real = [], copying.level_chunks
+    made, real = [], conversion.level_chunks
 
     def count(*arguments):
         chunks = real(*arguments)
@@ -198,7 +198,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
         monkeypatch.setattr(chunks, "start", lambda box, block: (made.append(box), start(box, block))[1])
         return chunks
 
-    monkeypatch.setattr(copying, "level_chunks", count)
+    monkeypatch.setattr(conversion, "level_chunks", count)
     done = []
     convert_zarr(tmp_path / "a", tmp_path / "b", progress=done.append, **options)
     assert_copied(tmp_path / "a", tmp_path / "b")

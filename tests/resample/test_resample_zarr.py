@@ -33,7 +33,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
 from linumpy.plan.boundary import MODES
-from linumpy.resample import filling, levels, target_images
+from linumpy.resample import filling, target_images
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
 from linumpy.resample.identity import identify_data
@@ -745,7 +745,7 @@ def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monk
     def no_block(*_):
         raise AssertionError("a block is made again")
 
-    monkeypatch.setattr(levels, "halve_by_threads", stop)
+    monkeypatch.setattr(filling, "halve_by_threads", stop)
     with pytest.raises(StopError):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
     assert not (tmp_path / "b").exists()

@@ -19,7 +19,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-import linumpy.resample.cluster as tasks
+import linumpy.resample.workers as tasks
 import linumpy.resample.workers as workers
 from linumpy.errors import DeviceMemoryError, GpuUnavailableError, WorkerError
 from linumpy.io.ome import open_image

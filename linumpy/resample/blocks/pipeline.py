@@ -1,7 +1,7 @@
 """Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
 In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
-of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and writing overlap
+of the target, each of whole chunks (``linumpy.write.chunks``). Reading, transforming and writing overlap
 (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
 :func:`make_block` makes a single block, for ``linumpy.resample.workers``. Errors: those of reading and writing.
 """
@@ -37,8 +37,7 @@ from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.warp import make_warped
-from linumpy.write.encoded_chunks import Batch
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.chunks import Batch, Chunks, chunks_of, writing_threads
 from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:

@@ -23,24 +23,12 @@ from linumpy.plan.codecs import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
-from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
+from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
 #: Limit of a block that is sampled through fields of vectors, in bytes.
 _MAX_WARPED_NBYTES = 128 * 2**20
-
-
-@dataclass(frozen=True)
-class Writing:
-    """How the chunks of the target are encoded.
-
-    - `encoding`: encoding of an (inner) chunk.
-    - `chunk_nbytes`: bytes of the voxels of an (inner) chunk.
-    """
-
-    encoding: Encoding
-    chunk_nbytes: int
 
 
 @dataclass(frozen=True)
@@ -62,20 +50,21 @@ def plan_blocks(
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
-    writing: Writing | None = None,
+    encoding: Encoding | None = None,
+    chunk_nbytes: int = 0,
 ) -> BlockPlan:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
     - `kind` (``"cuda"`` or ``"cpu"``): device of the transform.
     - `limit`: memory limit in bytes, `device_memory` of :func:`resample_zarr`.
-    - `writing`: encoding of the chunks; by default the chunks are raw.
+    - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
     check_limit(limit)
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
-    if kind == "cpu" or writing is None:
+    if kind == "cpu" or encoding is None:
         return _planned(grid, source, stored, kind, budget, None)
-    batch = plan_batch(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
+    batch = plan_batch(encoding, chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
         return _planned(grid, source, stored, kind, budget - batch.device_nbytes, batch)
     except DeviceMemoryError:
