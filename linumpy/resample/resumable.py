@@ -2,17 +2,18 @@
 
 In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A *part* is a
 chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete, everything is in
-``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a lock. A line of the
-journal is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues from
-there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or if the folder belongs to
-another request; ``FileExistsError`` for a path that exists; ``OSError``, such as a full disk: complete parts are kept.
+``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a lock. A line of
+the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues
+from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or if the folder belongs
+to another request; ``FileExistsError`` for a path that exists; ``OSError``, such as a full disk: complete parts are
+kept.
 
 The first line of the journal holds the request. The others are ``boot`` with the kernel's boot id, at the beginning of
 each run; ``box`` with two corners in the first grid of parts (``box1``, ``box2`` and so on for further grids); and
-``sync``, when all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same boot:
-what a killed process wrote is in the kernel's memory, which a power cut empties. Each line begins with a checksum over
-its own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the grid is
-ignored, and its parts are made again.
+``sync``, when all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same
+boot: what a killed process wrote is in the kernel's memory, which a power cut empties. Each line begins with a checksum
+over its own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the
+grid is ignored, and its parts are made again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Write the files of chunks and shards from host memory, and order the bytes in them.
 
-Errors: ``OSError`` that names the file. Format of shards: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
+Errors: ``OSError`` that names the file. Format of shards:
+https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
 """
 
 from __future__ import annotations

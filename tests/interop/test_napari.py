@@ -76,7 +76,7 @@ def test_of_a_plane_only_the_plane_is_read(image):
         read.append(block.size)
         return block
 
-    with patch.object(lazy, "read_outer", watched):
+    with patch.object(napari_reader, "read_outer", watched):
         np.testing.assert_array_equal(np.asarray(data[0][7]), values()[7])
     assert sum(read) == 50 * 60
 

@@ -2,10 +2,10 @@
 
 In: a source (image, group, array or TIFF stack) and the storage of the copy. Out: :class:`Conversion`; a
 :class:`CopyJob` for each array, which can be sent to another process if its source is a path; chunks of an existing
-array. Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot be
-converted, ``ValueError`` for parameters that do not fit the source; those of reading and writing; and
-:class:`~linumpy.errors.DeviceMemoryError` if a block of one chunk (or shard) does not fit into the memory of the device.
-In host memory such a block may exceed the limit.
+array. Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot
+be converted, ``ValueError`` for parameters that do not fit the source; those of reading and writing; and
+:class:`~linumpy.errors.DeviceMemoryError` if a block of one chunk (or shard) does not fit into the memory of the
+device. In host memory such a block may exceed the limit.
 """
 
 from __future__ import annotations
