@@ -15,7 +15,7 @@ from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.requests import number_of
 from linumpy.errors import ChunkError, StaleLayoutError
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import ArrayLayout
 

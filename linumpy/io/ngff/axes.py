@@ -113,6 +113,12 @@ def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, A
     return datasets
 
 
+def mappings_in(holder: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the mappings in the list at a key of the metadata; an empty list if there is no list."""
+    entries = holder.get(key)
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+
+
 def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     """Read the axes of a multiscale image; `name` is the name of the image, for messages."""
     described = multiscale.get("axes")

@@ -32,8 +32,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from linumpy.device import call_after_fork
 from linumpy.errors import ChunkError, SourceError
-from linumpy.io.looks import stamp_of
-from linumpy.io.paths import METADATA_FILES, ZARR_FILES
+from linumpy.io.paths import METADATA_FILES, ZARR_FILES, stamp_of
 from linumpy.plan.layout import ChunkKeys, StoredEntries
 from linumpy.plan.read import ReadPlan
 
@@ -66,7 +65,7 @@ class Directory:
     """The directory of a ZIP file.
 
     - `path`: absolute path of the file.
-    - `stamp`: stamp of the file when its directory was read: see :func:`linumpy.io.looks.stamp`.
+    - `stamp`: stamp of the file when its directory was read: see :func:`linumpy.io.paths.stamp`.
     - `entries`: entries by name, without folders; the last entry of several with the same name.
     - `names`: names of the entries, sorted.
     - `verified`: names of the entries whose CRC-32 has been compared with the directory.

@@ -18,7 +18,7 @@ from linumpy.stream.planning.warp import Intensity, Warp
 if TYPE_CHECKING:
     import zarr
 
-    from linumpy.io.looks import MetadataLook
+    from linumpy.io.paths import MetadataLook
     from linumpy.plan.layout import ArrayLayout
 
 Vector = tuple[float, float, float]

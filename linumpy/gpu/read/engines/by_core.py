@@ -20,7 +20,7 @@ from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 #: Maximum cached records of geometries and conversions.
