@@ -171,7 +171,7 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
 
 
 def open_image(
-    path: str | Path | zarr.Group,
+    source: str | Path | zarr.Group,
     *,
     spacing: Spacing | None = None,
     multiscale: int | str = 0,
@@ -181,7 +181,7 @@ def open_image(
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         Path or URL of an image, such as ``"plate.zarr/B/03/0"`` of a plate, or its group. A group that bioformats2raw
         wrote is accepted if it has one image.
     spacing : sequence of float, or mapping of axis names to float, optional
@@ -208,8 +208,8 @@ def open_image(
     ValueError
         `spacing` does not fit the axes of type space; `storage_options` for a path that is no URL.
     """
-    source = with_options(path, storage_options)
-    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
+    source = with_options(source, storage_options)
+    group = _image_group(source if isinstance(source, zarr.Group) else _open_group(source))
     version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
     turned = ""
@@ -279,12 +279,12 @@ class Images:
         raise SourceError(f"no image {path!r}: {why_not_image(self.group, self.kind)}")
 
 
-def open_images(path: str | Path | zarr.Group) -> Images:
+def open_images(source: str | Path | zarr.Group) -> Images:
     """Open a group of images: a plate, a well, a collection of bioformats2raw, labels or a scene.
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         The group.
 
     Returns
@@ -299,7 +299,7 @@ def open_images(path: str | Path | zarr.Group) -> Images:
     SourceError
         The path is an image, or is no group whose metadata names images.
     """
-    group = path if isinstance(path, zarr.Group) else _open_group(path)
+    group = source if isinstance(source, zarr.Group) else _open_group(source)
     kind = kind_of(group)
     if kind is None:
         is_image = "multiscales" in ome_attributes(group)

@@ -200,7 +200,7 @@ class Volumes:
 
 
 def open_volumes(
-    path: str | Path | zarr.Group,
+    source: str | Path | zarr.Group,
     level: int = 0,
     *,
     channel: int | None = None,
@@ -212,7 +212,7 @@ def open_volumes(
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         The image.
     level : int
         Resolution level; 0 is the finest.
@@ -240,7 +240,7 @@ def open_volumes(
     >>> red = open_volumes("cells.ome.zarr", channel=0, time=0)  # doctest: +SKIP
     >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
     """
-    return select_volumes(open_image(path, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
+    return select_volumes(open_image(source, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
 
 
 def open_source_volumes(

@@ -44,10 +44,10 @@ _MIN_VOXELS, _FEW_VALUES = 512, 32
 _MAX_CHUNK_NBYTES = 64 * 2**20
 
 
-def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
+def checked_output(output: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
     """Check the path of a target; return the absolute path, and the version of NGFF, which ``.ozx`` files restrict."""
-    refuse_url(Path(target))
-    path = absolute(target)
+    refuse_url(Path(output))
+    path = absolute(output)
     check_parent(path)
     return path, checked_version(path, ngff_version)
 
@@ -119,12 +119,12 @@ class BlockRecord:
         self.report(math.prod(shape_of(box)) * self.itemsize)
 
 
-def make_coarser_levels(folder: Path, image: NewImage, kind: str, limit: int | None = None) -> None:
-    """Make the coarser resolutions of an image, on the device or the host (`kind`), within `limit` bytes."""
+def make_coarser_levels(folder: Path, image: NewImage, device: str, memory_bytes: int | None = None) -> None:
+    """Make the coarser resolutions of an image, on a `device`, ``"cuda"`` or ``"cpu"``."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
-    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
-    scratch = None if limit is None else scratch_within(limit)
+    nbytes = STEP_BYTES if memory_bytes is None else min(STEP_BYTES, memory_bytes // 8)
+    scratch = None if memory_bytes is None else scratch_within(memory_bytes)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
         levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
@@ -134,7 +134,7 @@ def make_coarser_levels(folder: Path, image: NewImage, kind: str, limit: int | N
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
                 source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
-                if kind == "cuda":
+                if device == "cuda":
                     block = halve(read_to_device(finer.array, source, reader), image.downsampling, factors)
                 else:
                     on_host = read_on_host(finer.array, source)

@@ -62,7 +62,7 @@ def unknown_data() -> str:
 
 def digest_of(document: object) -> str:
     """Return a digest of a JSON document; values of other types are converted by ``str``."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -18,7 +18,6 @@ grid is ignored, and its parts are made again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -45,6 +44,7 @@ from linumpy.io.output.folders import (
     unfinished_beside,
 )
 from linumpy.io.output.syscalls import BINARY, named_errors, opened_folder, sync_file_system, unlock, write_fully
+from linumpy.resample.identity import digest_of
 
 
 def boot_id() -> str:
@@ -206,7 +206,7 @@ class Request:
     @property
     def digest(self) -> str:
         """Digits for the name of the folder, so that a late worker of another request does not find the folder."""
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
+        return digest_of(self.as_json())[:8]
 
 
 class Resumable:
@@ -261,7 +261,7 @@ def resumable_folder(
     recover(path)
     check_target(path, overwrite=overwrite)
     work = unfinished_beside(path)
-    with full_disk(path, f"complete parts are in {work}, for the next run of"), _locked(work, path):
+    with full_disk(path, f"complete parts are in {work}, for the next run of"), locked(work, path):
         check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
         with opened_folder(folder) as descriptor:
@@ -277,7 +277,7 @@ def resumable_folder(
 
 
 @contextmanager
-def _locked(work: Path, path: Path) -> Iterator[None]:
+def locked(work: Path, path: Path) -> Iterator[None]:
     """Lock out other runs. The lock ends with this process, even if it is killed."""
     try:
         descriptor, locked = lock_work(work)

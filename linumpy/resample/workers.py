@@ -394,7 +394,7 @@ def make_on(
     # Not pure: the block must be written again, even if dask still has the result of an equal task.
     carry_out_on(
         client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
-        task_name=block_name, memory_parameter="device_memory=", min_pending=_MIN_PENDING,
+        task_name=block_name, memory_parameter="memory_bytes=", min_pending=_MIN_PENDING,
     )  # fmt: skip
 
 
@@ -423,6 +423,6 @@ def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
     if limit and needs.block_nbytes * threads > _MAX_LIMIT_SHARE * limit:
         return (
             f"memory: its limit is {limit} bytes for {threads} threads, and a block takes {needs.block_nbytes}: pass a "
-            "smaller device_memory="
+            "smaller memory_bytes="
         )
     return ""

@@ -136,7 +136,7 @@ def choose_block_shape(
     if peak_nbytes(block) > budget:
         raise DeviceMemoryError(
             f"blocks of one stored object, {tuple(block)} voxels, need {peak_nbytes(block)} bytes, but {budget} may be "
-            f"used: choose smaller chunks= (or shards=), or more device_memory="
+            f"used: choose smaller chunks= (or shards=), or more memory_bytes="
         )
     all_bytes = cost.pair(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
     large_nbytes = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))

@@ -57,7 +57,7 @@ def plan_blocks(
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
     - `kind` (``"cuda"`` or ``"cpu"``): device of the transform.
-    - `limit`: memory limit in bytes, `device_memory` of :func:`resample_zarr`.
+    - `limit`: memory limit in bytes, `memory_bytes` of :func:`resample_zarr`.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
     check_limit(limit)
@@ -110,7 +110,7 @@ def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int
     if min_nbytes > budget // 2:
         raise DeviceMemoryError(
             f"blocks of one chunk (or shard) {stored} need {2 * min_nbytes} bytes, and {budget} may be used: pass a "
-            "larger device_memory or smaller chunks="
+            "larger memory_bytes or smaller chunks="
         )
     max_nbytes, shape = min(budget // 12, _MAX_WARPED_NBYTES), list(stored)
     while growing := [axis for axis, n in enumerate(shape) if n < grid.output_shape[axis]]:
@@ -138,7 +138,7 @@ def scratch_within(budget: int) -> int:
 def check_limit(limit: object) -> None:
     """Raise an error if a memory limit is not a number of bytes."""
     if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
-        raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
+        raise ValueError(f"memory_bytes={limit!r}: pass a number of bytes")
 
 
 def host_memory() -> int:

@@ -314,7 +314,7 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack
         if _BLOCKS * min_nbytes > budget:
             raise DeviceMemoryError(
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * min_nbytes} bytes, and {max(0, budget)} "
-                "may be used: pass a larger device_memory, or smaller chunks and shards"
+                "may be used: pass a larger memory_bytes, or smaller chunks and shards"
             )
     shape, max_nbytes = copy.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
     size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
