@@ -10,7 +10,7 @@ complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,7 +275,9 @@ def resample_zarr(
     numbers = _device_numbers(devices, device, distributed)
     arrays = [image.volumes.first.array for image in targets]
     job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
-    with client_of(distributed) as client, _first_device_current(numbers):
+    # The first device makes the coarser levels.
+    current = require_cuda().cuda.Device(numbers[0]) if numbers else nullcontext()
+    with client_of(distributed) as client, current:
         needs: Needs | None = None
         if client is None:
             kind = "cuda" if numbers else resolve(device).kind
@@ -317,11 +319,6 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
         other = "distributed=" if distributed is not None else "device='cpu'"
         raise ValueError(f"devices={devices!r} are those of this machine: not together with {other}")
     return checked_devices(devices)
-
-
-def _first_device_current(devices: Sequence[int]) -> AbstractContextManager[Any]:
-    """Return a context in which the first device, if any, is current: this device makes the coarser levels."""
-    return require_cuda().cuda.Device(devices[0]) if devices else nullcontext()
 
 
 def _plan_for_workers(

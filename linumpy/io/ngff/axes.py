@@ -238,7 +238,7 @@ def place_levels(
             raise MetadataError(f"{name}: the scale {step} is not positive and finite along each axis of space")
     if spacing_given is None:
         for axis in spatial:
-            if not _is_length(axes[axis].unit):
+            if str(axes[axis].unit) not in MICROMETERS:
                 return (Unplaced(_why_unplaced(axes[axis], name)),) * len(steps)
         factors = [MICROMETERS[str(axes[axis].unit)] for axis in spatial]
     else:
@@ -254,10 +254,6 @@ def place_levels(
         )
         for step, origin in zip(steps, origins, strict=True)
     )
-
-
-def _is_length(unit: Any) -> bool:
-    return isinstance(unit, str) and unit in MICROMETERS
 
 
 def _why_unplaced(axis: Axis, name: str) -> str:

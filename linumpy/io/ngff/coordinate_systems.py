@@ -102,8 +102,8 @@ def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, n
     for transformation in (_level_transformation(dataset, name), *further):
         try:
             steps = compose(steps, read_map(transformation, rank, None, name))
-        except UnknownTransformationError:
-            raise _level_error(transformation, name) from None
+        except UnknownTransformationError as error:
+            raise TurnedLevelError(f"{error}, and a positive scale and translation place a level") from None
     matrix = as_matrix(steps, rank)
     assert matrix is not None  # there are no fields without a group
     return matrix

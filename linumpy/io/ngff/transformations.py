@@ -49,7 +49,7 @@ _MAX_MATRIX_SIZE = 10_000
 
 
 class UnknownTransformationError(MetadataError):
-    """A transformation is of an unknown type, is a field, or has its numbers in an array that is not read."""
+    """A transformation is of an unknown type, takes other axes, is a field, or has its numbers in an unread array."""
 
 
 def transformation_error(
@@ -165,14 +165,14 @@ class TransformationReader:
         for part in self._parts(transform):
             ends = [part.get(f"{end}Axes", part.get(f"{end}_axes")) for end in ("input", "output")]
             if not all(isinstance(end, list) and end and all(_is_index(n) for n in end) for end in ends):
-                raise self.error(transform, "has parts without inputAxes and outputAxes, which are lists of indices")
+                raise self._unknown(transform, "has parts without inputAxes and outputAxes, which are lists of indices")
             inputs, outputs = reversed(ends) if inverse else ends
             parts.append((len(inputs), self.read(part.get("transformation"), len(inputs), inverse)))
             if outputs_of(parts[-1][1], len(inputs)) != len(outputs):
                 raise self.error(transform, f"has a part that does not give {len(outputs)} coordinates")
             input_axes, output_axes = input_axes + inputs, output_axes + outputs
         if not input_axes or max(input_axes) >= rank or sorted(output_axes) != list(range(len(output_axes))):
-            raise self.error(transform, f"does not take {rank} coordinates and give each one of its results once")
+            raise self._unknown(transform, f"does not take {rank} coordinates and give each one of its results once")
         steps: PointMap = (affine(np.eye(rank)[input_axes], np.zeros(len(input_axes))),)
         # From the last part to the first: the parts before have their inputs then, the parts after their outputs.
         for number, (_, part_map) in reversed(list(enumerate(parts))):

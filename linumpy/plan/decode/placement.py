@@ -144,7 +144,8 @@ def _fit_on_device(
     One slot for few chunks that fit into a third of the memory, else three slots, or fewer if a chunk would not fit.
     """
     count = max(1, min(chunks, _MAX_CHUNKS))
-    is_one_slab = count <= _MAX_SINGLE_SLAB_CHUNKS and count * _max_device_nbytes(chunk_nbytes) <= capacity // _DEPTH
+    # A chunk takes at most 4 times its bytes: stored, decoded and intermediate ones.
+    is_one_slab = count <= _MAX_SINGLE_SLAB_CHUNKS and count * (4 * chunk_nbytes + 2**14) <= capacity // _DEPTH
     for depth in range(1 if is_one_slab else min(_DEPTH, count), 0, -1):
         slot = fit_slot(
             host.chain,
@@ -177,11 +178,6 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
         return mebibytes / (_GROUPS_START + mebibytes / _GROUPS_RATE)
     rate = streams * _stream_rate(placement.chain, slot.chunk_nbytes)
     return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
-
-
-def _max_device_nbytes(chunk_nbytes: int) -> int:
-    """Return an upper bound of the device memory of a chunk: stored, decoded and intermediate bytes."""
-    return 4 * chunk_nbytes + 2**14
 
 
 def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:

@@ -159,15 +159,11 @@ def choose_block_shape(
         if not fitting:
             # Blocks consist of whole stored objects, even if the output's end cuts them.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
-        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_compactness_key(shape)))
+        # Of shapes that read equally often, cubes come first, then the longest along the last axes.
+        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), max(shape), -min(shape), *shape))
         block = list(best)
 
 
 def _reads_per_voxel(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
     """Estimate how often a voxel of the source is read, in hundredths: smaller gains do not justify thin blocks."""
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
-
-
-def _compactness_key(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the sort key of a shape: cubes come first; of equally compact shapes, the longest along the last axes."""
-    return (max(shape), -min(shape), *shape)

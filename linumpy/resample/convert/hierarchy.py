@@ -215,14 +215,14 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     if kept:
         listed = ", ".join(list(kept)[:_LISTED_ARRAYS]) + (" …" if len(kept) > _LISTED_ARRAYS else "")
         log.warning("%s: copied as they are, since they hold no voxels to convert: %s", name, listed)
-    copies = tuple(
-        replace(
-            plan_array(path, array, storage, zarr_format, space=_space(names.get(path))), names=names.get(path)
-        )
-        for path, array in arrays.items() if path not in kept
-    )  # fmt: skip
+    copies = []
+    for path, array in arrays.items():
+        if path not in kept:
+            space = sum(name.lower() in ("z", "y", "x") for name in names.get(path, ()))
+            copy = plan_array(path, array, storage, zarr_format, space=space)
+            copies.append(replace(copy, names=names.get(path)))
     return Hierarchy(
-        group=group, zarr_format=zarr_format, groups=groups, arrays=copies, kept=kept, files=members.files,
+        group=group, zarr_format=zarr_format, groups=groups, arrays=tuple(copies), kept=kept, files=members.files,
         dropped=tuple(dict.fromkeys(dropped)),
     )  # fmt: skip
 
@@ -237,11 +237,6 @@ def _is_converted(array: zarr.Array) -> bool:
         and bool(array.ndim)
         and 0 not in array.shape
     )
-
-
-def _space(names: tuple[str, ...] | None) -> int:
-    """Return the number of axes of space among the names of an image's axes."""
-    return sum(name.lower() in ("z", "y", "x") for name in names or ())
 
 
 def _members(group: zarr.Group) -> Members:
@@ -261,7 +256,7 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     yield "", group
     parts = [path.strip("/").split("/") for path in _named_paths(group)]
     paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
-    optional = _optional_path(group)
+    optional = "labels" if "multiscales" in ome_attributes(group) else "OME"  # NGFF defines it beside those named
     nodes = dict(zip(paths, open_members(group, paths), strict=True)) | {optional: open_optional(group, optional)}
     for path, node in nodes.items():
         if node is not None:
@@ -287,11 +282,6 @@ def _named_paths(group: zarr.Group) -> list[str]:
     ome = ome_attributes(group)
     paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
     return paths if "multiscales" in ome else [*paths, *image_paths(group)]
-
-
-def _optional_path(group: zarr.Group) -> str:
-    """Return the path of the group that NGFF defines beside those that the metadata of a group name."""
-    return "labels" if "multiscales" in ome_attributes(group) else "OME"
 
 
 def _paths_in(metadata: Any) -> Iterator[str]:
