@@ -39,9 +39,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--shards", type=int, nargs="+", metavar="N",
         help=f"Shards {sizes} [as the input's; with --chunks none]",
     )  # fmt: skip
-    parser.add_argument(
-        "--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]"
-    )
+    parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
     parser.add_argument(
         "--spacing", type=float, nargs="+", metavar="UM",
         help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",

@@ -209,12 +209,12 @@ class TargetImage:
         return (*self.volumes.leading_shape, *along)
 
 
-def plan_target(image: TargetImage, kind: str, limit: int | None) -> BlockPlan:
-    """Plan the blocks of an image; `kind` and `limit` as for :func:`linumpy.resample.blocks.plans.plan_blocks`."""
+def plan_target(image: TargetImage, device: str, memory_bytes: int | None) -> BlockPlan:
+    """Plan the blocks of an image by :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     new, encoding = image.image, image.image.encoding
     if encoding is not None and not (encoding.compressor or encoding.checksum or new.shards):
         encoding = None  # raw chunks need no memory to encode in
-    return plan_blocks(image.grid, image.volumes.first, image.stored, kind, limit, encoding, new.chunk_nbytes)
+    return plan_blocks(image.grid, image.volumes.first, image.stored, device, memory_bytes, encoding, new.chunk_nbytes)
 
 
 def plan_target_image(
@@ -256,10 +256,10 @@ def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: i
     return (*(1,) * leading, *sizes)
 
 
-def request_of(targets: Sequence[TargetImage], kind: str, cval: float) -> Request:
+def request_of(targets: Sequence[TargetImage], device: str, cval: float) -> Request:
     """Return everything that the bytes of the target depend on; the bytes do not depend on the shape of blocks."""
     first, *labels = targets
-    settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
+    settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": device}
     settings |= {label.folder: digest_of(_settings(label)) for label in labels}
     named = tuple((key, str(value)) for key, value in settings.items())
     # If the source data cannot be identified, a stopped run is never continued.

@@ -48,55 +48,55 @@ def plan_blocks(
     grid: AffineGrid,
     source: zarr.Array | Volume,
     stored: tuple[int, ...],
-    kind: str,
-    limit: int | None = None,
+    device: str,
+    memory_bytes: int | None = None,
     encoding: Encoding | None = None,
     chunk_nbytes: int = 0,
 ) -> BlockPlan:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
-    - `kind` (``"cuda"`` or ``"cpu"``): device of the transform.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
     - `limit`: memory limit in bytes, `memory_bytes` of :func:`resample_zarr`.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
-    check_limit(limit)
-    budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
-    if kind == "cpu" or encoding is None:
-        return _planned(grid, source, stored, kind, budget, None)
+    check_limit(memory_bytes)
+    budget, itemsize = memory_budget(device, memory_bytes), source.dtype.itemsize
+    if device == "cpu" or encoding is None:
+        return _planned(grid, source, stored, device, budget, None)
     batch = plan_batch(encoding, chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
-        return _planned(grid, source, stored, kind, budget - batch.device_nbytes, batch)
+        return _planned(grid, source, stored, device, budget - batch.device_nbytes, batch)
     except DeviceMemoryError:
-        return _planned(grid, source, stored, kind, budget, NO_BATCH)  # the host encodes
+        return _planned(grid, source, stored, device, budget, NO_BATCH)  # the host encodes
 
 
 def _planned(
     grid: AffineGrid,
     source: zarr.Array | Volume,
     stored: tuple[int, ...],
-    kind: str,
+    device: str,
     budget: int,
     batch: Batch | None,
 ) -> BlockPlan:
     """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
-    scratch = None if kind == "cpu" else scratch_within(budget)
+    scratch = None if device == "cpu" else scratch_within(budget)
     if grid.warp:
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
-    work, output_work = box_work_bytes(source.dtype, grid, kind)
+    work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
-    copied = itemsize if kind == "cuda" and not (batch and batch.nbytes) else 0
+    copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
     return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
 
 
-def memory_budget(kind: str, limit: int | None) -> int:
+def memory_budget(device: str, memory_bytes: int | None) -> int:
     """Return the bytes that blocks may take, on a device or in host memory: the limit, or a default."""
-    if limit is not None:
-        return int(limit)
-    return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if kind == "cpu" else int(_SHARE * free_memory())
+    if memory_bytes is not None:
+        return int(memory_bytes)
+    return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if device == "cpu" else int(_SHARE * free_memory())
 
 
 def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
@@ -135,10 +135,11 @@ def scratch_within(budget: int) -> int:
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 
-def check_limit(limit: object) -> None:
+def check_limit(memory_bytes: object) -> None:
     """Raise an error if a memory limit is not a number of bytes."""
-    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
-        raise ValueError(f"memory_bytes={limit!r}: pass a number of bytes")
+    is_number = isinstance(memory_bytes, (int, float, np.integer))
+    if memory_bytes is not None and not (is_number and 1 <= memory_bytes < math.inf):  # type: ignore[operator]
+        raise ValueError(f"memory_bytes={memory_bytes!r}: pass a number of bytes")
 
 
 def host_memory() -> int:

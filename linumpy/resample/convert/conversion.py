@@ -297,14 +297,14 @@ def copy_box(job: CopyJob, number: int) -> None:
         write(box, read(box))()
 
 
-def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
+def plan_copy(copy: ArrayCopy, device: str, memory_bytes: int | None, *, stack: TiffStack | None = None) -> CopyJob:
     """Plan blocks of whole chunks (or shards) of the copy and, if memory allows it, also of the source.
 
-    `kind` is ``"cuda"`` or ``"cpu"``, `limit` the memory in bytes. The caller sets the job's `target`, which is empty.
+    `device` is ``"cuda"`` or ``"cpu"``. The caller sets the job's `target`, which is empty.
     """
-    budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
+    budget, itemsize = memory_budget(device, memory_bytes), copy.dtype.itemsize
     min_nbytes, scratch, batch = math.prod(copy.stored) * itemsize, None, None
-    if kind == "cuda":
+    if device == "cuda":
         chunk_nbytes = math.prod(copy.chunks) * itemsize
         scratch, batch = scratch_within(budget), plan_batch(copy.encoding, chunk_nbytes, min_nbytes, budget)
         budget -= scratch
@@ -323,4 +323,4 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack
         if math.prod(size) // size[axis] * longer * itemsize <= max_nbytes:
             size[axis] = longer
     block = grown(tuple(size), shape, itemsize, max_nbytes)
-    return CopyJob(copy.source, "", copy.dtype, shape, block, kind, stack, scratch, batch)
+    return CopyJob(copy.source, "", copy.dtype, shape, block, device, stack, scratch, batch)
