@@ -61,16 +61,12 @@ def _codec(encoding: Encoding) -> BytesBytesCodec:
 
 
 def _numcodec(encoding: Encoding) -> Codec | None:
-    """Return the codec of zarr v2 for the compressor, which stores the same bytes as in zarr v3; None for no codec."""
-    if encoding.compressor == "zstd":
-        return numcodecs.Zstd(level=encoding.level)
-    if encoding.compressor == "gzip":
-        return numcodecs.GZip(level=encoding.level)
-    if encoding.compressor == "lz4":
-        return numcodecs.LZ4(acceleration=encoding.level)
+    """Return the codec of zarr v2 for the compressor, which stores the bytes of zarr v3; None for raw chunks."""
     if encoding.compressor == "blosc":
         return numcodecs.Blosc(encoding.inner, encoding.level, _SHUFFLES_V2[encoding.shuffle])
-    return None
+    setting = "acceleration" if encoding.compressor == "lz4" else "level"
+    settings = {"id": encoding.compressor, setting: encoding.level}
+    return numcodecs.get_codec(settings) if encoding.compressor else None  # type: ignore[no-any-return]
 
 
 def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:

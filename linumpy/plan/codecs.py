@@ -282,7 +282,8 @@ def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
         "" if name == "none" else name, inner, itemsize=itemsize, checksum=codec.endswith(_CHECKSUM), **settings
     )
     is_known = encoding.codec is not None and encoding.preset in encoding.codec.levels and name != ""
-    if not is_known or len(given) < len(words) or ("shuffle" in given and not is_blosc):
+    is_raw = name == "none"
+    if not is_known or len(given) < len(words) or ("shuffle" in given and not is_blosc) or (is_raw and words):
         raise ValueError(
             f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none; or blosc:lz4 or "
             "blosc:zstd, which take :bit, :byte or :none, and :small; each may end in +crc32c, for a checksum"

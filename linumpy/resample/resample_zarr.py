@@ -375,5 +375,5 @@ def _make_missing_blocks(
         make_on(client, make_block, job, needs, blocks, done, block_name=block_name)
     elif len(devices) > 1 and missing:
         make_blocks_on_each(job, missing, done, devices)
-    else:
+    elif missing:
         make_blocks(job, missing, done)

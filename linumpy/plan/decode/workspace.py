@@ -158,9 +158,11 @@ def plan_workspace(
         decoded = pool
         end = max(end, _aligned(decoded + decoded_nbytes))
     return Workspace(
-        chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
-        frames, blocks, shuffle_orders, stream_capacity, block_capacity, pool_nbytes,
-        _aligned(records_nbytes(chunks) + words_nbytes), group_nbytes, cells, block_list, groups, _aligned(end),
+        chunks=chunks, stored_nbytes=stored_nbytes, decoded_nbytes=decoded_nbytes, stored=stored, words=words,
+        decoded=decoded, unordered=unordered, pool=pool, streams=streams, checks=checks, frames=frames, blocks=blocks,
+        shuffle_orders=shuffle_orders, stream_capacity=stream_capacity, block_capacity=block_capacity,
+        pool_nbytes=pool_nbytes, words_nbytes=_aligned(records_nbytes(chunks) + words_nbytes),
+        group_nbytes=group_nbytes, cells=cells, block_list=block_list, groups=groups, nbytes=_aligned(end),
     )  # fmt: skip
 
 

@@ -93,15 +93,12 @@ def make_block(job: BlockJob, number: int) -> int:
 
 
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks one after another; reading, transforming and writing overlap.
+    """Make blocks of the job's plan one after another; reading, transforming and writing overlap.
 
-    - `job`: the parameters of the blocks.
-    - `blocks`: blocks of the job's plan.
-    - `done`: called with each written block, in this thread.
+    `done` is called with each written block, in this thread.
     """
-    blocks = list(blocks)
-    if blocks:
-        _make_all(job, blocks, done)
+    with closing(open_stage(job, slots=2)) as stage:
+        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 def make_blocks_on_each(
@@ -125,17 +122,12 @@ def make_blocks_on_each(
 
     def work(_: int) -> None:
         try:
-            _make_all(job, next_blocks(), settle)
+            make_blocks(job, next_blocks(), settle)
         except BaseException:
             queue.clear()  # the other devices complete the blocks that they have begun, and then stop
             raise
 
     on_each(devices[: len(queue)], work)
-
-
-def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    with closing(open_stage(job, slots=2)) as stage:
-        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 class BlockStage(ABC):
