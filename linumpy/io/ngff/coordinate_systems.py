@@ -103,7 +103,7 @@ def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, n
         try:
             steps = compose(steps, read_map(transformation, rank, None, name))
         except UnknownTransformationError as error:
-            raise TurnedLevelError(f"{error}, and a positive scale and translation place a level") from None
+            raise _level_error(error.transformation, name) from None
     matrix = as_matrix(steps, rank)
     assert matrix is not None  # there are no fields without a group
     return matrix

@@ -49,15 +49,16 @@ _MAX_MATRIX_SIZE = 10_000
 
 
 class UnknownTransformationError(MetadataError):
-    """A transformation is of an unknown type, takes other axes, is a field, or has its numbers in an unread array."""
+    """`transformation` is of an unknown type, takes other axes, is a field, or has its numbers in an unread array."""
+
+    transformation: Transformation
 
 
-def transformation_error(
-    transformation: Transformation, name: str, problem: str, kind: type[MetadataError] = MetadataError
-) -> MetadataError:
+def transformation_error(transformation: Transformation, name: str, problem: str) -> MetadataError:
     """Return the error for a transformation, of which `problem` is a predicate; `name` is the name of its group."""
     called = f"{transformation['name']!r} " if transformation.get("name") else ""
-    return kind(f"{name}: the coordinate transformation {called}of type {transformation.get('type')!r} {problem}")
+    kind = transformation.get("type")
+    return MetadataError(f"{name}: the coordinate transformation {called}of type {kind!r} {problem}")
 
 
 def is_invertible(transformation: Transformation) -> bool:
@@ -138,8 +139,10 @@ class TransformationReader:
             raise self.error(transform, f"has the path {path!r}, where there is nothing")
         return node
 
-    def _unknown(self, transform: Transformation, problem: str) -> MetadataError:
-        return transformation_error(transform, self.name, problem, UnknownTransformationError)
+    def _unknown(self, transform: Transformation, problem: str) -> UnknownTransformationError:
+        error = UnknownTransformationError(str(self.error(transform, problem)))
+        error.transformation = transform
+        return error
 
     def _parts(self, transform: Transformation) -> list[Transformation]:
         parts = transform.get("transformations")
