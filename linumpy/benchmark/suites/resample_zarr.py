@@ -177,7 +177,7 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
         facts={
             "shape": list(array.shape),
             "chunk": list(request.chunk),
-            "memory_bytes": request.limit,
+            "device_memory": request.limit,
             "gpu": request.use_gpu,
         },
         marks=(Mark(REACH, ("overlapped",), "× reading and writing at once"),),
