@@ -21,7 +21,7 @@ class StaleLayoutError(LinumpyError, RuntimeError):
 
 
 class DeviceMemoryError(LinumpyError, MemoryError):
-    """A request exceeds the memory of the device, or the limit `device_memory`; raised before the first byte is read.
+    """A request exceeds the memory of the device, or the limit `memory_bytes`; raised before the first byte is read.
 
     On the CPU, a request exceeds the limit for host memory.
     """

@@ -13,7 +13,7 @@ A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output
 
 For example:
   linum-convert raw.ome.zarr small.ome.zarr --codec blosc:zstd:bit
-  linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff 0.5
+  linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff_version 0.5
   linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
 """
 
@@ -39,9 +39,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--shards", type=int, nargs="+", metavar="N",
         help=f"Shards {sizes} [as the input's; with --chunks none]",
     )  # fmt: skip
-    parser.add_argument(
-        "--ngff", dest="ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]"
-    )
+    parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
     parser.add_argument(
         "--spacing", type=float, nargs="+", metavar="UM",
         help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
@@ -55,7 +53,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--downsampling", choices=("mean", "label", "nearest"),
         help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
     )  # fmt: skip
-    cli.add_device_memory_argument(parser)
+    cli.add_memory_argument(parser)
     cli.add_tile_arguments(parser)
     return parser
 
@@ -70,7 +68,7 @@ def _convert(parsed: argparse.Namespace) -> None:
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
         downsampling=parsed.downsampling, missing=parsed.missing,
-        device=device, device_memory=cli.device_nbytes(parsed), overwrite=parsed.overwrite,
+        device=device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip
     seconds = time.perf_counter() - begin

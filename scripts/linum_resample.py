@@ -64,7 +64,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,
         help="Smooth axes that get coarser, against aliasing. [on]",
     )  # fmt: skip
-    cli.add_device_memory_argument(parser)
+    cli.add_memory_argument(parser)
     parser.add_argument(
         "--labels", choices=("resample", "drop"), default="resample",
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
@@ -108,7 +108,7 @@ def _resample(parsed: argparse.Namespace) -> None:
     nbytes = open_source_volumes(parsed.input, parsed.level, **volume).nbytes
     resample_zarr(
         parsed.input, parsed.output, cli.new_spacing(parsed), order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-        level=parsed.level, levels=parsed.levels, device=device, device_memory=cli.device_nbytes(parsed),
+        level=parsed.level, levels=parsed.levels, device=device, memory_bytes=cli.memory_bytes(parsed),
         overwrite=parsed.overwrite, codec=parsed.codec, labels=parsed.labels, like=parsed.like,
         coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
         ngff_version=parsed.ngff_version, **volume,

@@ -97,7 +97,7 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
     monkeypatch.setattr("linumpy.device.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr("linumpy.demo.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr(
-        "linumpy.write.raw_chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
+        "linumpy.write.chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
     )
 
     def count_landed(arena, pieces, stream):

@@ -111,10 +111,10 @@ def add_slice_config_argument(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_device_memory_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device_memory``, which :func:`device_nbytes` returns in bytes."""
+def add_memory_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--memory``, which :func:`memory_bytes` returns in bytes."""
     parser.add_argument(
-        "--device_memory", type=float, metavar="GIB",
+        "--memory", dest="memory_bytes", type=float, metavar="GIB",
         help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
     )  # fmt: skip
 
@@ -288,11 +288,11 @@ def wished_device(parsed: argparse.Namespace) -> str | None:
     return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
 
 
-def device_nbytes(parsed: argparse.Namespace) -> int | None:
-    """Return ``--device_memory`` in bytes; None if it was not passed, ``ValueError`` if it is not above 0."""
-    gib: float | None = parsed.device_memory
+def memory_bytes(parsed: argparse.Namespace) -> int | None:
+    """Return ``--memory`` in bytes; None if it was not passed, ``ValueError`` if it is not above 0."""
+    gib: float | None = parsed.memory_bytes
     if gib is None:
         return None
     if not 1 <= gib * 2**30 < 2**60:
-        raise ValueError(f"--device_memory {gib:g}: pass a number of GiB above 0")
+        raise ValueError(f"--memory {gib:g}: pass a number of GiB above 0")
     return int(gib * 2**30)

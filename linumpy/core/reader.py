@@ -24,7 +24,7 @@ import numpy as np
 from linumpy.core import native
 from linumpy.core.records import array_record, exception_of, look_records
 from linumpy.errors import MetadataError
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 RegionColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -14,7 +14,7 @@ import numpy as np
 from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.errors import ChunkError, StaleLayoutError
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import ArrayLayout
 

@@ -2,7 +2,7 @@
 
 Only GPUDirect Storage needs kvikio; the module keeps its name because users import from it.
 
-In: a request, a :class:`~linumpy.plan.read.plan.ReadPlan` or a source. Out: a complete CuPy array, which any stream may
+In: a request, a :class:`~linumpy.plan.read.ReadPlan` or a source. Out: a complete CuPy array, which any stream may
 use, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``) for codecs
 that the reader does not decode, stores in GPU memory, and dtypes without a CUDA type;
 :class:`~linumpy.errors.ChunkError` for broken chunks; :class:`~linumpy.errors.DeviceMemoryError` for results that do
@@ -32,8 +32,7 @@ from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.source import Source
 from linumpy.kernel_cache import compiled
-from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.read.plan import ReadPlan, plan_read
+from linumpy.plan.read import ReadPlan, plan_read, why_not_gpu_mode
 
 
 def read_zarr_via_kvikio(

@@ -31,8 +31,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
-from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.read.plan import ReadPlan, plan_read
+from linumpy.plan.read import ReadPlan, plan_read, why_not_gpu_mode
 
 __all__ = [
     "plan_zarr_read",
@@ -258,7 +257,7 @@ def read_zarr_to_gpu(
 
     if isinstance(device, Sequence):
         from linumpy.gpu.devices import checked_devices, on_each
-        from linumpy.plan.read.shares import cut_for_devices
+        from linumpy.plan.read import cut_for_devices
 
         numbers = checked_devices(device)
         shares = [replace(plan, region=share) for share in cut_for_devices(plan.layout, plan.region, len(numbers))]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io.ngff.coordinate_systems import mappings_in
+from linumpy.io.ngff.axes import mappings_in
 from linumpy.io.volume import Volumes
 
 

@@ -48,7 +48,7 @@ _NIFTI1_MAX_LENGTH = 2**15 - 1
 
 def to_tiff(
     source: str | Path,
-    path: str | Path,
+    output: str | Path,
     *,
     level: int = 0,
     channel: int | None = None,
@@ -63,7 +63,7 @@ def to_tiff(
     ----------
     source : str or Path
         An OME-Zarr image with the axes of space z, y, x or y, x.
-    path : str or Path
+    output : str or Path
         The file to write, ``*.tif``, ``*.tiff``, ``*.btf`` or ``*.tf8``; it has the metadata of OME even if its name
         does not end in ``.ome.tif``.
     level : int
@@ -80,7 +80,7 @@ def to_tiff(
     Returns
     -------
     Path
-        `path`.
+        `output`.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def to_tiff(
     FileExistsError
         The file exists.
     ValueError
-        A channel or time that the image does not have; other axes of space; another suffix of `path`.
+        A channel or time that the image does not have; other axes of space; another suffix of `output`.
     TypeError
         OME-TIFF has no type for the voxels. Bool is written as uint8.
     ImportError
@@ -97,8 +97,8 @@ def to_tiff(
     """
     with needs("tifffile", "export"):
         import tifffile
-    if not Path(path).name.lower().endswith(SUFFIXES):
-        raise ValueError(f"{path}: the name of a TIFF file ends in {', '.join(SUFFIXES)}")
+    if not Path(output).name.lower().endswith(SUFFIXES):
+        raise ValueError(f"{output}: the name of a TIFF file ends in {', '.join(SUFFIXES)}")
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     first = volumes.first
     dtype = _written_dtype(volumes, "OME-TIFF", _TIFF_DTYPES)
@@ -117,18 +117,18 @@ def to_tiff(
     slabs = (slab.astype(dtype, copy=False) for slab in _slabs(volumes))
     planes = (plane for slab in slabs for plane in slab.reshape(-1, *first.shape[-2:]))
     with (
-        replacing(path, overwrite=overwrite) as file,
+        replacing(output, overwrite=overwrite) as file,
         tifffile.TiffWriter(file, bigtiff=math.prod(shape) * dtype.itemsize > 2**31, ome=True) as writer,
     ):
         writer.write(
             planes, shape=shape, dtype=dtype, metadata=metadata, compression=compression, photometric="minisblack"
         )
-    return Path(path)
+    return Path(output)
 
 
 def to_nifti(
     source: str | Path,
-    path: str | Path,
+    output: str | Path,
     *,
     level: int = 0,
     channel: int | None = None,
@@ -142,18 +142,18 @@ def to_nifti(
     ----------
     source, level, channel, time, spacing, overwrite
         As for :func:`to_tiff`; the axes of space are z, y, x or y, x.
-    path : str or Path
+    output : str or Path
         The file to write, ``*.nii`` or ``*.nii.gz``.
 
     Returns
     -------
     Path
-        `path`.
+        `output`.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError, FileExistsError, ValueError, TypeError, ImportError
-        As :func:`to_tiff`, with nibabel; another suffix of `path` is a `ValueError`.
+        As :func:`to_tiff`, with nibabel; another suffix of `output` is a `ValueError`.
 
     Notes
     -----
@@ -164,9 +164,9 @@ def to_nifti(
     """
     with needs("nibabel", "export"):
         import nibabel
-    file_name = Path(path).name.lower()
+    file_name = Path(output).name.lower()
     if not file_name.endswith((".nii", ".nii.gz")):
-        raise ValueError(f"{path}: the name of a NIfTI file ends in .nii or .nii.gz")
+        raise ValueError(f"{output}: the name of a NIfTI file ends in .nii or .nii.gz")
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     dtype = _written_dtype(volumes, "NIfTI", _NIFTI_DTYPES)
     shape = _nifti_shape(volumes)
@@ -181,14 +181,14 @@ def to_nifti(
     header.set_sform(affine, code="scanner")
     header.set_qform(affine, code="scanner")
     header.set_slope_inter(1, 0)
-    with replacing(path, overwrite=overwrite) as temporary, open(temporary, "wb") as raw:
+    with replacing(output, overwrite=overwrite) as temporary, open(temporary, "wb") as raw:
         file: Any = gzip.GzipFile("", "wb", 3, raw, 0) if file_name.endswith(".gz") else raw
         header.write_to(file)  # the header, and the bytes between it and the first voxel
         for slab in _slabs(volumes, channels_last=True):
             file.write(np.ascontiguousarray(slab, dtype).data)
         if file is not raw:
             file.close()
-    return Path(path)
+    return Path(output)
 
 
 def affine_in_mm(volumes: Volumes) -> np.ndarray:
@@ -197,10 +197,7 @@ def affine_in_mm(volumes: Volumes) -> np.ndarray:
     Without orientations of all axes, or if two of them contradict each other, x, y and z are assumed to be these
     directions.
 
-    Raises
-    ------
-    MetadataError
-        The spacing is unknown.
+    Raises `MetadataError`: the spacing is unknown.
     """
     orientations = carried_from(volumes).orientations
     by_axis = {axis: _WORLD_DIRECTIONS.get(str(orientation.get("value"))) for axis, orientation in orientations.items()}

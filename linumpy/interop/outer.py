@@ -39,14 +39,9 @@ _MAX_NBYTES, _MAX_BOXES = 64 * 2**20, 4096
 class Run:
     """Indices along one axis that are read together.
 
-    Attributes
-    ----------
-    start, stop : int
-        The voxels to read.
-    inside : slice or numpy.ndarray
-        The selected voxels, counted from `start`.
-    target : slice
-        Voxels of the result into which the selected voxels are written.
+    - `start`, `stop`: the voxels to read.
+    - `inside`: the selected voxels, counted from `start`.
+    - `target`: voxels of the result into which the selected voxels are written.
     """
 
     start: int
@@ -67,26 +62,11 @@ Box = tuple[Run, ...]
 def read_outer(layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice = "cpu") -> Any:
     """Read the voxels that an index of each axis selects.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Layout of the array.
-    index : sequence of int, slice or numpy.ndarray of int
-        An index for each axis. Negative indices count from the end.
-    device : int or "cpu"
-        Number of the CUDA device to read to, or host memory.
+    - `layout`: layout of the array.
+    - `index`: an index for each axis. Negative indices count from the end.
+    - `device`: number of the CUDA device to read to, or host memory.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        The voxels, C-contiguous and in this machine's byte order; axes with an int are dropped.
-
-    Raises
-    ------
-    IndexError
-        An index is out of bounds.
-    GpuUnavailableError, ChunkError
-        As :func:`linumpy.read_zarr`.
+    Returns the voxels, C-contiguous and in this machine's byte order; axes with an int are dropped.
     """
     if device == "cpu":
         return _read_outer(layout, index, device, np)
@@ -119,17 +99,7 @@ def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
 
     A slice with step 1 is one run. Other indices are cut where they go from one chunk to another.
 
-    Parameters
-    ----------
-    index : int, slice or numpy.ndarray of int
-        The index.
-    size, chunk : int
-        Voxels of the array, and of a chunk, along the axis.
-
-    Raises
-    ------
-    IndexError
-        An int, or an entry of the array, is out of bounds.
+    - `size`, `chunk`: voxels of the array, and of a chunk, along the axis.
     """
     inside = None  # of a slice: how to select its voxels in a run
     if isinstance(index, slice):

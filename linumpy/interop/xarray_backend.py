@@ -43,12 +43,7 @@ VARIABLE = "image"
 class LazyZarrArray(BackendArray):
     """An array whose regions are read when xarray indexes it; no file stays open.
 
-    Parameters
-    ----------
-    source : Source
-        The array, as for :func:`linumpy.read_zarr`.
-    layout, device
-        As for :func:`linumpy.interop.outer.read_outer`.
+    - `source`, `layout`, `device`: as for :func:`linumpy.interop.outer.read_outer`.
     """
 
     def __init__(self, source: Source, layout: ArrayLayout, device: ReadDevice = "cpu") -> None:

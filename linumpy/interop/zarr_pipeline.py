@@ -75,12 +75,7 @@ class ChunkItem(NamedTuple):
 class LinumpyCodecPipeline(CodecPipeline):
     """Reads selections of arrays in local and object stores by the core, and delegates all other calls.
 
-    Attributes
-    ----------
-    fallback : CodecPipeline
-        The former pipeline: of the class that was configured before.
-    metadata : zarr.core.metadata.ArrayMetadata
-        Metadata of the array.
+    - `fallback`: the former pipeline: of the class that was configured before.
     """
 
     fallback: CodecPipeline

@@ -33,14 +33,9 @@ _THREADS_PER_CORE = 2
 class Share:
     """Resources of a transfer.
 
-    Attributes
-    ----------
-    descriptors : int
-        File descriptors, several for a file that is opened several times.
-    host_nbytes : int
-        Bytes of buffers in host memory.
-    threads : int
-        Number of threads.
+    - `descriptors`: file descriptors, several for a file that is opened several times.
+    - `host_nbytes`: bytes of buffers in host memory.
+    - `threads`: number of threads.
     """
 
     descriptors: int = 0
@@ -63,12 +58,8 @@ class Share:
 class Budget:
     """A total of resources, of which transfers hold shares.
 
-    Parameters
-    ----------
-    total : callable
-        Returns the total. Called for each transfer, since the limit of open files can change.
-    open_files : callable
-        Returns the number of descriptors that are open in the process, including those of its transfers.
+    - `total`: returns the total. Called for each transfer, since the limit of open files can change.
+    - `open_files`: returns the number of descriptors that are open in the process, including those of its transfers.
     """
 
     def __init__(self, total: Callable[[], Share], open_files: Callable[[], int]) -> None:

@@ -45,12 +45,8 @@ _METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 class LeadingAxis:
     """The coordinates along an axis of time or channel.
 
-    Attributes
-    ----------
-    scale, translation : float
-        Step between entries, and position of the first entry, in `unit`.
-    unit : str or None
-        Unit as the metadata spell it; None without a unit.
+    - `scale`, `translation`: step between entries, and position of the first entry, in `unit`.
+    - `unit`: unit as the metadata spell it; None without a unit.
     """
 
     scale: float = 1.0
@@ -198,7 +194,12 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
-            *(f"attribute {key!r} of array {array.basename}" for array in image.levels for key in _attributes(array)),
+            *(
+                f"attribute {key!r} of array {array.basename}"
+                for array in image.levels
+                for key in array.attrs
+                if key != "_ARRAY_DIMENSIONS"
+            ),
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
@@ -246,10 +247,6 @@ def _rewritten(multiscale: Multiscale) -> tuple[str, ...]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _attributes(array: zarr.Array) -> list[str]:
-    return [key for key in array.attrs if key != "_ARRAY_DIMENSIONS"]
 
 
 def _omero(omero: Mapping[str, object], chosen: Chosen) -> Mapping[str, object]:

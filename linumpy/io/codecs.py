@@ -1,6 +1,6 @@
 """Convert encodings of chunks to codecs of zarr-python, and back; encode on the host.
 
-In: an :class:`~linumpy.plan.encode.encoding.Encoding`, or an array. Out: the codecs to make an array with; the encoding
+In: an :class:`~linumpy.plan.codecs.Encoding`, or an array. Out: the codecs to make an array with; the encoding
 of an array, or the most similar encoding; a function that encodes a chunk on the host; checksums. Errors:
 ``ValueError`` for an encoding that a zarr format cannot store.
 """
@@ -19,21 +19,14 @@ from numcodecs.abc import Codec
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from linumpy.plan.codecs import CHECKSUM_NBYTES
-from linumpy.plan.encode.encoding import Encoding, nearest_encoding
+from linumpy.plan.codecs import CHECKSUM_NBYTES, Encoding, nearest_encoding
 
 _SHUFFLES_V2 = {"none": 0, "byte": 1, "bit": 2}
 _SHUFFLES_V3 = {"none": "noshuffle", "byte": "shuffle", "bit": "bitshuffle"}
 
 
 def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytesCodec] | None:
-    """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks.
-
-    Raises
-    ------
-    ValueError
-        The encoding has a checksum, which zarr v2 cannot store.
-    """
+    """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks."""
     if zarr_format == 2:
         if encoding.checksum:
             raise ValueError(
@@ -68,16 +61,12 @@ def _codec(encoding: Encoding) -> BytesBytesCodec:
 
 
 def _numcodec(encoding: Encoding) -> Codec | None:
-    """Return the codec of zarr v2 for the compressor, which stores the same bytes as in zarr v3; None for no codec."""
-    if encoding.compressor == "zstd":
-        return numcodecs.Zstd(level=encoding.level)
-    if encoding.compressor == "gzip":
-        return numcodecs.GZip(level=encoding.level)
-    if encoding.compressor == "lz4":
-        return numcodecs.LZ4(acceleration=encoding.level)
+    """Return the codec of zarr v2 for the compressor, which stores the bytes of zarr v3; None for raw chunks."""
     if encoding.compressor == "blosc":
         return numcodecs.Blosc(encoding.inner, encoding.level, _SHUFFLES_V2[encoding.shuffle])
-    return None
+    setting = "acceleration" if encoding.compressor == "lz4" else "level"
+    settings = {"id": encoding.compressor, setting: encoding.level}
+    return numcodecs.get_codec(settings) if encoding.compressor else None  # type: ignore[no-any-return]
 
 
 def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:

@@ -95,19 +95,7 @@ def small_type_of(document: Mapping[str, Any]) -> str | None:
 def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> ArrayV3Metadata:
     """Parse the metadata document of an array whose data type is one of :data:`NAMES`.
 
-    Parameters
-    ----------
-    document : mapping
-        The document.
-    data_type : str
-        Its data type.
-    name : str
-        Name of the array, for errors.
-
-    Raises
-    ------
-    SourceError
-        ml_dtypes is not installed, or elements of two bytes are in big-endian order.
+    - `name`: name of the array, for errors.
     """
     try:
         import ml_dtypes  # noqa: F401

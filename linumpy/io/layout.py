@@ -25,7 +25,7 @@ from linumpy.io.metadata import chunk_nbytes, chunks_per_shard
 from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
-from linumpy.plan.codecs import HOST_FILTERS, CodecSettings, DecodeChain, read_array_filter, read_chain
+from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, UndecodableError, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
 #: bool, and the integers, floats and complex numbers for which CUDA has types.
@@ -47,16 +47,10 @@ _Document = Mapping[str, Any]
 class _Codecs:
     """How the codecs of an array store a chunk.
 
-    Attributes
-    ----------
-    stored_axes : tuple of int
-        Axes of the array in the order in which they are stored.
-    big_endian : bool or None
-        Byte order of the stored elements; None if it is not known.
-    unsupported : str or None
-        Why linumpy's reader cannot read the chunks; None if it can.
-    chain : DecodeChain or None
-        How to decode the bytes of a chunk; None for raw chunks, and for codecs that are not supported.
+    - `stored_axes`: axes of the array in the order in which they are stored.
+    - `big_endian`: byte order of the stored elements; None if it is not known.
+    - `unsupported`: why linumpy's reader cannot read the chunks; None if it can.
+    - `chain`: how to decode the bytes of a chunk; None for raw chunks, and for codecs that are not supported.
     """
 
     stored_axes: tuple[int, ...]
@@ -68,20 +62,9 @@ class _Codecs:
 def read_layout(array: zarr.Array) -> ArrayLayout:
     """Describe how `array` is stored.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        An array of zarr format 2 or 3.
+    - `array`: an array of zarr format 2 or 3.
 
-    Returns
-    -------
-    ArrayLayout
-        The layout; its ``unsupported`` is not None if zarr-python must read the array.
-
-    Raises
-    ------
-    MetadataError
-        A length beyond 64-bit numbers, an empty chunk, or a chunk, shard or shard index of more than 2**60 bytes.
+    Returns the layout; its ``unsupported`` is not None if zarr-python must read the array.
     """
     document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -92,16 +75,13 @@ def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _NOT_DECODED:
         del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
-    chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
+    big_endian = array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big")
     return _finish(
         array,
         chunk_shape=tuple(array.chunks),
-        codecs=_Codecs(
-            stored_axes=axes[::-1] if document["order"] == "F" else axes,
-            big_endian=array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"),
-            unsupported=reason,
-            chain=chain,
+        codecs=_chained(
+            axes[::-1] if document["order"] == "F" else axes, settings, chunk_nbytes(array, array.chunks), big_endian
         ),
         keys=ChunkKeys("", document["dimension_separator"]),
         shard=None,
@@ -156,14 +136,9 @@ def _objects(
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
     """Read the chunk grid.
 
-    Returns
-    -------
-    shape : tuple of int
-        Voxels of a stored object; in a rectilinear grid, of the longest along each axis.
-    lengths : tuple of numpy.ndarray, or None
-        Lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
-    reason : str or None
-        Why the grid is not supported; None if it is.
+    - returns `shape`: voxels of a stored object; in a rectilinear grid, of the longest along each axis.
+    - returns `lengths`: lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
+    - returns `reason`: why the grid is not supported; None if it is.
     """
     configuration = grid["configuration"]
     if grid["name"] == "regular":
@@ -241,21 +216,26 @@ def _codecs_after_bytes(
     chunk_nbytes: int,
 ) -> _Codecs:
     """Read the filters before codec 'bytes', which the host or zarr-python decodes, and the codecs after it."""
-    encoded: list[CodecSettings] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
-    by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
-    if by_zarr:
-        chain, reason = read_chain(encoded, chunk_nbytes)
-        name = json.dumps({"id": " + ".join(by_zarr)})
-        return _Codecs(axes, False, reason, replace(chain or DecodeChain(""), host_filter=name))
-    settings: list[CodecSettings] = []
-    for array_filter in filters:
-        filter_settings, reason = read_array_filter(array_filter, dtype, endian)
-        if filter_settings is None:
-            return _Codecs(axes, None, reason)
-        settings.append(filter_settings)
-    chain, reason = read_chain([*settings, *encoded], chunk_nbytes)
+    encoded: list[_Document] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
+    if by_zarr := [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]:
+        known = _chained(axes, encoded, chunk_nbytes, False)
+        return replace(
+            known, chain=replace(known.chain or DecodeChain(""), host_filter=json.dumps({"id": " + ".join(by_zarr)}))
+        )
+    try:
+        settings = [read_array_filter(array_filter, dtype, endian) for array_filter in filters]
+    except UndecodableError as reason:
+        return _Codecs(axes, None, str(reason))
     # Filters decode to this machine's byte order, whatever codec 'bytes' says.
-    return _Codecs(axes, endian == "big" and not filters, reason, chain)
+    return _chained(axes, [*settings, *encoded], chunk_nbytes, endian == "big" and not filters)
+
+
+def _chained(axes: tuple[int, ...], codecs: Sequence[_Document], chunk_nbytes: int, big_endian: bool) -> _Codecs:
+    """Read the codecs of the bytes of a chunk."""
+    try:
+        return _Codecs(axes, big_endian, None, read_chain(codecs, chunk_nbytes))
+    except UndecodableError as reason:
+        return _Codecs(axes, big_endian, str(reason))
 
 
 def _endian(codec: _Document) -> str | None:

@@ -62,26 +62,12 @@ _THREADS = 16
 def open_stored(where: StorePath, name: str | None = None) -> Node | None:
     """Open the array or group at a path, read-only, from its own metadata documents.
 
-    Parameters
-    ----------
-    where : StorePath
-        Store and path of the node.
-    name : str, optional
-        Name of the node in messages; by default store and path.
+    - `where`: store and path of the node.
+    - `name`: name of the node in messages; by default store and path.
 
-    Returns
-    -------
-    zarr.Array, zarr.Group or None
-        None if no metadata document is stored there.
+    Returns None if no metadata document is stored there.
 
-    Raises
-    ------
-    SourceError
-        The documents cannot be read.
-    MetadataError
-        As :func:`checked_array`.
-    OSError
-        A local document cannot be read.
+    Raises `OSError`: a local document cannot be read.
     """
     name = name or without_credentials(str(where))
     where = _read_only(where)
@@ -172,15 +158,7 @@ def checked_array(array: zarr.Array, document: _Document | None = None) -> zarr.
 
     `document` is the stored metadata of the array, if the caller has read them.
 
-    Returns
-    -------
-    zarr.Array
-        `array`, or a new ``zarr.Array`` if zarr-python misread a shuffle filter of NCZarr or the bits of a NaN.
-
-    Raises
-    ------
-    MetadataError
-        As :func:`chunk_nbytes`.
+    Returns `array`, or a new ``zarr.Array`` if zarr-python misread a shuffle filter of NCZarr or the bits of a NaN.
     """
     metadata = array.metadata
     if metadata.zarr_format == 3:
@@ -219,13 +197,7 @@ def _document_of(array: zarr.Array) -> _Document:
 
 
 def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
-    """Count the bytes of a decoded chunk.
-
-    Raises
-    ------
-    MetadataError
-        A length beyond 64-bit numbers, an empty chunk, or a chunk of more than 2**60 bytes.
-    """
+    """Count the bytes of a decoded chunk."""
     if any(n > _MAX_INT64 for n in array.shape):
         raise MetadataError(f"{array.store_path}: the shape {array.shape} is beyond 64-bit numbers")
     # Along an axis without elements, some writers give chunks the length 0, too.
@@ -240,13 +212,7 @@ def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
 
 
 def chunks_per_shard(array: zarr.Array, shard_shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, ...]:
-    """Count the inner chunks along each axis of a shard.
-
-    Raises
-    ------
-    MetadataError
-        As :func:`chunk_nbytes`, for shard or chunk; or an index of the shard of more than 2**60 bytes.
-    """
+    """Count the inner chunks along each axis of a shard."""
     chunk_nbytes(array, shard_shape)
     chunk_nbytes(array, chunk_shape)
     counts = tuple(max(1, n // max(1, c)) for n, c in zip(shard_shape, chunk_shape, strict=True))

@@ -161,15 +161,7 @@ def read_omezarr(
 
 
 def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
-    """Open one resolution level of an OME-Zarr group, without reading its axes and units.
-
-    Raises
-    ------
-    SourceError
-        The group is not an OME-Zarr image, or has no such level.
-    MetadataError
-        The list of levels cannot be read, or a path in it leaves the image.
-    """
+    """Open one resolution level of an OME-Zarr group, without reading its axes and units."""
     group = _image_group(group)
     name = str(group.store_path)
     datasets = datasets_of(_multiscale(group)[2], name)
@@ -179,7 +171,7 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
 
 
 def open_image(
-    path: str | Path | zarr.Group,
+    source: str | Path | zarr.Group,
     *,
     spacing: Spacing | None = None,
     multiscale: int | str = 0,
@@ -189,7 +181,7 @@ def open_image(
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         Path or URL of an image, such as ``"plate.zarr/B/03/0"`` of a plate, or its group. A group that bioformats2raw
         wrote is accepted if it has one image.
     spacing : sequence of float, or mapping of axis names to float, optional
@@ -216,8 +208,8 @@ def open_image(
     ValueError
         `spacing` does not fit the axes of type space; `storage_options` for a path that is no URL.
     """
-    source = with_options(path, storage_options)
-    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
+    source = with_options(source, storage_options)
+    group = _image_group(source if isinstance(source, zarr.Group) else _open_group(source))
     version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
     turned = ""
@@ -287,12 +279,12 @@ class Images:
         raise SourceError(f"no image {path!r}: {why_not_image(self.group, self.kind)}")
 
 
-def open_images(path: str | Path | zarr.Group) -> Images:
+def open_images(source: str | Path | zarr.Group) -> Images:
     """Open a group of images: a plate, a well, a collection of bioformats2raw, labels or a scene.
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         The group.
 
     Returns
@@ -307,7 +299,7 @@ def open_images(path: str | Path | zarr.Group) -> Images:
     SourceError
         The path is an image, or is no group whose metadata names images.
     """
-    group = path if isinstance(path, zarr.Group) else _open_group(path)
+    group = source if isinstance(source, zarr.Group) else _open_group(source)
     kind = kind_of(group)
     if kind is None:
         is_image = "multiscales" in ome_attributes(group)
@@ -321,17 +313,9 @@ def level_transforms(
 ) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
     """Read scales and translations of the levels of an OME-Zarr group, in the units of the axes.
 
-    Returns
-    -------
-    axes : tuple of Axis
-        Axes of all levels.
-    scales, translations : tuple of tuple of float
-        For each level the step between voxels, and the position of the first voxel's centre, along all axes.
-
-    Raises
-    ------
-    SourceError, MetadataError
-        As :func:`open_image`.
+    - returns `axes`: axes of all levels.
+    - returns `scales`, `translations`: for each level the step between voxels, and the position of the first voxel's
+      centre, along all axes.
     """
     group = _image_group(group)
     name = str(group.store_path)
@@ -350,14 +334,7 @@ def _open_group(path: Source) -> zarr.Group:
 
 
 def _image_group(group: zarr.Group) -> zarr.Group:
-    """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote.
-
-    Raises
-    ------
-    SourceError
-        The group is a plate or another group of images, which the message lists; or a group of bioformats2raw with no
-        image or several.
-    """
+    """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote."""
     kind = kind_of(group)
     if kind is None:
         return group

@@ -18,33 +18,16 @@ from linumpy.io.source import Source, describe_source, open_node, with_options
 def open_source(source: Source, level: int = 0, storage_options: Mapping[str, Any] | None = None) -> zarr.Array:
     """Open an array.
 
-    Parameters
-    ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array, or an OME-Zarr image (NGFF 0.4 to 0.6), of which `level` selects a resolution.
-    level : int
-        Resolution level of an OME-Zarr image; 0 is the finest.
-    storage_options : mapping, optional
-        Options for a URL; see :func:`linumpy.io.source.with_options`.
+    - `source`: an array, or an OME-Zarr image (NGFF 0.4 to 0.6), of which `level` selects a resolution.
+    - `level`: resolution level of an OME-Zarr image; 0 is the finest.
+    - `storage_options`: options for a URL; see :func:`linumpy.io.source.with_options`.
 
-    Returns
-    -------
-    zarr.Array
-        The array. An array that the caller passes is returned unchanged, unless :mod:`linumpy.io.metadata` corrects
-        its metadata.
+    Returns the array. An array that the caller passes is returned unchanged, unless :mod:`linumpy.io.metadata` corrects
+    its metadata.
 
-    Raises
-    ------
-    FileNotFoundError
-        The path does not exist.
-    SourceError
-        The source is neither an array nor an OME-Zarr image, or has no such level.
-    MetadataError
-        The shape or chunks of the array are impossible, or the list of levels cannot be read.
-    ValueError
-        A level other than 0 of a single array; options for a source that is no URL.
-    TypeError
-        `source` is of another type; `level` is no integer.
+    Raises `FileNotFoundError`: the path does not exist.
+    Raises `SourceError`: the source is neither an array nor an OME-Zarr image, or has no such level.
+    Raises `MetadataError`: the shape or chunks of the array are impossible, or the list of levels cannot be read.
     """
     level = checked_level(level)
     node = open_node(with_options(source, storage_options))

@@ -1,12 +1,16 @@
-"""Paths of sources and outputs: made absolute, split at a ZIP file, and recognized as Zarr by their files.
+"""Paths of sources and outputs, and stamps of metadata files, to notice that a file was changed or replaced.
 
-In: paths from a caller or from metadata. Out: paths. Errors: none.
+In: paths from a caller or from metadata; folders of local arrays and groups. Out: paths, made absolute, split at a ZIP
+file, and recognized as Zarr by their files; a :class:`MetadataLook`, the stamps at one time. A stamp is a few numbers
+from the status of a file: whatever was read from a file is valid while the stamp of the file is the same.
+:meth:`MetadataLook.holds` and the native core compare them with the present stamps. Errors: none.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 #: Suffix of OME-Zarr images in ZIP files: https://ngff.openmicroscopy.org/rfc/9/
@@ -32,10 +36,7 @@ def absolute(path: str | Path) -> Path:
 def split_archive(path: str | Path) -> tuple[str, str] | None:
     """Split the path of a regular file, or a path that continues inside it, as in a ZIP file.
 
-    Returns
-    -------
-    tuple of (str, str), or None
-        The absolute path of the file, and the path inside the file; None for a folder and for a missing path.
+    Returns the absolute path of the file, and the path inside the file; None for a folder and for a missing path.
     """
     above, inside = os.path.join(os.getcwd(), path).rstrip("/") or "/", ""
     while True:
@@ -63,3 +64,52 @@ def is_archive(path: Path) -> bool:
 def is_zarr_folder(path: Path) -> bool:
     """Return whether a folder holds the metadata of a Zarr array or group."""
     return any((path / name).is_file() for name in ZARR_FILES)
+
+
+@dataclass(frozen=True)
+class MetadataLook:
+    """Stamps of the metadata files of local folders, taken before the files are read.
+
+    - `files`: paths of the files, including files that do not exist.
+    - `stamps`: the :func:`stamp` of each file.
+    """
+
+    files: tuple[str, ...]
+    stamps: tuple[tuple[int, ...] | None, ...]
+
+    @classmethod
+    def at(cls, *folders: str) -> MetadataLook:
+        """Stamp the metadata files of folders, before they are read."""
+        files: list[str] = []
+        for folder in folders:
+            candidates = metadata_files(folder)
+            files += candidates[:1] if stamp(candidates[0]) else candidates  # beside zarr.json no other file is read
+        return cls(tuple(files), tuple(map(stamp, files)))
+
+    def holds(self) -> bool:
+        """Return whether no file was made, changed, replaced or removed since."""
+        return all(stamp(path) == earlier for path, earlier in zip(self.files, self.stamps, strict=True))
+
+
+def metadata_files(folder: str) -> list[str]:
+    """List the files that may hold the metadata of a folder, in the order in which they are read.
+
+    For a ZIP file or a path inside it, the only such file is the ZIP file.
+    """
+    if (split := split_archive(folder)) is not None:
+        return [split[0]]
+    return [f"{folder}/{name}" for name in DOCUMENTS]
+
+
+def stamp(path: str) -> tuple[int, ...] | None:
+    """Return numbers that change when a file is changed or replaced; None for a file that is missing or unreachable."""
+    try:
+        return stamp_of(os.stat(path))
+    except OSError:
+        return None
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return the :func:`stamp` of a file from its status: device, inode, size, modification and change time."""
+    # A program may overwrite a file in place with the same size and set its modification time, but not its change time.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -23,19 +23,100 @@ from zarr.storage import LocalStore, StorePath
 
 from linumpy.errors import LinumpyError, MetadataError, SourceError
 from linumpy.io.metadata import open_member
-from linumpy.io.ngff.axes import transformation_list
+from linumpy.io.ngff.axes import (
+    compose_scales,
+    datasets_of,
+    mappings_in,
+    transformation_list,
+    transformations_of_levels,
+)
 from linumpy.io.ngff.collection import ome_attributes
-from linumpy.io.ngff.coordinate_systems import Axes, Transformation, mappings_in, referred, systems_of
-from linumpy.io.ngff.transformations import is_invertible, read_map
+from linumpy.io.ngff.coordinate_systems import Axes, Multiscale, as_axes_and_scales, referred, systems_of
+from linumpy.io.ngff.transformations import FIELDS, Transformation, TransformationReader, is_invertible
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.source import local_store, open_at
-from linumpy.plan.grid.point_map import PointMap, compose
+from linumpy.plan.grid.point_map import Field, PointMap, compose
+
+#: Names of interpolations between the vectors of a field, and their spline orders.
+INTERPOLATION = {"nearest": 0, "linear": 1, "cubic": 3}
 
 Node = tuple[str, str | None]
 """A coordinate system: the location of the group that has it, and its name; the name is None before NGFF 0.6."""
 
 #: Number of levels of groups above an image that are searched for scenes.
 _LEVELS_ABOVE = 8
+
+
+class MapReader(TransformationReader):
+    """Reads transformations, and opens fields of vectors, of which no voxels are read.
+
+    A field (displacements or coordinates) is an image, or an array with a coordinate system. It has one axis of type
+    displacement or coordinate, along which the components of the vectors are stored.
+    """
+
+    def field(self, transform: Transformation, kind: str) -> Field:
+        """Open a field of displacements or coordinates."""
+        path, interpolation = transform.get("path"), transform.get("interpolation") or "linear"
+        if not isinstance(path, str):
+            raise self.error(transform, "has no path of an array")
+        if interpolation not in INTERPOLATION:
+            raise self.error(transform, f"has the interpolation {interpolation!r}: {', '.join(INTERPOLATION)} are read")
+        for described, array in self._described(transform, path):
+            field_name = f"{self.name}, field {path!r}"
+            plain = as_axes_and_scales(described, field_name)
+            axes = plain.get("axes")
+            if not isinstance(axes, list) or len(axes) != array.ndim:
+                continue
+            components = [number for number, axis in enumerate(axes) if axis.get("type") == FIELDS[kind]]
+            if len(components) != 1:
+                raise self.error(
+                    transform,
+                    f"has the path {path!r}, whose axes are not one of type {FIELDS[kind]!r}, and others",
+                )
+            (chain,) = transformations_of_levels(plain, datasets_of(plain, field_name), False, field_name)
+            scale, translation = compose_scales(chain, len(axes), field_name)
+            kept = [number for number in range(len(axes)) if number != components[0]]
+            field = Field(
+                array, components[0], tuple(scale[n] for n in kept), tuple(translation[n] for n in kept),
+                kind == "displacements", INTERPOLATION[interpolation],
+            )  # fmt: skip
+            if field.relative and field.outputs != field.inputs:
+                raise self.error(transform, f"has {field.outputs} components at points of {field.inputs} coordinates")
+            if not all(step > 0 for step in field.scale):
+                raise self.error(transform, f"has the scale {field.scale}, which is not positive")
+            return field
+        raise self.error(transform, f"has the path {path!r}, and no metadata describe its axes")
+
+    def _described(self, transform: Transformation, path: str) -> Iterator[tuple[Multiscale, zarr.Array]]:
+        """Yield the array of a field, with metadata that describe its axes in the form of an image of one level.
+
+        They are the metadata of the image at the path, of the array itself, or of a group above it.
+        """
+        node = self.open(transform, path)
+        if isinstance(node, zarr.Group):
+            for multiscale in mappings_in(ome_attributes(node), "multiscales"):
+                finest = datasets_of(multiscale, self.name)[:1]
+                for dataset in finest:
+                    array = self.open(transform, posixpath.join(path, str(dataset["path"])))
+                    if isinstance(array, zarr.Array):
+                        yield {**multiscale, "datasets": finest}, array
+            return
+        own = ome_attributes(node)
+        if "coordinateSystems" in own:
+            transformations = own.get("coordinateTransformations") or [{"type": "identity"}]
+            output = (
+                {"name": own["coordinateSystems"][0].get("name")} if mappings_in(own, "coordinateSystems") else None
+            )
+            level = [{"output": output, **transform} for transform in transformations[:1]]
+            yield {**own, "datasets": [{"path": path, "coordinateTransformations": level}]}, node
+        parts = path.split("/")
+        for count in range(len(parts) - 1, -1, -1):
+            above = self.group if count == 0 else self.open(transform, "/".join(parts[:count]))
+            group_metadata = ome_attributes(above) if isinstance(above, zarr.Group) else {}
+            for multiscale in mappings_in(group_metadata, "multiscales"):
+                for dataset in datasets_of(multiscale, self.name):
+                    if dataset["path"] == "/".join(parts[count:]):
+                        yield {**multiscale, "datasets": [dataset]}, node
 
 
 @dataclass(frozen=True)
@@ -52,12 +133,7 @@ class Edge:
 class Graph:
     """The coordinate systems of images and scenes, connected by transformations.
 
-    Attributes
-    ----------
-    axes : dict of Node to list
-        Axes of each coordinate system.
-    edges : list of Edge
-        The transformations.
+    - `axes`: axes of each coordinate system.
     """
 
     axes: dict[Node, Axes] = field(default_factory=dict)
@@ -119,19 +195,10 @@ class Graph:
     def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
         """Find the shortest path (breadth first) between systems, by transformations that can be computed.
 
-        Parameters
-        ----------
-        start : Node
-            The first system.
-        goal : callable
-            Says whether the path may end at a system.
-        same : str, optional
-            Name of coordinate systems that are taken as one system, wherever they are.
+        - `goal`: says whether the path may end at a system.
+        - `same`: name of coordinate systems that are taken as one system, wherever they are.
 
-        Returns
-        -------
-        tuple of Node and PointMap, or None
-            The last system, and the map to it; None if there is no path.
+        Returns the last system, and the map to it; None if there is no path.
         """
         paths: dict[Node, list[tuple[Edge, bool]]] = {start: []}
         queue = [start]
@@ -157,9 +224,8 @@ class Graph:
             begin, name = edge.end if inverse else edge.start, str(edge.group.store_path)
             if begin not in self.axes:
                 raise MetadataError(f"{name}: the coordinate system {begin[1]!r} is not described")
-            steps = compose(
-                steps, read_map(edge.transformation, len(self.axes[begin]), edge.group, name, inverse=inverse)
-            )
+            read = MapReader(edge.group, name).read
+            steps = compose(steps, read(edge.transformation, len(self.axes[begin]), inverse))
         return steps
 
     def _check_same(self, node: Node, other: Node) -> None:
@@ -177,23 +243,9 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
 
     A point has a coordinate along each axis of the system that the levels of its image are mapped to.
 
-    Parameters
-    ----------
-    begin, end : OmeZarrImage
-        The images.
-    system : str, optional
-        Name of a coordinate system that both images are mapped to, and through which the map goes.
+    - `system`: name of a coordinate system that both images are mapped to, and through which the map goes.
 
-    Returns
-    -------
-    PointMap or None
-        Empty for the same image twice; None if `system` is None and nothing connects the images.
-
-    Raises
-    ------
-    MetadataError
-        An image is not connected with `system`, or the two images have different axes for it. Transformations cannot be
-        read, or not be computed in this direction.
+    Returns empty for the same image twice; None if `system` is None and nothing connects the images.
     """
     graph = Graph()
     first, last = graph.add(begin), graph.add(end)
@@ -217,13 +269,7 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
 
 
 def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, Axes]:
-    """Return the map from points of a coordinate system to points of an image, and the axes of the system.
-
-    Raises
-    ------
-    MetadataError
-        As :func:`map_between`.
-    """
+    """Return the map from points of a coordinate system to points of an image, and the axes of the system."""
     graph = Graph()
     last = graph.add(end)
     for node in [node for node in graph.axes if node[1] == system]:

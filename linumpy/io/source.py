@@ -32,15 +32,7 @@ Source = Any
 def open_node(source: Source) -> Node:
     """Open an array or a group.
 
-    Parameters
-    ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        The source; an open group is returned unchanged.
-
-    Raises
-    ------
-    FileNotFoundError, TypeError, SourceError, MetadataError
-        As the module says.
+    - `source`: the source; an open group is returned unchanged.
     """
     if isinstance(source, zarr.Array):
         return checked_array(source)
@@ -121,21 +113,12 @@ def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
 def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> Source:
     """Return the store and path of a URL that is opened with options; without options, return the source unchanged.
 
-    Parameters
-    ----------
-    source : Source
-        A URL, if there are options.
-    storage_options : mapping, optional
-        Options as obstore's ``from_url`` takes them (see docs/remote.md), or without obstore as fsspec takes them.
+    - `source`: a URL, if there are options.
+    - `storage_options`: options as obstore's ``from_url`` takes them (see docs/remote.md), or without obstore as fsspec
+      takes them.
 
-    Raises
-    ------
-    ValueError
-        The source is no URL, or a URL with a query or fragment.
-    SourceError
-        The store cannot be opened, for instance since it does not know an option.
-    ImportError
-        No installed package opens URLs of this scheme.
+    Raises `ValueError`: the source is no URL, or a URL with a query or fragment.
+    Raises `ImportError`: no installed package opens URLs of this scheme.
     """
     if not storage_options:
         return source
@@ -153,19 +136,7 @@ def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> S
 def open_at(where: StorePath, *, name: str | None = None) -> Node:
     """Open the array or group at a path in a store, read-only.
 
-    Parameters
-    ----------
-    where : StorePath
-        The path.
-    name : str, optional
-        Name of the node in messages.
-
-    Raises
-    ------
-    SourceError
-        The path holds neither an array nor a group, or its metadata cannot be read.
-    MetadataError
-        The shape or chunks of an array are impossible.
+    - `name`: name of the node in messages.
     """
     if name is None and isinstance(where.store, RemoteStore):
         name = str(where)
@@ -244,13 +215,7 @@ def path_of(array: zarr.Array) -> str | None:
 
 
 def local_path(array: zarr.Array) -> str:
-    """Return the path by which other processes can open an array: its folder, or a path in a ZIP file.
-
-    Raises
-    ------
-    SourceError
-        The array is not in a local folder or ZIP file.
-    """
+    """Return the path by which other processes can open an array: its folder, or a path in a ZIP file."""
     path = path_of(array)
     if path is None:
         raise SourceError(f"{array.store_path} is not in a local folder or ZIP file, so other processes cannot open it")

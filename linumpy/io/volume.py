@@ -105,16 +105,8 @@ def as_volume(array: zarr.Array | Volume) -> Volume:
 class Chosen:
     """The selected level, channel and time of an image.
 
-    Attributes
-    ----------
-    image : OmeZarrImage
-        The image.
-    level : int
-        Resolution level.
-    leading : mapping of str to int
-        The kept axes of time and channel: number of the axis in the array, by the name ``"t"`` or ``"c"``.
-    time, channel : int or None
-        The entry that the caller selected; None for all entries.
+    - `leading`: the kept axes of time and channel: number of the axis in the array, by the name ``"t"`` or ``"c"``.
+    - `time`, `channel`: the entry that the caller selected; None for all entries.
     """
 
     image: OmeZarrImage
@@ -208,7 +200,7 @@ class Volumes:
 
 
 def open_volumes(
-    path: str | Path | zarr.Group,
+    source: str | Path | zarr.Group,
     level: int = 0,
     *,
     channel: int | None = None,
@@ -220,7 +212,7 @@ def open_volumes(
 
     Parameters
     ----------
-    path : str, Path or zarr.Group
+    source : str, Path or zarr.Group
         The image.
     level : int
         Resolution level; 0 is the finest.
@@ -248,7 +240,7 @@ def open_volumes(
     >>> red = open_volumes("cells.ome.zarr", channel=0, time=0)  # doctest: +SKIP
     >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
     """
-    return select_volumes(open_image(path, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
+    return select_volumes(open_image(source, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
 
 
 def open_source_volumes(
@@ -256,20 +248,13 @@ def open_source_volumes(
 ) -> Volumes:
     """Open the volumes of an image, or a single array of two or three axes as a volume with its first voxel at 0 µm.
 
-    Parameters
-    ----------
-    source : Source
-        An image with two or three of the axes of space z, y, x; or an array.
-    level, channel, time
-        As for :func:`open_volumes`; level 0 and None for a single array.
-    spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of level 0 in µm. A single array needs it.
+    - `source`: an image with two or three of the axes of space z, y, x; or an array.
+    - `level`, `channel`, `time`: as for :func:`open_volumes`; level 0 and None for a single array.
+    - `spacing`: voxel spacing of level 0 in µm. A single array needs it.
 
-    Raises
-    ------
-    FileNotFoundError, TypeError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.source.open_node` and :func:`open_volumes`. An array without `spacing`, and an image with
-        other axes of space, are a `MetadataError`; a level, channel or time of an array is a `ValueError`.
+    Raises `FileNotFoundError`, `TypeError`, `SourceError`, `MetadataError`, `ValueError`: as
+    :func:`linumpy.io.source.open_node` and :func:`open_volumes`. An array without `spacing`, and an image with other
+    axes of space, are a `MetadataError`; a level, channel or time of an array is a `ValueError`.
     """
     node = open_node(source)
     if isinstance(node, zarr.Array):

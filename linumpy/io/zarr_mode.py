@@ -43,23 +43,13 @@ _WARN_SECONDS = 10.0
 def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
     """Read into host memory by zarr-python, in any process-wide mode of zarr.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        An array of zarr format 2 or 3.
-    selection : slice, int, Ellipsis, or a tuple of these
-        As for zarr's basic indexing; by default all of the array.
+    - `array`: an array of zarr format 2 or 3.
+    - `selection`: as for zarr's basic indexing; by default all of the array.
 
-    Returns
-    -------
-    numpy.ndarray
-        Voxels in the stored byte order and, with format 2, in the stored memory order (C or F); of shape ``()`` if each
-        axis has an int.
+    Returns voxels in the stored byte order and, with format 2, in the stored memory order (C or F); of shape ``()`` if
+    each axis has an int.
 
-    Raises
-    ------
-    Exception
-        The error of the store or of a codec.
+    Raises `Exception`: the error of the store or of a codec.
     """
     with host_codecs(array):
         return np.asarray(array.get_basic_selection(selection, prototype=cpu.buffer_prototype))
@@ -68,23 +58,11 @@ def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
 def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
     """Read a region as :func:`read_on_host` does, but raise an error that names a broken chunk.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        An array of zarr format 2 or 3.
-    region : tuple of int and slice
-        Region within the array, of slices of step 1. Omitted axes and bounds cover the whole axis.
+    - `array`: an array of zarr format 2 or 3.
+    - `region`: region within the array, of slices of step 1. Omitted axes and bounds cover the whole axis.
 
-    Raises
-    ------
-    ChunkError
-        The store or a codec cannot return a chunk (or shard), which the message names. Two faults that zarr-python does
-        not notice are also errors: an empty file of a shard, which it would read as a missing shard, and a Blosc chunk
-        that is cut off, for which numcodecs would read memory beyond the end.
-    RegionError
-        The region is not within the array.
-    MemoryError
-        There is not enough host memory.
+    Raises `RegionError`: the region is not within the array.
+    Raises `MemoryError`: there is not enough host memory.
     """
     _refuse_empty_shards(array, region)
     _refuse_cut_blosc(array, region)
@@ -269,10 +247,7 @@ def host_zarr_context() -> AbstractContextManager[None]:
 def gpu_mode() -> Iterator[None]:
     """Hold GPU mode: wait until no thread is in host mode, then switch on zarr's GPU mode.
 
-    Raises
-    ------
-    RuntimeError
-        The thread is within :func:`host_zarr_context`.
+    Raises `RuntimeError`: the thread is within :func:`host_zarr_context`.
     """
     with _mode.gpu(), zarr.config.enable_gpu():
         yield

@@ -7,19 +7,16 @@ written completely or not at all, with the request and the identities of the out
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from linumpy.errors import ResumeError
 from linumpy.io.output.files import replacing
-from linumpy.io.output.folders import lock_work
-from linumpy.io.output.syscalls import unlock
 from linumpy.pipeline.stages import Task
-from linumpy.resample.identity import identify_path
+from linumpy.resample.identity import digest_of, identify_path
+from linumpy.resample.resumable import locked
 from linumpy.version import __version__
 
 #: Folder of the records, in the folder of the results.
@@ -100,7 +97,7 @@ def request_of(task: Task) -> str:
         "common": repr(task.common),
         "inputs": {role: [identify_path(path) for path in paths] for role, paths in task.inputs.items()},
     }
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
+    return digest_of(request)
 
 
 @contextmanager
@@ -121,11 +118,5 @@ def open_records(output: Path, *, overwrite: bool = False) -> Iterator[Records]:
         raise FileExistsError(f"{output} is not empty, and no folder of this pipeline: choose another folder")
     with suppress(FileExistsError):
         output.mkdir()
-    try:
-        descriptor, _ = lock_work(folder)
-    except BlockingIOError:
-        raise ResumeError(f"{output} is being filled by another run: wait for it, or choose another folder") from None
-    try:
+    with locked(folder, output):
         yield Records(output)
-    finally:
-        unlock(descriptor)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from linumpy.declared import Count, Parsed, Positive, check_value
 from linumpy.pipeline.options import OPTIONS
-from linumpy.plan.encode.encoding import parse_codec
+from linumpy.plan.codecs import parse_codec
 
 #: Keys whose values are paths.
 _PATHS = ("mosaics", "output", "shifts", "slice_config")

@@ -31,7 +31,8 @@ def snap_to_edges(coordinates: Array, size: int) -> None:
 def period(size: np.ndarray | int, mode: str) -> np.ndarray:
     """Return the period, in voxels, of an image that its boundary mode repeats; at least 1.
 
-    `mode` ("reflect", "mirror", "wrap", "grid-wrap"): boundary mode.
+    - `size` (int, or int): voxels along the axis.
+    - `mode` (``"reflect"``, ``"mirror"``, ``"wrap"`` or ``"grid-wrap"``): boundary mode.
     """
     size = np.asarray(size)
     periods = {"reflect": 2 * size, "mirror": 2 * size - 2, "wrap": size - 1, "grid-wrap": size}
@@ -41,11 +42,13 @@ def period(size: np.ndarray | int, mode: str) -> np.ndarray:
 def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     """Map indices beyond the ends of an axis to voxels of the image.
 
-    `index`: voxels, inside or outside of the image. `size`: voxels along the axis, in a shape that broadcasts with the
-    shape of `index`. `mode`: one of :data:`MODES`.
+    - `index` (int): voxels, inside or outside of the image.
+    - `size` (int, or int): voxels along the axis, in a shape that broadcasts with the shape of `index`.
+    - `mode`: one of :data:`MODES`.
 
-    Returns: From 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and ``"grid-constant"``.
-    With ``"wrap"`` the last voxel, ``size - 1``, coincides with the first voxel of the next period and maps to 0.
+    Returns (int): from 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and
+    ``"grid-constant"``. With ``"wrap"`` the last voxel, ``size - 1``, coincides with the first voxel of the next period
+    and maps to 0.
     """
     if mode == "nearest":
         return np.clip(index, 0, np.asarray(size) - 1)

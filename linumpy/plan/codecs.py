@@ -1,14 +1,16 @@
-"""Parse the codecs of a chunk into the steps that decode it.
+"""Codecs of chunks: what decodes stored bytes, and what encodes chunks. Pure: reads names and settings, no bytes.
 
-In: the codecs of a chunk as the metadata list them. Out: :class:`DecodeChain`, or the reason why linumpy cannot decode
-them. Pure: reads names and settings, no bytes.
+In: the codecs of a chunk as the metadata list them, or the name of a codec. Out: a :class:`DecodeChain`; an
+:class:`Encoding`, from which the encoders on the device and the codecs of zarr-python are made. Errors:
+:class:`UndecodableError`, with the reason why linumpy cannot decode a chunk; ``ValueError`` for an unknown name,
+``TypeError`` for a name that is no text.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -16,37 +18,64 @@ import numpy as np
 #: A codec or filter as the metadata describe it: its name and settings.
 CodecSettings: TypeAlias = Mapping[str, object]
 
-#: Compressors that the device decodes, by numcodecs' names (zarr v2; zarr v3 without the prefix "numcodecs.").
-COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
-#: Compressors inside Blosc that the device decodes, and the decoder of each.
-BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
+
+@dataclass(frozen=True)
+class Codec:
+    """A compressor, in both directions.
+
+    - `streams`: the device's decoder of its streams.
+    - `levels`: level of the host's encoder by preset; the device's encoders use the preset itself. Empty for a
+      compressor that is only decoded.
+    - `on_device`: whether the device encodes, too.
+    """
+
+    streams: str
+    levels: Mapping[str, int] = field(default_factory=dict)
+    on_device: bool = True
+
+
+#: Compressors by numcodecs' names (zarr v2; zarr v3 without the prefix "numcodecs."), Blosc with the compressor inside.
+#: Raw chunks have the codec "", which changes no byte.
+CODECS: Mapping[str, Codec] = {
+    "": Codec("stored", {"fast": 0}),
+    "zstd": Codec("zstd", {"fast": 1, "small": 9}),
+    "lz4": Codec("lz4", {"fast": 1}),  # LZ4's parameter `acceleration`
+    "gzip": Codec("inflate", {"fast": 1, "small": 6}, on_device=False),
+    "zlib": Codec("inflate"),
+    # Levels of Blosc, which passes level 9 to zstd at its own level 5.
+    "blosc:lz4": Codec("lz4", {"fast": 5, "small": 9}),
+    "blosc:zstd": Codec("zstd", {"fast": 1, "small": 5}),
+    "blosc:zlib": Codec("inflate"),
+}
 #: Filters of numcodecs that only zarr-python decodes, if a compressor follows them: they are too rare for kernels.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
 #: Largest element whose bytes the device unshuffles: blosc.cu holds at least eight elements in shared memory.
 MAX_SHUFFLE_NBYTES = 2048
 #: Size of a CRC-32C.
 CHECKSUM_NBYTES = 4
+#: Codec of an image whose source has no codec, or one that linumpy cannot write.
+DEFAULT_CODEC = "zstd"
+#: Default of the parameter `compressors`, which takes codecs as objects: the parameter `codec` is used instead.
+BY_CODEC = "by codec"
+_CHECKSUM = "+crc32c"
+_SHUFFLES = ("none", "byte", "bit")
+
+
+class UndecodableError(Exception):
+    """The reason why linumpy cannot decode a chunk."""
 
 
 @dataclass(frozen=True)
 class DecodeChain:
     """The steps that decode a stored chunk, from the last codec back to the first.
 
-    Attributes
-    ----------
-    compressor : str
-        One of :data:`COMPRESSORS`, or empty.
-    inner : str
-        With Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
-    stored_checksum : bool
-        Whether the stored bytes end in a CRC-32C of all bytes before it.
-    decoded_checksum : bool
-        Whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
-    shuffle : int
-        Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
-    host_filter : str
-        A filter that only zarr-python decodes, as JSON: its name, ``"id"``, and its settings; for array codecs of zarr
-        v3, which need no compressor, several names joined by " + ". Empty without such a filter.
+    - `compressor`: a name of :data:`CODECS`, or ``"blosc"``; empty without compression.
+    - `inner`: with Blosc, the compressor of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
+    - `stored_checksum`: whether the stored bytes end in a CRC-32C of all bytes before it.
+    - `decoded_checksum`: whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
+    - `shuffle`: element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
+    - `host_filter`: a filter that only zarr-python decodes, as JSON: its name, ``"id"``, and its settings; for array
+      codecs of zarr v3, which need no compressor, several names joined by " + ". Empty without such a filter.
     """
 
     compressor: str
@@ -59,8 +88,7 @@ class DecodeChain:
     @property
     def streams_by(self) -> str:
         """Decoder of the streams: ``"lz4"``, ``"zstd"``, ``"inflate"`` or ``"stored"``."""
-        name = self.inner or self.compressor
-        return {"": "stored", "gzip": "inflate", "zlib": "inflate"}.get(name, name)
+        return CODECS[self.inner or self.compressor].streams
 
     @property
     def is_reordered(self) -> bool:
@@ -81,85 +109,65 @@ class DecodeChain:
         return " → ".join(steps)
 
 
-def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
-    """Parse the codecs that encode the bytes of a chunk.
+def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> DecodeChain | None:
+    """Parse the codecs that encode the bytes of a chunk; None for raw chunks.
 
-    Parameters
-    ----------
-    codecs : sequence of mapping
-        In the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of numcodecs, the
-        latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
-    chunk_nbytes : int
-        Size of the bytes that the codecs encode.
+    - `codecs`: in the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of
+      numcodecs, the latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
+    - `chunk_nbytes`: size of the bytes that the codecs encode.
 
-    Returns
-    -------
-    chain : DecodeChain or None
-        None for raw chunks, and where there is a `reason`. A chain with a `host_filter` is for zarr-python.
-    reason : str or None
-        Why linumpy cannot decode the codecs; None for raw chunks, and where there is a `chain`.
+    A chain with a `host_filter` is for zarr-python. Raises `UndecodableError` for other codecs.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
     decoded_checksums = stored_checksums = 0  # inside and outside of the compressed bytes
     for codec in codecs:
-        name = str(codec["name"]).removeprefix("numcodecs.")
+        name = _plain_name(codec)
+        is_first = not (compressor or decoded_checksums or shuffle or host_filter)
         if name == "crc32c":
             if codec["name"] == "numcodecs.crc32c" or codec.get("location", "end") != "end":
-                return None, f"codec {codec['name']!r}, whose checksum may come first"
-            if compressor:
-                stored_checksums += 1
-            else:
-                decoded_checksums += 1
-        elif name in HOST_FILTERS and not (compressor or decoded_checksums or shuffle or host_filter):
+                raise UndecodableError(f"codec {codec['name']!r}, whose checksum may come first")
+            stored_checksums += bool(compressor)
+            decoded_checksums += not compressor
+        elif name in HOST_FILTERS and is_first:
             host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
-        elif name == "shuffle" and not (compressor or decoded_checksums or shuffle or host_filter):
-            shuffle, reason = _parse_element_size(codec.get("elementsize", 4), chunk_nbytes)
-            if reason:
-                return None, reason
-        elif name in COMPRESSORS and not compressor:
-            compressor = name
-            inner, reason = _parse_blosc_inner(codec) if name == "blosc" else ("", None)
-            if reason:
-                return None, reason
+        elif name == "shuffle" and is_first:
+            shuffle = _element_size(codec.get("elementsize", 4), chunk_nbytes)
+        elif name and (name in CODECS or name == "blosc") and not compressor:
+            compressor, inner = name, _blosc_inner(codec) if name == "blosc" else ""
         else:
-            is_known = name in (*COMPRESSORS, *HOST_FILTERS, "shuffle")
-            return None, f"codec {codec['name']!r} is not decoded {'at this position' if is_known else 'on the device'}"
+            is_known = name in (*CODECS, "blosc", *HOST_FILTERS, "shuffle")
+            where = "at this position" if is_known else "on the device"
+            raise UndecodableError(f"codec {codec['name']!r} is not decoded {where}")
     if not compressor:
         stored_checksums, decoded_checksums = decoded_checksums, 0
     if shuffle > 1 and compressor == "blosc":
-        return None, "filter 'shuffle' before codec 'blosc'"
+        raise UndecodableError("filter 'shuffle' before codec 'blosc'")
     if host_filter and not compressor:
-        return None, f"filter {json.loads(host_filter)['id']!r} without a compressor"
+        raise UndecodableError(f"filter {json.loads(host_filter)['id']!r} without a compressor")
     if decoded_checksums > 1 or stored_checksums > 1:
-        return None, "several checksums, one after another"
-    shuffle = shuffle if shuffle > 1 else 0
-    chain = DecodeChain(compressor, inner, bool(stored_checksums), bool(decoded_checksums), shuffle, host_filter)
-    return (None if chain == DecodeChain("") else chain), None
+        raise UndecodableError("several checksums, one after another")
+    chain = DecodeChain(
+        compressor=compressor,
+        inner=inner,
+        stored_checksum=bool(stored_checksums),
+        decoded_checksum=bool(decoded_checksums),
+        shuffle=shuffle if shuffle > 1 else 0,
+        host_filter=host_filter,
+    )
+    return None if chain == DecodeChain("") else chain
 
 
-def read_array_filter(
-    codec: CodecSettings, dtype: np.dtype, endian: str | None
-) -> tuple[dict[str, object] | None, str | None]:
+def read_array_filter(codec: CodecSettings, dtype: np.dtype, endian: str | None) -> dict[str, object]:
     """Parse an array-to-array filter of zarr v3 as the filter of numcodecs that zarr v2 applies to bytes.
 
-    Parameters
-    ----------
-    codec : mapping
-        ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
-    dtype : numpy.dtype
-        Data type of the array, in this machine's byte order.
-    endian : str or None
-        Byte order that the codec 'bytes' writes.
+    - `codec`: ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
+    - `dtype`: data type of the array, in this machine's byte order.
+    - `endian`: byte order that the codec 'bytes' writes.
 
-    Returns
-    -------
-    settings : dict or None
-        Name and settings, as :func:`read_chain` takes them.
-    reason : str or None
-        Why numcodecs cannot decode the bytes that zarr v3 stores; None if numcodecs can.
+    Returns name and settings, as :func:`read_chain` takes them. Raises `UndecodableError` if numcodecs cannot decode
+    the bytes that zarr v3 stores.
     """
-    name = str(codec["name"]).removeprefix("numcodecs.")
-    configuration = codec.get("configuration")
+    name, configuration = _plain_name(codec), codec.get("configuration")
     settings = dict(configuration) if isinstance(configuration, Mapping) else {}
     settings.pop("id", None)
     decoded_name = settings.get("dtype")
@@ -167,43 +175,148 @@ def read_array_filter(
         decoded_name = dtype.str
     stored_name = decoded_name if settings.get("astype") is None else settings["astype"]
     try:
-        decoded, stored = np.dtype(_dtype_name(decoded_name)), np.dtype(_dtype_name(stored_name))
+        if not (isinstance(decoded_name, str) and isinstance(stored_name, str)):  # numpy.dtype(None) is float64
+            raise TypeError
+        decoded, stored = np.dtype(decoded_name), np.dtype(stored_name)
     except (TypeError, ValueError):
-        return None, f"filter {name!r} from {stored_name!r} to {decoded_name!r}"
+        raise UndecodableError(f"filter {name!r} from {stored_name!r} to {decoded_name!r}") from None
     if decoded != dtype or stored.kind not in "biufc":
-        return None, f"filter {name!r} from {stored} to {decoded}, in an array of {dtype}"
+        raise UndecodableError(f"filter {name!r} from {stored} to {decoded}, in an array of {dtype}")
     if stored.itemsize > 1 and endian is None:
-        return None, f"filter {name!r} to {stored}: codec 'bytes' does not name its byte order"
+        raise UndecodableError(f"filter {name!r} to {stored}: codec 'bytes' does not name its byte order")
     if stored.itemsize > 1 and (endian != "little" or stored != stored.newbyteorder("<")):
-        return None, f"filter {name!r} to big-endian numbers"
-    return {**settings, "name": name, "dtype": decoded.str, "astype": stored.str}, None
+        raise UndecodableError(f"filter {name!r} to big-endian numbers")
+    return {**settings, "name": name, "dtype": decoded.str, "astype": stored.str}
 
 
-def _dtype_name(dtype: object) -> str:
-    """Return the name of a dtype; raise TypeError for anything but text, since ``numpy.dtype(None)`` is float64."""
-    if not isinstance(dtype, str):
-        raise TypeError(dtype)
-    return dtype
+def _plain_name(codec: CodecSettings) -> str:
+    return str(codec["name"]).removeprefix("numcodecs.")
 
 
-def _parse_element_size(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
-    """Return the element size of the filter 'shuffle'; or why the device cannot undo the shuffle.
-
-    Elements of up to 1 byte are not shuffled. zarr raises if the element size does not divide the chunk.
-    """
+def _element_size(size: object, chunk_nbytes: int) -> int:
+    """Return the element size of the filter 'shuffle'. Elements of up to 1 byte are not shuffled."""
     if not isinstance(size, int):
-        return 0, f"filter 'shuffle' with elements of {size!r} bytes"
-    if size > 1 and chunk_nbytes % size:
-        return 0, f"filter 'shuffle' with elements of {size} bytes, which do not divide the {chunk_nbytes} of a chunk"
+        raise UndecodableError(f"filter 'shuffle' with elements of {size!r} bytes")
+    if size > 1 and chunk_nbytes % size:  # zarr raises, too
+        raise UndecodableError(
+            f"filter 'shuffle' with elements of {size} bytes, which do not divide the {chunk_nbytes} of a chunk"
+        )
     if size > MAX_SHUFFLE_NBYTES:
-        return 0, f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MAX_SHUFFLE_NBYTES}"
-    return max(size, 0), None
+        raise UndecodableError(
+            f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MAX_SHUFFLE_NBYTES}"
+        )
+    return max(size, 0)
 
 
-def _parse_blosc_inner(codec: CodecSettings) -> tuple[str, str | None]:
-    """Return the decoder of the streams of Blosc; or why the device has none."""
+def _blosc_inner(codec: CodecSettings) -> str:
+    """Return the compressor of the streams of Blosc; lz4hc is decoded as lz4."""
     name = codec.get("cname", "lz4")  # the default of numcodecs; zarr v3 always names it
     name = str(getattr(name, "value", name))
-    if name not in BLOSC_INNER:
-        return "", f"codec 'blosc' with {name!r} inside: the device decodes {', '.join(BLOSC_INNER)}"
-    return BLOSC_INNER[name], None
+    inner = "lz4" if name == "lz4hc" else name
+    if f"blosc:{inner}" not in CODECS:
+        raise UndecodableError(f"codec 'blosc' with {name!r} inside: the device decodes lz4, lz4hc, zstd, zlib")
+    return inner
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The bytes-to-bytes codecs of a chunk.
+
+    - `compressor`: ``"zstd"``, ``"lz4"``, ``"blosc"``, ``"gzip"``, or empty for raw chunks.
+    - `inner`: with Blosc, the encoder of its streams: ``"lz4"`` or ``"zstd"``.
+    - `preset`: ``"fast"``, or ``"small"``, which takes longer.
+    - `shuffle`: with Blosc: ``"none"``, ``"byte"`` or ``"bit"``.
+    - `itemsize`: bytes of a voxel; the element size of the shuffle.
+    - `checksum`: whether a CRC-32C of the stored bytes follows them.
+    """
+
+    compressor: str
+    inner: str = ""
+    preset: str = "fast"
+    shuffle: str = "none"
+    itemsize: int = 1
+    checksum: bool = False
+
+    @property
+    def codec(self) -> Codec | None:
+        """The compressor; None for one that linumpy does not know."""
+        return CODECS.get(f"blosc:{self.inner}" if self.compressor == "blosc" else self.compressor)
+
+    @property
+    def level(self) -> int:
+        """Compression level of the host's encoder."""
+        assert self.codec is not None
+        return self.codec.levels[self.preset]
+
+    @property
+    def not_on_device(self) -> str:
+        """Why the device does not encode such chunks; empty if it does."""
+        return "" if self.codec is not None and self.codec.on_device else f"{self.compressor} is encoded by the host"
+
+    def __str__(self) -> str:
+        """Return the name that :func:`parse_codec` turns into an equal encoding, apart from `itemsize`."""
+        words = [self.compressor or "none"]
+        if self.compressor == "blosc":
+            words += [self.inner, self.shuffle]
+        if self.preset != "fast":
+            words.append(self.preset)
+        return ":".join(words) + (_CHECKSUM if self.checksum else "")
+
+
+def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
+    """Parse the name of a codec.
+
+    - `codec`: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, ``"blosc:lz4"`` or ``"blosc:zstd"``, followed by any of:
+      ``":byte"`` (the default), ``":bit"`` or ``":none"``, the shuffle of Blosc; ``":small"`` for fewer bytes and more
+      time, not for ``"lz4"`` and ``"none"``; ``"+crc32c"`` at the end for a checksum.
+    - `itemsize`: bytes of a voxel.
+    """
+    if not isinstance(codec, str):
+        raise TypeError(f"codec={codec!r}: pass the name of a codec, such as 'zstd'")
+    name, *words = codec.removesuffix(_CHECKSUM).split(":")
+    is_blosc = name == "blosc"
+    inner = words.pop(0) if is_blosc and words else ""
+    given = {"shuffle" if word in _SHUFFLES else "preset": word for word in words}
+    settings = {"shuffle": "byte" if is_blosc else "none", "preset": "fast", **given}
+    encoding = Encoding(
+        "" if name == "none" else name, inner, itemsize=itemsize, checksum=codec.endswith(_CHECKSUM), **settings
+    )
+    is_known = encoding.codec is not None and encoding.preset in encoding.codec.levels and name != ""
+    is_raw = name == "none"
+    if not is_known or len(given) < len(words) or ("shuffle" in given and not is_blosc) or (is_raw and words):
+        raise ValueError(
+            f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none; or blosc:lz4 or "
+            "blosc:zstd, which take :bit, :byte or :none, and :small; each may end in +crc32c, for a checksum"
+        )
+    return encoding
+
+
+def nearest_encoding(codecs: Sequence[CodecSettings], itemsize: int) -> Encoding | None:
+    """Return the encoding most similar to the codecs of an array.
+
+    None if a codec has no counterpart here, or if there are several compressors.
+
+    - `codecs`: bytes-to-bytes codecs in the order of encoding: name, as zarr v3 or numcodecs spell it, and settings.
+    - `itemsize`: bytes of a voxel.
+    """
+    encoding = Encoding("", itemsize=itemsize)
+    for codec in codecs:
+        name = _plain_name(codec)
+        if name == "crc32c":
+            encoding = replace(encoding, checksum=True)
+            continue
+        inner = str(codec.get("cname", "lz4")).replace("lz4hc", "lz4") if name == "blosc" else ""
+        found = replace(encoding, compressor=name, inner=inner, shuffle=_shuffle(codec) if inner else "none")
+        if encoding.compressor or found.codec is None or not found.codec.levels:
+            return None
+        level, small_level = codec.get("clevel", codec.get("level", 0)), found.codec.levels.get("small")
+        is_small = small_level is not None and isinstance(level, int) and level >= small_level
+        encoding = replace(found, preset="small" if is_small else "fast")
+    return encoding
+
+
+def _shuffle(codec: CodecSettings) -> str:
+    """Return the shuffle of Blosc, which is a number in zarr v2 (-1, automatic, is taken for byte) and a word in v3."""
+    shuffle = codec.get("shuffle", 1)
+    words = {0: "none", 1: "byte", 2: "bit", "noshuffle": "none", "shuffle": "byte", "bitshuffle": "bit"}
+    return words.get(shuffle, "byte")  # type: ignore[call-overload, no-any-return]

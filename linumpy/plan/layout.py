@@ -19,12 +19,8 @@ MAX_RANK = 6
 class ChunkKeys:
     """How the key of a stored object is made from the coordinates of the chunk (or shard).
 
-    Attributes
-    ----------
-    prefix : str
-        Text before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, empty in v2.
-    separator : str
-        ``"/"`` or ``"."``.
+    - `prefix`: text before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, empty in v2.
+    - `separator`: ``"/"`` or ``"."``.
     """
 
     prefix: str
@@ -38,16 +34,10 @@ class ChunkKeys:
 class ShardLayout:
     """How inner chunks are stored in a shard.
 
-    Attributes
-    ----------
-    chunks_per_shard : tuple of int
-        Inner chunks along each axis of a shard.
-    index_at_end : bool
-        Whether the index is at the end of the shard; else it is at the start.
-    index_big_endian : bool
-        Whether the numbers of the index are big-endian.
-    index_checksum : bool
-        Whether a CRC-32C follows the index.
+    - `chunks_per_shard`: inner chunks along each axis of a shard.
+    - `index_at_end`: whether the index is at the end of the shard; else it is at the start.
+    - `index_big_endian`: whether the numbers of the index are big-endian.
+    - `index_checksum`: whether a CRC-32C follows the index.
     """
 
     chunks_per_shard: tuple[int, ...]
@@ -70,19 +60,13 @@ class ShardLayout:
 class StoredEntries:
     """Entries of a ZIP file that hold the chunks (or shards) of an array.
 
-    Attributes
-    ----------
-    path : str
-        Absolute path of the ZIP file.
-    stamp : tuple of int
-        State of the ZIP file when its directory was read: device, inode, bytes, and times in nanoseconds.
-    grid : tuple of int
-        Chunks (or shards) along each axis.
-    table : numpy.ndarray of int64, (n, 3)
-        A row for each entry: number of the chunk (or shard) in C order, ascending; offset of the entry's header in the
-        ZIP file; bytes of the entry.
-    is_compressed : bool
-        Whether zarr-python must read the array: an entry is compressed, or the core cannot use the table.
+    - `path`: absolute path of the ZIP file.
+    - `stamp`: state of the ZIP file when its directory was read: device, inode, bytes, and times in nanoseconds.
+    - `grid`: chunks (or shards) along each axis.
+    - `table` (int64, (n, 3)): a row for each entry: number of the chunk (or shard) in C order, ascending; offset of the
+      entry's header in the ZIP file; bytes of the entry.
+    - `is_compressed`: whether zarr-python must read the array: an entry is compressed, or the core cannot use the
+      table.
     """
 
     path: str
@@ -96,18 +80,10 @@ class StoredEntries:
 class RemoteArray:
     """The location of an array that is read by requests to a store instead of from files.
 
-    Attributes
-    ----------
-    store : zarr.abc.store.Store
-        The store, for zarr-python.
-    objects : object
-        The store that answers the core's requests: obstore's store, or `store`.
-    client : str
-        Name of the client that sends the requests, for reports.
-    path : str
-        Path of the array in the store.
-    url : str
-        URL of the store, without credentials, for messages.
+    - `objects`: the store that answers the core's requests: obstore's store, or `store`.
+    - `client`: name of the client that sends the requests, for reports.
+    - `path`: path of the array in the store.
+    - `url`: URL of the store, without credentials, for messages.
     """
 
     store: Any
@@ -135,47 +111,28 @@ class ChunkGeometry(tuple[object, ...]):
 class ArrayLayout:
     """How an array is stored.
 
-    Attributes
-    ----------
-    name : str
-        Path or URL, for messages.
-    root : str or None
-        Local folder of the array; None if the store is not local.
-    zarr_format : int
-        2 or 3.
-    shape, chunk_shape : tuple of int
-        In the order of the array's axes. With shards, `chunk_shape` is the shape of the inner chunks.
-    dtype : numpy.dtype
-        Element type, in the byte order of this machine.
-    swapped : bool
-        Whether the stored byte order differs from this machine's.
-    stored_axes : tuple of int
-        Axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order C,
-        ``(2, 1, 0)`` for order F.
-    keys : ChunkKeys or None
-        None if the encoding of chunk keys is neither "default" nor "v2".
-    fill_value : numpy.generic or None
-        Value of a missing chunk; None for a dtype that is not supported.
-    shard : ShardLayout or None
-        None without shards.
-    codecs : tuple of str
-        Names of the codecs of an (inner) chunk, in the order of encoding.
-    unsupported : str or None
-        Why the native core cannot read this array; None if it can.
-    chain : DecodeChain or None
-        How a chunk is decoded; None for raw chunks.
-    grid : str
-        Name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. Regions of a rectilinear array are
-        first cut into regions of regular arrays (``linumpy.plan.read.rectilinear``).
-    lengths : tuple of numpy.ndarray of int64, or None
-        For a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape` and the
-        shape of a shard are then the largest shapes.
-    entries : StoredEntries or None
-        For an array in a ZIP file: the entries of its chunks (or shards). `root` then leads into the ZIP file.
-    remote : RemoteArray or None
-        For an array that is neither in local files nor in a ZIP file that the core reads.
-    array : zarr.Array or None
-        The array, for zarr-python, where linumpy's reader does not support it.
+    - `name`: path or URL, for messages.
+    - `root`: local folder of the array; None if the store is not local.
+    - `zarr_format`: 2 or 3.
+    - `shape`, `chunk_shape`: in the order of the array's axes. With shards, `chunk_shape` is the shape of the inner
+      chunks.
+    - `dtype`: element type, in the byte order of this machine.
+    - `swapped`: whether the stored byte order differs from this machine's.
+    - `stored_axes`: axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order
+      C, ``(2, 1, 0)`` for order F.
+    - `keys`: None if the encoding of chunk keys is neither "default" nor "v2".
+    - `fill_value`: value of a missing chunk; None for a dtype that is not supported.
+    - `shard`: None without shards.
+    - `codecs`: names of the codecs of an (inner) chunk, in the order of encoding.
+    - `unsupported`: why the native core cannot read this array; None if it can.
+    - `chain`: how a chunk is decoded; None for raw chunks.
+    - `grid`: name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. Regions of a rectilinear array
+      are first cut into regions of regular arrays (``linumpy.plan.read``).
+    - `lengths`: for a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape`
+      and the shape of a shard are then the largest shapes.
+    - `entries`: for an array in a ZIP file: the entries of its chunks (or shards). `root` then leads into the ZIP file.
+    - `remote`: for an array that is neither in local files nor in a ZIP file that the core reads.
+    - `array`: the array, for zarr-python, where linumpy's reader does not support it.
     """
 
     name: str

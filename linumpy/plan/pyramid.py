@@ -20,14 +20,9 @@ Box = tuple[slice, ...]
 class Pyramid:
     """Resolutions of an image and their stored objects.
 
-    Attributes
-    ----------
-    shapes : tuple of tuple of int
-        Shape of each resolution, finest first.
-    stored : tuple of tuple of int
-        Shape of a stored object (chunk or shard) of each resolution.
-    itemsize : int
-        Bytes of a voxel.
+    - `shapes`: shape of each resolution, finest first.
+    - `stored`: shape of a stored object (chunk or shard) of each resolution.
+    - `itemsize`: bytes of a voxel.
     """
 
     shapes: tuple[tuple[int, ...], ...]

@@ -24,12 +24,8 @@ RegionLike: TypeAlias = AxisIndex | tuple[AxisIndex, ...] | None
 class Region:
     """A box of an array.
 
-    Attributes
-    ----------
-    start, stop : tuple of int
-        Bounds along each axis of the array, ``0 <= start <= stop <= length``.
-    kept : tuple of bool
-        Whether the result has the axis; an axis that an int indexes is dropped.
+    - `start`, `stop`: bounds along each axis of the array, ``0 <= start <= stop <= length``.
+    - `kept`: whether the result has the axis; an axis that an int indexes is dropped.
     """
 
     start: tuple[int, ...]
@@ -65,21 +61,9 @@ class Region:
 def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
     """Resolve a basic index into explicit bounds.
 
-    Parameters
-    ----------
-    region : None, slice, int, Ellipsis, or a tuple of these
-        As zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds and
-        axes reach to the ends; a slice whose stop lies before its start is empty. A bound outside the axis is an error
-        and is not clipped: a region that is partly outside is more often a mistake than intended.
-    shape : tuple of int
-        Shape of the array.
-
-    Raises
-    ------
-    RegionError
-        Out of bounds, too many axes, more than one ``...``, or a step other than 1.
-    TypeError
-        An index of another kind, such as a list or a boolean mask.
+    - `region`: as zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds
+      and axes reach to the ends; a slice whose stop lies before its start is empty. A bound outside the axis is an
+      error and is not clipped: a region that is partly outside is more often a mistake than intended.
     """
     items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
     ellipses = sum([item is ... for item in items])

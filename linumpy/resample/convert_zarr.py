@@ -23,14 +23,18 @@ from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.plans import check_limit
-from linumpy.resample.cluster import client_of
-from linumpy.resample.convert.conversion import Parameters, plan_conversion
-from linumpy.resample.convert.copying import CopyJob, copy_box, open_copier, plan_copy
+from linumpy.resample.convert.conversion import CopyJob, Parameters, copy_box, open_copier, plan_conversion, plan_copy
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
-from linumpy.resample.levels import make_coarser_levels
+from linumpy.resample.filling import (
+    BlockRecord,
+    check_space,
+    checked_output,
+    make_coarser_levels,
+    progress_or_bar,
+    warn_of_labels,
+)
 from linumpy.resample.resumable import resumable_folder
-from linumpy.resample.workers import Needs, make_on, metadata_digest, survey
+from linumpy.resample.workers import Needs, client_of, make_on, metadata_digest, survey
 from linumpy.write.new_image import ZARR_FORMATS
 from linumpy.write.writer import Progress
 
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 
 def convert_zarr(
     source: Source,
-    target: str | Path,
+    output: str | Path,
     *,
     codec: str | None = None,
     chunks: Sequence[int] | None = None,
@@ -52,7 +56,7 @@ def convert_zarr(
     downsampling: str | None = None,
     missing: str = "error",
     device: str = "auto",
-    device_memory: int | None = None,
+    memory_bytes: int | None = None,
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
@@ -70,7 +74,7 @@ def convert_zarr(
         An OME-Zarr image, with all its resolutions and labels; any other group of Zarr, such as a plate; an array of
         two or three axes; or a TIFF file, such as an OME-TIFF of several files or an ImageJ hyperstack, or a folder of
         TIFF files of one page each, which need ``pip install tifffile``.
-    target : str or Path
+    output : str or Path
         Folder to make, or ``*.ozx``.
     codec : str, optional
         As for :class:`linumpy.write.writer.OmeZarrWriter`; by default the codec of each array, and ``"zstd"`` for TIFF.
@@ -91,13 +95,13 @@ def convert_zarr(
         integers have few values.
     missing : {"error", "fill"}
         Whether planes of a TIFF stack that the metadata declare and no file holds are an error, or are written as 0.
-    device, device_memory, overwrite, durable, progress, distributed, storage_options
+    device, memory_bytes, overwrite, durable, progress, distributed, storage_options
         As for :func:`linumpy.resample_zarr`. Workers cannot read a TIFF stack: with one, `distributed` is an error.
 
     Returns
     -------
     Path
-        `target`.
+        `output`.
 
     Raises
     ------
@@ -108,7 +112,7 @@ def convert_zarr(
         Chunks, shards, codec, version or levels that do not fit; `spacing` or `levels` for a group.
     FileExistsError, ResumeError, ChunkError, DeviceMemoryError, GpuUnavailableError, WorkerError, OSError
         As for :func:`linumpy.resample_zarr`. Without a device a block of one chunk (or shard) may exceed
-        `device_memory`.
+        `memory_bytes`.
 
     Notes
     -----
@@ -124,33 +128,33 @@ def convert_zarr(
     >>> from linumpy import convert_zarr
     >>> convert_zarr("raw.ome.zarr", "small.ome.zarr", codec="blosc:zstd:bit")  # doctest: +SKIP
     """
-    target_path, ngff_version = checked_target(target, ngff_version)
-    check_limit(device_memory)
+    output_path, ngff_version = checked_output(output, ngff_version)
+    check_limit(memory_bytes)
     if ngff_version is not None and ngff_version not in ZARR_FORMATS:
         raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
     if isinstance(source, (str, Path)):
-        check_apart([target_path], [source])
+        check_apart([output_path], [source])
     if missing not in ("error", "fill"):
         raise ValueError(f"missing={missing!r}: choose one of error, fill")
     storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
-    parameters = Parameters(target_path.name, storage, ngff_version, spacing, levels, downsampling, missing)
+    parameters = Parameters(output_path.name, storage, ngff_version, spacing, levels, downsampling, missing)
     with ExitStack() as scope:
         conversion = plan_conversion(with_options(source, storage_options), parameters, scope)
         arrays = conversion.arrays
-        check_apart([target_path], [path for copy in arrays if (path := path_of(copy.source)) is not None])
+        check_apart([output_path], [path for copy in arrays if (path := path_of(copy.source)) is not None])
         nbytes = sum(copy.nbytes for copy in arrays)
-        check_space(target_path, nbytes, encoded=any(copy.encoding.compressor for copy in arrays))
+        check_space(output_path, nbytes, encoded=any(copy.encoding.compressor for copy in arrays))
         client = scope.enter_context(client_of(distributed))
-        needs = None if client is None else conversion.needs(target_path, device)
+        needs = None if client is None else conversion.needs(output_path, device)
         kind = resolve(device).kind if client is None else "cpu"
         if client is not None and needs is not None:
             capacity = survey(client, needs)
-            kind, device_memory = capacity.kind, min(device_memory or capacity.nbytes, capacity.nbytes)
-        jobs = [plan_copy(copy, kind, device_memory, stack=conversion.stack) for copy in arrays]
+            kind, memory_bytes = capacity.kind, min(memory_bytes or capacity.nbytes, capacity.nbytes)
+        jobs = [plan_copy(copy, kind, memory_bytes, stack=conversion.stack) for copy in arrays]
         data, create = conversion.data(), conversion.create
         request = conversion.request(data)
-        with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
-            conversion.log_dropped(target_path)
+        with resumable_folder(output_path, request, create, overwrite=overwrite, durable=durable) as state:
+            conversion.log_dropped(output_path)
             if levels > 1 and downsampling is None:
                 warn_of_labels(arrays[0].source, "pass downsampling='label' (--downsampling label) if they are labels")
             with progress_or_bar(progress, "convert", nbytes) as report:
@@ -159,14 +163,14 @@ def convert_zarr(
                     record = BlockRecord(state, number, copy.stored, copy.dtype.itemsize, report)
                     _copy(copy, job, record, client, needs)
             if conversion.image is not None:
-                make_coarser_levels(state.folder, conversion.image, "cpu" if client else kind, device_memory)
+                make_coarser_levels(state.folder, conversion.image, "cpu" if client else kind, memory_bytes)
             drop_partial_files(state.folder)
             if data is not None and conversion.data() not in (None, data):
                 raise SourceError(
                     f"{conversion.name} was changed while it was converted, so that the result may mix two versions of "
                     "it and is not kept: run again once it is complete"
                 )
-    return Path(target)
+    return Path(output)
 
 
 def _sizes(label: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:

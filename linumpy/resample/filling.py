@@ -1,30 +1,40 @@
-"""Code that ``resample_zarr`` and ``convert_zarr`` share: checks of the target, the record of blocks, progress bars.
+"""Code that ``resample_zarr`` and ``convert_zarr`` share.
 
-In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`. Out: checked values;
-:class:`BlockRecord`. Errors: ``ValueError`` and ``OSError`` for a path that cannot be a target.
+In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`; a work folder whose
+finest level is complete. Out: checked values; :class:`BlockRecord`; the coarser levels. Errors: ``ValueError`` and
+``OSError`` for a path that cannot be a target; those of reading and writing.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import zarr
 
+from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import unfinished_beside
 from linumpy.io.paths import absolute
 from linumpy.io.source import describe_source
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.pyramid import Box, shape_of
+from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.progress import bytes_progress
+from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.plans import scratch_within
 from linumpy.resample.resumable import Resumable
-from linumpy.write.writer import Progress
+from linumpy.write.chunks import writing_threads
+from linumpy.write.new_image import NewImage
+from linumpy.write.pyramid import halve, halve_by_threads
+from linumpy.write.tasks import Finish, done
+from linumpy.write.writer import STEP_BYTES, Progress
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +44,10 @@ _MIN_VOXELS, _FEW_VALUES = 512, 32
 _MAX_CHUNK_NBYTES = 64 * 2**20
 
 
-def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
+def checked_output(output: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
     """Check the path of a target; return the absolute path, and the version of NGFF, which ``.ozx`` files restrict."""
-    refuse_url(Path(target))
-    path = absolute(target)
+    refuse_url(Path(output))
+    path = absolute(output)
     check_parent(path)
     return path, checked_version(path, ngff_version)
 
@@ -73,20 +83,11 @@ def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> Abstr
 class BlockRecord:
     """Records the complete blocks of one array in a resumable folder, and reports the bytes of blocks as progress.
 
-    Attributes
-    ----------
-    state : Resumable
-        The folder.
-    number : int
-        Index of the array among the grids of the request.
-    stored : tuple of int
-        Shape of a shard, or else of a chunk, along the axes of a block.
-    itemsize : int
-        Bytes of a voxel.
-    report : callable
-        Called with the number of bytes of each block.
-    entries : tuple of int
-        Index along each axis of time and channel of the array; blocks do not have these axes.
+    - `number`: index of the array among the grids of the request.
+    - `stored`: shape of a shard, or else of a chunk, along the axes of a block.
+    - `itemsize`: bytes of a voxel.
+    - `report`: called with the number of bytes of each block.
+    - `entries`: index along each axis of time and channel of the array; blocks do not have these axes.
     """
 
     state: Resumable
@@ -116,3 +117,29 @@ class BlockRecord:
 
     def _report(self, box: Box) -> None:
         self.report(math.prod(shape_of(box)) * self.itemsize)
+
+
+def make_coarser_levels(folder: Path, image: NewImage, device: str, memory_bytes: int | None = None) -> None:
+    """Make the coarser resolutions of an image, on a `device`, ``"cuda"`` or ``"cpu"``."""
+    pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
+    # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
+    nbytes = STEP_BYTES if memory_bytes is None else min(STEP_BYTES, memory_bytes // 8)
+    scratch = None if memory_bytes is None else scratch_within(memory_bytes)
+    threads = writing_threads()
+    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
+        levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
+        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+            whole = tuple(slice(0, n) for n in image.shapes[level])
+            finish: Finish = done
+            for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
+                source = pyramid.finer(level, box)
+                factors = pyramid.factors(level)
+                if device == "cuda":
+                    block = halve(read_to_device(finer.array, source, reader), image.downsampling, factors)
+                else:
+                    on_host = read_on_host(finer.array, source)
+                    block = halve_by_threads(on_host, image.downsampling, pool, threads, factors)
+                finish_next = coarser.start(box, block)
+                finish()  # wait for the last box while the device works on this box
+                finish = finish_next
+            finish()

@@ -50,10 +50,7 @@ def identify_data(array: zarr.Array) -> str | None:
 def identify_path(path: str | Path) -> str:
     """Return a digest of the names, sizes, times and inodes of a local file or of the files in a folder.
 
-    Raises
-    ------
-    FileNotFoundError
-        Neither a file nor a folder is at the path.
+    Raises `FileNotFoundError`: neither a file nor a folder is at the path.
     """
     return _digest(_local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))])
 
@@ -65,7 +62,7 @@ def unknown_data() -> str:
 
 def digest_of(document: object) -> str:
     """Return a digest of a JSON document; values of other types are converted by ``str``."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -3,14 +3,14 @@
 In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
 complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
 ``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
-``linumpy.resample.labels`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
+``linumpy.resample.target_images`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
 ``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` makes all blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,25 +29,31 @@ from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, open_source_volumes
 from linumpy.plan.boundary import anti_aliasing_sigmas
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
-from linumpy.resample.cluster import client_of
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar, warn_of_labels
-from linumpy.resample.labels import LABELS, plan_labels
-from linumpy.resample.levels import make_coarser_levels
+from linumpy.resample.filling import (
+    BlockRecord,
+    check_space,
+    checked_output,
+    make_coarser_levels,
+    progress_or_bar,
+    warn_of_labels,
+)
 from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.target_images import (
+    LABELS,
     TargetImage,
     check_unchanged,
     creator_of,
+    plan_labels,
     plan_target,
     plan_target_image,
     request_of,
 )
-from linumpy.resample.workers import Needs, make_on, needs_of, survey
+from linumpy.resample.workers import Needs, client_of, make_on, needs_of, survey
 from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ if TYPE_CHECKING:
 
 def resample_zarr(
     source: Source,
-    target: str | Path,
+    output: str | Path,
     transform_or_spacing: ArrayLike | None = None,
     *,
     like: Source | Volumes | None = None,
@@ -80,7 +86,7 @@ def resample_zarr(
     time: int | None = None,
     spacing: Spacing | None = None,
     device: str = "auto",
-    device_memory: int | None = None,
+    memory_bytes: int | None = None,
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
@@ -101,7 +107,7 @@ def resample_zarr(
     source : str, Path, zarr.Array[Any], zarr.Group, Store, StorePath or (Store, str)
         An OME-Zarr image (NGFF 0.4 to 0.6) with two or three axes of space, whose times and channels are resampled
         separately; or an array of two or three axes, with `spacing`.
-    target : str or Path
+    output : str or Path
         Folder of the OME-Zarr image to make, or ``*.ozx``.
     transform_or_spacing : float, sequence of float, or matrix
         The new spacing in µm, one number or a number for each axis: voxel centres keep their coordinates in µm. Or an
@@ -155,7 +161,7 @@ def resample_zarr(
         Voxel spacing of the source's level 0 in µm, if its metadata lack it or are wrong.
     device : {"auto", "cuda", "cpu"}
         Device of the transform; with `distributed`, the workers' device.
-    device_memory : int, optional
+    memory_bytes : int, optional
         Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory. With
         `distributed` it is the limit of one thread of each worker, at most the thread's part of the worker's memory
         limit. By default 80 % of the free memory, in host memory at most 8 GiB. Further host memory is about 16 MiB,
@@ -175,14 +181,14 @@ def resample_zarr(
         blocks of a lost worker; workers that join later take part, so the cluster may be adaptive.
     devices : "all" or sequence of int, optional
         CUDA devices of this machine that make the blocks, each with a reader and threads of its own on the cores near
-        it; `device_memory` is for each of them. By default the current device. Not together with `distributed`.
+        it; `memory_bytes` is for each of them. By default the current device. Not together with `distributed`.
     storage_options : mapping, optional
         Options of obstore's ``from_url``, if `source` is a URL; see docs/remote.md.
 
     Returns
     -------
     Path
-        `target`.
+        `output`.
 
     Raises
     ------
@@ -200,7 +206,7 @@ def resample_zarr(
     ChunkError
         Broken data in the source.
     DeviceMemoryError
-        Not even a block of one chunk (or shard) fits `device_memory`.
+        Not even a block of one chunk (or shard) fits `memory_bytes`.
     GpuUnavailableError
         ``device="cuda"`` without a CUDA device.
     WorkerError
@@ -224,7 +230,7 @@ def resample_zarr(
     >>> from linumpy.resample.resample_zarr import resample_zarr
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
-    target_path, ngff_version = checked_target(target, ngff_version)
+    output_path, ngff_version = checked_output(output, ngff_version)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
     if labels not in LABELS:
@@ -232,7 +238,7 @@ def resample_zarr(
     volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
-    check_apart([target_path], [path for path in sources if path is not None])
+    check_apart([output_path], [path for path in sources if path is not None])
     if order is None:
         order = 1 if carried_from(volumes).image_label is None else 0
         if order:
@@ -256,7 +262,7 @@ def resample_zarr(
         return TargetImage(folder, own_volumes, grid, kept, planned)
 
     method = downsampling or ("mean" if order else "label")
-    targets = [target_of("", volumes, grid, carried, method, name=target_path.name, ngff_version=ngff_version)]
+    targets = [target_of("", volumes, grid, carried, method, name=output_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
         kept = _carried(label.volumes, volumes, new_grid, version, "own", "labels")
@@ -264,24 +270,26 @@ def resample_zarr(
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # The space is checked before blocks are planned, which takes minutes for a target of 1e30 voxels.
     encoded = any(target.image.compressors is not None for target in targets)
-    check_space(target_path, sum(target.image.nbytes for target in targets), encoded=encoded)
+    check_space(output_path, sum(target.image.nbytes for target in targets), encoded=encoded)
     numbers = _device_numbers(devices, device, distributed)
     arrays = [image.volumes.first.array for image in targets]
     job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
-    with client_of(distributed) as client, _first_device_current(numbers):
+    # The first device makes the coarser levels.
+    current = require_cuda().cuda.Device(numbers[0]) if numbers else nullcontext()
+    with client_of(distributed) as client, current:
         needs: Needs | None = None
         if client is None:
             kind = "cuda" if numbers else resolve(device).kind
-            if len(numbers) > 1 and device_memory is None:
-                device_memory = memory_of_each(numbers)
-            plans = [plan_target(image, kind, device_memory) for image in targets]
+            if len(numbers) > 1 and memory_bytes is None:
+                memory_bytes = memory_of_each(numbers)
+            plans = [plan_target(image, kind, memory_bytes) for image in targets]
         else:
-            needs = needs_of(job_sources[0], target_path, device)
-            kind, plans = _plan_for_workers(client, needs, targets, device_memory)
+            needs = needs_of(job_sources[0], output_path, device)
+            kind, plans = _plan_for_workers(client, needs, targets, memory_bytes)
         request = request_of(targets, kind, cval)
-        with resumable_folder(target_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
+        with resumable_folder(output_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
             for image in targets:
-                image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
+                image.carried.log_dropped(image.volumes.name, Path(output) / image.folder)
             voxels_nbytes = sum(image.voxels_nbytes for image in targets)
             with progress_or_bar(progress, "resample", voxels_nbytes) as report:
                 for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
@@ -296,10 +304,10 @@ def resample_zarr(
                         _make_missing_blocks(volume_job, record, client, needs, numbers)
             for image in targets:
                 folder, levels_kind = state.folder / image.folder, kind if client is None else "cpu"
-                make_coarser_levels(folder, image.image, levels_kind, device_memory)
+                make_coarser_levels(folder, image.image, levels_kind, memory_bytes)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
-    return Path(target)
+    return Path(output)
 
 
 def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
@@ -310,11 +318,6 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
         other = "distributed=" if distributed is not None else "device='cpu'"
         raise ValueError(f"devices={devices!r} are those of this machine: not together with {other}")
     return checked_devices(devices)
-
-
-def _first_device_current(devices: Sequence[int]) -> AbstractContextManager[Any]:
-    """Return a context in which the first device, if any, is current: this device makes the coarser levels."""
-    return require_cuda().cuda.Device(devices[0]) if devices else nullcontext()
 
 
 def _plan_for_workers(
@@ -371,5 +374,5 @@ def _make_missing_blocks(
         make_on(client, make_block, job, needs, blocks, done, block_name=block_name)
     elif len(devices) > 1 and missing:
         make_blocks_on_each(job, missing, done, devices)
-    else:
+    elif missing:
         make_blocks(job, missing, done)

@@ -1,23 +1,34 @@
 """Fill a folder part by part, in one or several runs; the folder appears at its path when it is complete.
 
-In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A part is a chunk
-or shard of one of the arrays. Until the folder is complete, everything is in ``.NAME.unfinished`` beside the path: the
-folder, whose name identifies the request; a journal (``linumpy.resample.journal``) with the request and a line for each
-box of complete parts; and a lock. A line is written after its parts, so a killed run leaves nothing that looks
-finished, and the next run continues from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing
-the folder, or if the folder belongs to another request; ``FileExistsError`` for a path that exists.
+In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A *part* is a
+chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete, everything is in
+``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a lock. A line of
+the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues
+from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or if the folder belongs
+to another request; ``FileExistsError`` for a path that exists; ``OSError``, such as a full disk: complete parts are
+kept.
+
+The first line of the journal holds the request. The others are ``boot`` with the kernel's boot id, at the beginning of
+each run; ``box`` with two corners in the first grid of parts (``box1``, ``box2`` and so on for further grids); and
+``sync``, when all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same
+boot: what a killed process wrote is in the kernel's memory, which a power cut empties. Each line begins with a checksum
+over its own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the
+grid is ignored, and its parts are made again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
+import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +43,130 @@ from linumpy.io.output.folders import (
     rename_to_target,
     unfinished_beside,
 )
-from linumpy.io.output.syscalls import named_errors, opened_folder, sync_file_system, unlock
-from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_boxes, read_head
+from linumpy.io.output.syscalls import BINARY, named_errors, opened_folder, sync_file_system, unlock, write_fully
+from linumpy.resample.identity import digest_of
+
+
+def boot_id() -> str:
+    """Return the kernel's id of the current boot; empty if the kernel has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def begin_journal(path: Path, head: Mapping[str, object]) -> None:
+    """Write the first line of a new journal; an existing journal is replaced."""
+    line = _line(0, json.dumps(head))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
+    with named_errors(path):
+        try:
+            write_fully(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+class Journal:
+    """An open journal, to which lines are added. Opening it adds a ``boot`` line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | BINARY)
+        try:
+            lines = path.read_bytes()
+            # Remove the incomplete last line of a killed run, so that the next line is not joined to it.
+            os.ftruncate(self._descriptor, lines.rfind(b"\n") + 1)
+            self._seed = _seed(lines.split(b"\n", 1)[0])
+            self._add(f"boot {boot_id()}")
+        except BaseException:
+            self.close()
+            raise
+
+    def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
+        """Record that a box of parts of grid `number` is written."""
+        self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
+
+    def add_sync(self) -> None:
+        """Record that the parts of all lines so far are on the disk, and flush the journal itself."""
+        self._add("sync")
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has fsync only
+
+    def close(self) -> None:
+        """Close the file."""
+        with named_errors(self._path):
+            os.close(self._descriptor)
+
+    def _add(self, text: str) -> None:
+        write_fully(self._descriptor, _line(self._seed, text))
+
+
+def read_head(path: Path) -> dict[str, Any] | None:
+    """Read the first line; None for a missing or a broken journal."""
+    try:
+        text = _text(path.read_bytes().split(b"\n", 1)[0], 0)
+        head = None if text is None else json.loads(text)
+    except (FileNotFoundError, ValueError):
+        return None
+    return head if isinstance(head, dict) else None
+
+
+def has_boxes(path: Path) -> bool:
+    """Return whether the journal records any part of any grid, whether it still counts or not."""
+    head, *lines = path.read_bytes().split(b"\n")
+    return any((_text(line, _seed(head)) or "").startswith("box") for line in lines[:-1])
+
+
+def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Read which parts of each grid are complete: a mask for each grid."""
+    head, *lines = path.read_bytes().split(b"\n")
+    seed, boot, current_boot = _seed(head), "", boot_id()
+    complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
+    numbers = {_box_word(number): number for number in range(len(grids))}
+    for line in lines[:-1]:  # the last line has no line end and is incomplete
+        word, _, text = (_text(line, seed) or "").partition(" ")
+        if word == "boot":
+            boot = text
+        elif word == "sync":
+            for synced, written in zip(complete, unsynced, strict=True):
+                synced |= written
+        elif word in numbers:
+            number = numbers[word]
+            box = _box(text, grids[number])
+            unsynced[number][box] = True
+            if boot and boot == current_boot:
+                complete[number][box] = True
+    return complete
+
+
+def _box_word(number: int) -> str:
+    """Return the first word of the lines of a grid."""
+    return f"box{number}" if number else "box"
+
+
+def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
+    """Parse corners into slices; an empty box if they are not numbers within the grid."""
+    corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
+    start, stop = corners[: len(grid)], corners[len(grid) :]
+    if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):
+        return (slice(0, 0),) * len(grid)
+    return tuple(map(slice, start, stop))
+
+
+def _seed(head: bytes) -> int:
+    """Return the start value of the checksums of all lines after the first line, `head`."""
+    return zlib.crc32(head)
+
+
+def _line(seed: int, text: str) -> bytes:
+    data = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(data, seed), data)
+
+
+def _text(line: bytes, seed: int) -> str | None:
+    """Return the text of a line; None if its checksum is wrong."""
+    if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
+        return None
+    return line[9:].decode(errors="replace")
+
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +179,12 @@ _SYNC_SECONDS = 30.0
 class Request:
     """The parameters of a run. A run continues another run only if both have the same request.
 
-    Attributes
-    ----------
-    kind : str
-        Name of the function that makes the parts, such as ``"resample_zarr"``.
-    grid : tuple of int
-        Number of parts along each axis of the first array.
-    settings : tuple of (str, str)
-        Names and values of the caller's parameters that the bytes of the parts depend on.
-    origin : tuple of (str, str)
-        Names and digests of the source data. Parts that were made from other data cannot be completed, and are removed.
-    beside : tuple of tuple of int
-        The same number of parts for each further array in the folder, such as labels.
+    - `kind`: name of the function that makes the parts, such as ``"resample_zarr"``.
+    - `grid`: number of parts along each axis of the first array.
+    - `settings`: names and values of the caller's parameters that the bytes of the parts depend on.
+    - `origin`: names and digests of the source data. Parts that were made from other data cannot be completed, and are
+      removed.
+    - `beside`: the same number of parts for each further array in the folder, such as labels.
     """
 
     kind: str
@@ -79,20 +206,14 @@ class Request:
     @property
     def digest(self) -> str:
         """Digits for the name of the folder, so that a late worker of another request does not find the folder."""
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
+        return digest_of(self.as_json())[:8]
 
 
 class Resumable:
     """A folder that is being filled; made by :func:`resumable_folder`.
 
-    Attributes
-    ----------
-    folder : Path
-        Folder of the parts.
-    complete : numpy.ndarray of bool
-        Mask of the complete parts of the first array.
-    grids : list of numpy.ndarray of bool
-        Mask of the complete parts of each array; the first is `complete`.
+    - `complete` (bool): mask of the complete parts of the first array.
+    - `grids`: mask of the complete parts of each array; the first is `complete`.
     """
 
     def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
@@ -127,33 +248,20 @@ def resumable_folder(
 ) -> Iterator[Resumable]:
     """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the finished folder.
-    request : Request
-        The parameters of the run.
-    create : callable
-        Takes a path, and makes the folder there, without parts.
-    overwrite : bool
-        Whether to replace an existing Zarr folder.
-    durable : bool
-        Whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts of a
-        stopped run count only on this machine, until its next boot.
+    - `path`: path of the finished folder.
+    - `request`: the parameters of the run.
+    - `create`: takes a path, and makes the folder there, without parts.
+    - `overwrite`: whether to replace an existing Zarr folder.
+    - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts
+      of a stopped run count only on this machine, until its next boot.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError
-        The path exists; its parent folder does not.
-    ResumeError
-        Another run is filling the folder, or a run with another request has begun to fill it.
-    OSError
-        The disk is full. Complete parts are kept, and the next run continues from there.
+    Raises `FileExistsError`, `FileNotFoundError`: the path exists; its parent folder does not.
+    Raises `OSError`: the disk is full. Complete parts are kept, and the next run continues from there.
     """
     recover(path)
     check_target(path, overwrite=overwrite)
     work = unfinished_beside(path)
-    with full_disk(path, f"complete parts are in {work}, for the next run of"), _locked(work, path):
+    with full_disk(path, f"complete parts are in {work}, for the next run of"), locked(work, path):
         check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
         with opened_folder(folder) as descriptor:
@@ -169,7 +277,7 @@ def resumable_folder(
 
 
 @contextmanager
-def _locked(work: Path, path: Path) -> Iterator[None]:
+def locked(work: Path, path: Path) -> Iterator[None]:
     """Lock out other runs. The lock ends with this process, even if it is killed."""
     try:
         descriptor, locked = lock_work(work)

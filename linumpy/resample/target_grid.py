@@ -35,20 +35,11 @@ from linumpy.write.new_image import LEADING_AXES
 class TargetGrid:
     """A grid for the output, and the defaults that follow from it.
 
-    Attributes
-    ----------
-    regrid : Regrid
-        Shape, spacing, origin, and the map to voxels of the source.
-    smoothed : bool
-        Default for whether to smooth the source where the grid is coarser.
-    mode : str
-        Default extension of the source beyond its edges.
-    levels : int
-        Default number of resolutions.
-    carried : Carried or None
-        Metadata of the image, or of the coordinate system, that the grid is taken from.
-    axes : str or None
-        Names of the axes of space, in the order of the output; None if it is the order of the source.
+    - `regrid`: shape, spacing, origin, and the map to voxels of the source.
+    - `smoothed`: default for whether to smooth the source where the grid is coarser.
+    - `mode`: default extension of the source beyond its edges.
+    - `carried`: metadata of the image, or of the coordinate system, that the grid is taken from.
+    - `axes`: names of the axes of space, in the order of the output; None if it is the order of the source.
     """
 
     regrid: Regrid

@@ -18,8 +18,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
-from linumpy.resample.cluster import carry_out_on, client_of
-from linumpy.resample.workers import Needs, survey
+from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
 from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
@@ -35,12 +34,8 @@ Result = TypeVar("Result")
 class TileWork:
     """A function that carries out tiles, in this process or on a cluster.
 
-    Attributes
-    ----------
-    use_gpu : bool
-        Whether to read tiles to a GPU and compute there.
-    client : distributed.Client or None
-        Client of a cluster; None for this process.
+    - `use_gpu`: whether to read tiles to a GPU and compute there.
+    - `client`: client of a cluster; None for this process.
     """
 
     use_gpu: bool
@@ -62,11 +57,9 @@ class TileWork:
     ) -> None:
         """Read, compute and write each tile.
 
-        Parameters
-        ----------
-        names, read, compute, write, done
-            As for :func:`linumpy.resample.blocks.overlap.work_through`. On a cluster `read` and `compute` are sent to
-            workers with all objects to which they refer, and this thread calls `write` and `done`, in any order.
+        - `names`, `read`, `compute`, `write`, `done`: as for :func:`linumpy.resample.blocks.overlap.work_through`. On a
+          cluster `read` and `compute` are sent to workers with all objects to which they refer, and this thread calls
+          `write` and `done`, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
@@ -91,19 +84,11 @@ class TileWork:
 def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
-    Parameters
-    ----------
-    distributed : distributed.Client, cluster, str or None
-        As for :func:`linumpy.resample.cluster.client_of`.
-    use_gpu : bool
-        Whether to compute on the GPU of this process, or of each worker.
+    - `distributed`: as for :func:`linumpy.resample.workers.client_of`.
+    - `use_gpu`: whether to compute on the GPU of this process, or of each worker.
 
-    Raises
-    ------
-    GpuUnavailableError
-        `use_gpu`, and a worker has no GPU.
-    WorkerError
-        A worker lacks linumpy, or has another version.
+    Raises `GpuUnavailableError`: `use_gpu`, and a worker has no GPU.
+    Raises `WorkerError`: a worker lacks linumpy, or has another version.
     """
     with client_of(distributed) as client:
         if client is not None:

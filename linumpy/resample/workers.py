@@ -1,9 +1,10 @@
-"""Make the blocks of a volume on the workers of a dask cluster.
+"""Carry out tasks, such as the blocks of a volume, on the workers of a dask cluster.
 
-In: the client of a cluster, and a job whose blocks have numbers. Out: the device and the memory that all workers have
-(:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python: a worker without
-linumpy can report that. dask is imported inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names
-the worker and its missing requirement; :class:`~linumpy.errors.GpuUnavailableError`; the errors of a block.
+In: the caller's `distributed`; tasks, or a job whose blocks have numbers. Out: a client (:func:`client_of`), results in
+the order in which tasks end (:func:`carry_out_on`), the device and the memory that all workers have (:func:`survey`),
+blocks (:func:`make_on`). Workers get bytes, and functions that need only Python: a worker without linumpy can report
+that. dask is imported inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and its
+missing requirement; :class:`~linumpy.errors.GpuUnavailableError`; the errors of tasks.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import hashlib
 import logging
 import os
 import pickle
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -22,11 +25,138 @@ from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.paths import split_archive
 from linumpy.io.stores.zips import ArchiveStore
-from linumpy.resample.cluster import carry_out_on
+from linumpy.packages import needs
 from linumpy.version import __version__
 
 if TYPE_CHECKING:
-    from distributed import Client, Worker
+    from distributed import Client, Future, Worker
+    from distributed.deploy import Cluster
+
+Name = TypeVar("Name")
+Result = TypeVar("Result")
+
+#: Maximum number of submitted tasks for each thread, unless the caller requests more.
+_TASKS_PER_THREAD = 4
+#: Seconds between two counts of the threads.
+_COUNT_SECONDS = 1.0
+
+
+@contextmanager
+def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
+    """Yield the client of the caller's `distributed`; a client that this function makes is closed at the end.
+
+    - `distributed`: a client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields
+      None.
+
+    Raises `TypeError`: a value of another type, or an asynchronous client or cluster (``asynchronous=True``).
+    Raises `ValueError`: a client or cluster that is closed or failed; a str that is not an address.
+    Raises `ConnectionError`: no scheduler answers at the address.
+    Raises `ImportError`: ``distributed`` is not installed.
+    """
+    if distributed is None:
+        yield None
+        return
+    with needs("dask", "dask"):
+        from distributed import Client
+        from distributed.deploy import Cluster
+    if not isinstance(distributed, (Client, Cluster, str)):
+        raise TypeError(
+            f"distributed={distributed!r}: pass a distributed.Client, a cluster such as LocalCluster, or the address "
+            "of a scheduler"
+        )
+    if isinstance(distributed, str):
+        with _connected(distributed) as client:
+            yield client
+        return
+    kind = "client" if isinstance(distributed, Client) else "cluster"
+    status = getattr(distributed.status, "name", distributed.status)
+    if status in ("closed", "closing", "failed"):
+        raise ValueError(f"distributed={distributed!r}: this {kind} is {status}; make a new one")
+    if distributed.asynchronous:
+        raise TypeError(f"distributed={distributed!r}: this {kind} is asynchronous; make one without asynchronous=True")
+    if isinstance(distributed, Client):
+        yield distributed
+    else:
+        with Client(distributed, set_as_default=False) as client:
+            yield client
+
+
+def _connected(address: str) -> Client:
+    from distributed import Client
+
+    if ":" not in address:
+        raise ValueError(f"distributed={address!r}: no address of a scheduler, such as 'tcp://host:8786'")
+    try:
+        return Client(address, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ConnectionError(f"distributed={address!r}: no dask scheduler answers there: {error}") from error
+
+
+def carry_out_on(
+    client: Client,
+    names: Iterable[Name],
+    submit: Callable[[Name], Future],
+    settle: Callable[[Name, Result], object],
+    *,
+    task_name: str,
+    memory_parameter: str,
+    min_pending: int = 0,
+) -> None:
+    """Carry out tasks on the workers of a dask cluster; only a few tasks for each thread are submitted at a time.
+
+    - `client`: client of the cluster. Workers that join later take part.
+    - `names`: a name of each task.
+    - `submit`: takes the name of a task, submits the task, and returns its future.
+    - `settle`: called with the name and the result of each completed task, in this thread, in any order.
+    - `task_name`, `memory_parameter`: for errors: a description of a task, and the parameter of which a smaller value
+      makes tasks take less memory.
+    - `min_pending`: number of tasks to submit even if the workers have few threads.
+
+    Raises `Exception`: a task failed with this error, or `settle` did; submitted tasks are cancelled.
+    """
+    from distributed import KilledWorker, as_completed
+
+    waiting, threads = iter(names), _Threads(client)
+    completed = as_completed(loop=client.loop)
+    pending: dict[Future, Name] = {}
+
+    def fill() -> None:
+        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads.count(), 1):
+            for name in waiting:
+                future = submit(name)
+                pending[future] = name
+                completed.add(future)
+                break
+            else:
+                return
+
+    try:
+        fill()
+        for future in completed:
+            try:
+                result = future.result()
+            except KilledWorker as error:
+                raise WorkerError(
+                    f"several workers died while they ran {task_name}, the last of them "
+                    f"{error.last_worker.address}: if memory was short, pass a smaller {memory_parameter}"
+                ) from error
+            settle(pending.pop(future), result)
+            fill()
+    finally:
+        client.cancel(list(pending))
+
+
+class _Threads:
+    """Counts the threads of all workers, at most once a second."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._count, self._counted = client, 0, -_COUNT_SECONDS
+
+    def count(self) -> int:
+        now = time.monotonic()
+        if now - self._counted >= _COUNT_SECONDS:
+            self._count, self._counted = sum(self._client.nthreads().values()), now
+        return self._count
 
 
 class WorkerJob(Protocol):
@@ -42,7 +172,6 @@ class WorkerJob(Protocol):
 
 
 JobOf = TypeVar("JobOf", bound=WorkerJob)
-Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
 
@@ -61,21 +190,13 @@ _WARN_SECONDS = 30.0
 class Needs:
     """Requirements of each worker.
 
-    Attributes
-    ----------
-    source : str
-        Folder of the array to read; empty for tiles, which need no check of folders: the task opens its source, and the
-        caller writes.
-    metadata : str
-        Digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the path.
-    target : str
-        Folder to write to.
-    device : {"auto", "cuda", "cpu"}
-        The caller's choice of a device.
-    block_nbytes : int
-        Bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
-    version : str
-        Version of linumpy: another version may make other voxels.
+    - `source`: folder of the array to read; empty for tiles, which need no check of folders: the task opens its source,
+      and the caller writes.
+    - `metadata`: digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the
+      path.
+    - `device` (``"auto"``, ``"cuda"`` or ``"cpu"``): the caller's choice of a device.
+    - `block_nbytes`: bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
+    - `version`: version of linumpy: another version may make other voxels.
     """
 
     source: str
@@ -127,14 +248,9 @@ def metadata_digest(folder: str) -> str:
 class Capacity:
     """The device and memory that all workers have.
 
-    Attributes
-    ----------
-    kind : {"cuda", "cpu"}
-        Device of all workers: the GPU only if each worker has a GPU.
-    nbytes : int
-        Bytes that every thread of every worker has for its blocks.
-    reason : str
-        The worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
+    - `kind` (``"cuda"`` or ``"cpu"``): device of all workers: the GPU only if each worker has a GPU.
+    - `nbytes`: bytes that every thread of every worker has for its blocks.
+    - `reason`: the worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
 
     kind: str
@@ -143,15 +259,7 @@ class Capacity:
 
 
 def survey(client: Client, needs: Needs) -> Capacity:
-    """Wait for the first worker, and ask all workers for their device and memory.
-
-    Raises
-    ------
-    WorkerError
-        A worker lacks a requirement, or does not answer.
-    GpuUnavailableError
-        The device is ``"cuda"``, and a worker has no GPU.
-    """
+    """Wait for the first worker, and ask all workers for their device and memory."""
     ask, payload = _worker_function("answer"), pickle.dumps(needs)
     # An adaptive cluster starts no worker while its queue is empty.
     first = client.submit(ask, payload, pure=False)
@@ -266,30 +374,15 @@ def make_on(
     Only a few blocks for each thread are submitted at a time, so that dask's graph stays small for any volume. Workers
     that join later take part.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Client of a cluster whose workers see the paths of source and target.
-    make : callable
-        Function, defined in a module, that takes the job and the number of a block and makes the block; making a block
-        twice must be harmless.
-    job : WorkerJob
-        The parameters of the blocks.
-    needs : Needs
-        Requirements of each worker.
-    blocks : mapping of int
-        A name (such as a box) of each block to make, by its number.
-    done : callable
-        Called with the name of each block that is made, in this thread.
-    block_name : str
-        A description of a block, for errors.
+    - `client`: client of a cluster whose workers see the paths of source and target.
+    - `make`: function, defined in a module, that takes the job and the number of a block and makes the block; making a
+      block twice must be harmless.
+    - `job`: the parameters of the blocks.
+    - `blocks`: a name (such as a box) of each block to make, by its number.
+    - `done`: called with the name of each block that is made, in this thread.
+    - `block_name`: a description of a block, for errors.
 
-    Raises
-    ------
-    WorkerError
-        A worker lacks a requirement; or workers died, one after another, on the same block.
-    Exception
-        `make` failed with this error, whose note names the worker.
+    Raises `Exception`: `make` failed with this error, whose note names the worker.
     """
     payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _worker_function("make_sent_block")
 
@@ -301,7 +394,7 @@ def make_on(
     # Not pure: the block must be written again, even if dask still has the result of an equal task.
     carry_out_on(
         client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
-        task_name=block_name, memory_parameter="device_memory=", min_pending=_MIN_PENDING,
+        task_name=block_name, memory_parameter="memory_bytes=", min_pending=_MIN_PENDING,
     )  # fmt: skip
 
 
@@ -330,6 +423,6 @@ def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
     if limit and needs.block_nbytes * threads > _MAX_LIMIT_SHARE * limit:
         return (
             f"memory: its limit is {limit} bytes for {threads} threads, and a block takes {needs.block_nbytes}: pass a "
-            "smaller device_memory="
+            "smaller memory_bytes="
         )
     return ""

@@ -34,12 +34,12 @@ from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import host_memory
+from linumpy.resample.filling import make_coarser_levels
 from linumpy.resample.identity import identify_data
-from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import Config, Dtype, Pad
@@ -47,8 +47,8 @@ from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.prediction import Prediction, as_array, name_of
+from linumpy.write.chunks import Chunks, writing_threads
 from linumpy.write.new_image import NewImage
-from linumpy.write.raw_chunks import Chunks, writing_threads
 from linumpy.write.writer import Progress
 
 Model = Callable[[Any], Any]

@@ -20,7 +20,7 @@ import numpy as np
 
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.testing.texture import plane_waves, speckle
 
 if TYPE_CHECKING:

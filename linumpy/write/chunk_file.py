@@ -1,4 +1,8 @@
-"""Write the files of chunks and shards from host memory. Errors: ``OSError`` that names the file."""
+"""Write the files of chunks and shards from host memory, and order the bytes in them.
+
+Errors: ``OSError`` that names the file. Format of shards:
+https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
 from linumpy.io.output.syscalls import BINARY
 from linumpy.plan.codecs import CHECKSUM_NBYTES
-from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.layout import ArrayLayout, ShardLayout
 from linumpy.plan.pyramid import Box
 
 #: Bytes in host memory.
@@ -27,22 +31,10 @@ _MAX_BUFFERS = 1024
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     """Write buffers to a file, one after another, with as few system calls for each group as possible.
 
-    Parameters
-    ----------
-    path : str
-        Path of the file; an existing file is truncated first.
-    groups : iterable of sequence of Bytes
-        The buffers. A group must stay valid only until the next group is requested.
+    - `path`: path of the file; an existing file is truncated first.
+    - `groups`: the buffers. A group must stay valid only until the next group is requested.
 
-    Returns
-    -------
-    int
-        Bytes written.
-
-    Raises
-    ------
-    OSError
-        Such as a full disk; the error names the file, which is then incomplete.
+    Returns bytes written.
     """
     nbytes = 0
     with _new_file(path) as descriptor:
@@ -91,13 +83,9 @@ def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int
 class ChunkFiles:
     """The files of the chunks (or shards) of a local array.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Layout of the array, with a root and keys.
-    renamed : bool
-        Whether to write each file under a temporary name and rename it when it is complete, as zarr does: needed where
-        another process may write the same chunk at the same time.
+    - `layout`: layout of the array, with a root and keys.
+    - `renamed`: whether to write each file under a temporary name and rename it when it is complete, as zarr does:
+      needed where another process may write the same chunk at the same time.
     """
 
     def __init__(self, layout: ArrayLayout, *, renamed: bool) -> None:
@@ -111,12 +99,8 @@ class ChunkFiles:
     def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
         """Make the folders of the files of a box, and return the paths of the files, the last axis fastest.
 
-        Parameters
-        ----------
-        box : tuple of slice
-            Voxels of whole chunks (or shards).
-        shape : sequence of int
-            Shape of a chunk (or shard).
+        - `box`: voxels of whole chunks (or shards).
+        - `shape`: shape of a chunk (or shard).
         """
         *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
         paths, separator = [], self._keys.separator
@@ -146,10 +130,7 @@ class ChunkFiles:
     ) -> int:
         """Write each file from one contiguous range of bytes, and return the size of all files.
 
-        Parameters
-        ----------
-        paths, data, bounds, with_checksum
-            As for :func:`linumpy.core.files.write_files`.
+        - `paths`, `data`, `bounds`, `with_checksum`: as for :func:`linumpy.core.files.write_files`.
         """
         if why_no_core() is None:
             write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)
@@ -164,3 +145,61 @@ class ChunkFiles:
         """Remove the file of a chunk that holds only the fill value, if the file exists."""
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+#: Offset and size, in the index, of an inner chunk that is not stored.
+_MISSING = 2**64 - 1
+
+
+def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> np.ndarray:
+    """Return the number of stored bytes of each of several consecutive chunks; 0 for a chunk that is not stored.
+
+    - `offsets` (int64): offset of each chunk, and the end of the last chunk.
+    - `is_fill` (bool): which chunks hold only the fill value, and are not stored.
+    - `with_checksum`: whether a CRC-32C follows each chunk.
+    """
+    return np.where(is_fill, 0, np.diff(offsets) + CHECKSUM_NBYTES * with_checksum)
+
+
+def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> list[tuple[int, int]]:
+    """Return begin and end of each span of stored bytes; adjacent chunks form one span unless checksums follow them.
+
+    Parameters are those of :func:`stored_sizes`.
+    """
+    stored = ~is_fill
+    if with_checksum:
+        return [(int(offsets[k]), int(offsets[k + 1])) for k in np.flatnonzero(stored).tolist()]
+    edges = np.flatnonzero(np.diff(stored, prepend=False, append=False)).tolist()
+    return [(int(offsets[a]), int(offsets[b])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def file_groups(
+    groups: Iterable[Sequence[Bytes]], sizes: np.ndarray, shard: ShardLayout | None, slots: np.ndarray | None
+) -> Iterator[Sequence[Bytes]]:
+    """Yield the bytes of a file in order: of a chunk, or of a shard with its index before or after its inner chunks.
+
+    - `sizes` (int64): stored bytes of each chunk; 0 for inner chunks that are not stored.
+    - `shard`: layout of the shard; None for a chunk in a file of its own.
+    - `slots` (int64): with shards, the number of each inner chunk in the index.
+    """
+    if shard is None:
+        yield from groups
+        return
+    assert slots is not None
+    index = shard_index(shard, slots, sizes)
+    if not shard.index_at_end:
+        yield [index]
+    yield from groups
+    if shard.index_at_end:
+        yield [index]
+
+
+def shard_index(shard: ShardLayout, slots: np.ndarray, sizes: np.ndarray) -> bytes:
+    """Return the encoded index of a shard whose inner chunks are stored consecutively; parameters of `file_groups`."""
+    ends = np.cumsum(sizes) + (0 if shard.index_at_end else shard.index_nbytes)
+    stored = sizes > 0
+    index = np.full((shard.count, 2), _MISSING, ">u8" if shard.index_big_endian else "<u8")
+    index[slots[stored], 0] = (ends - sizes)[stored]
+    index[slots[stored], 1] = sizes[stored]
+    data = index.tobytes()
+    return data + checksum(data) if shard.index_checksum else data

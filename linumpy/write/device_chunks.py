@@ -1,12 +1,12 @@
 """Write the chunks of device arrays to files, or copy their stored bytes to pinned host memory; read boxes back.
 
-In: device arrays of whole chunks. Out: files of raw chunks; the stored bytes of encoded chunks in pinned memory; boxes
-of written arrays in device memory, from which coarser chunks are made. Errors: ``OSError``, such as a full disk.
+In: device arrays of whole chunks. Out: files of raw chunks; the stored bytes of chunks in pinned memory; boxes of
+written arrays in device memory, from which coarser chunks are made. Errors: ``OSError``, such as a full disk.
 
-The block is copied on the device, so that the voxels of each chunk are contiguous. cuFile writes raw chunks from there
-(``linumpy.write.cufile``). In kvikio's compat mode, or without kvikio, raw chunks are copied to pinned memory, and
-threads of the host write them: kvikio's compat mode was six times slower. Chunks with codecs are encoded on the device,
-and their stored bytes are copied to pinned memory.
+Blocks are copied on the device, so that the voxels of each chunk are contiguous. cuFile writes raw chunks from there,
+many at the same time; a chunk that kvikio fails to write is written again from host memory, and if that fails, too, the
+error is the system's own. In kvikio's compat mode, or without kvikio, stored bytes are copied to pinned memory, and
+threads of the host write them: kvikio's compat mode was six times slower.
 
 The *arena* is the device array that holds the stored bytes of all chunks; a *piece* is a range of its bytes that is
 copied to the host at once.
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -27,20 +28,21 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
+from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.budget import PROCESS, Share
 from linumpy.io.codecs import Checksum
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.pyramid import Box
-from linumpy.write.chunk_file import Bytes, ChunkFiles
-from linumpy.write.cufile import write_rows
+from linumpy.write.chunk_file import Bytes, ChunkFiles, write_file
 from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
     from cupy.cuda import Event, Stream
+    from kvikio import CuFile
+    from kvikio.cufile import IOFuture
 
-#: A function that writes the chunks with the given numbers, which are consecutive.
-WriteSome = Callable[[Sequence[int]], None]
 #: Maximum bytes of each of the two pinned buffers of a writing thread.
 _PINNED_NBYTES = 4 * 2**20
 
@@ -50,72 +52,32 @@ def read_to_device(array: zarr.Array, box: Box) -> Array:
     return read_zarr_to_gpu(array, region=box)
 
 
-def start_writing(
-    paths: list[str],
-    block: Array,
-    chunk_shape: tuple[int, ...],
-    fill_value: np.generic,
-    files: ChunkFiles,
-    start: Callable[[WriteSome], Finish],
-) -> Finish:
-    """Start to write the raw chunks of a block, and return a function that waits until their files are complete.
+def write_by_kvikio(stored_bytes: StoredBytes, paths: list[str], files: ChunkFiles) -> Finish | None:
+    """Return a function that writes raw chunks, all of one size, by cuFile; None if kvikio would use host memory."""
+    if kvikio_mode()[0] != "cufile":
+        return None
 
-    cuFile writes within that function; otherwise `start` starts threads before this function returns.
-
-    Parameters
-    ----------
-    paths : list of str
-        Path of each chunk, the last axis fastest.
-    block : cupy.ndarray
-        On the current device, ordered on CuPy's current stream.
-    chunk_shape : tuple of int
-        Voxels of a chunk. `block` may have fewer voxels of the last chunk along an axis; the chunk is written whole.
-    fill_value : numpy.generic
-        Value beyond the edge.
-    files : ChunkFiles
-        Files of the array.
-    start : callable
-        Takes a function; starts threads that call it with consecutive chunk numbers, and returns a function that waits
-        for the threads.
-    """
-    rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
-    nbytes = rows.shape[1]
-    block_copied = record_event()
-    stored_bytes = StoredBytes(rows.reshape(-1), np.arange(len(paths) + 1) * nbytes, block_copied)
-
-    def by_kvikio() -> None:
+    def write() -> None:
         stored_bytes.wait()  # kvikio does not order its reads on the stream
-        write_rows([path + files.suffix for path in paths], rows)
+        write_rows([path + files.suffix for path in paths], stored_bytes.arena.reshape((len(paths), -1)))
         files.complete(paths)
 
-    def write_some(numbers: Sequence[int]) -> None:
-        bounds = np.arange(numbers[0], numbers[-1] + 2) * nbytes
-        write_chunk_files(stored_bytes, [paths[n] for n in numbers], bounds, np.zeros(len(numbers), bool), files)
-
-    finish = by_kvikio if kvikio_mode()[0] == "cufile" else start(write_some)
-    block_copied.synchronize()  # the caller may change the block from now on
-    return finish
+    return write
 
 
 class StoredBytes:
     """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
-    Parameters
-    ----------
-    arena : cupy.ndarray of uint8
-        The bytes.
-    offsets : cupy.ndarray or numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last chunk.
-    block_copied : cupy.cuda.Event
-        Event after which the voxels that the chunks were made from may change.
-    is_fill : cupy.ndarray of bool, optional
-        Which chunks hold only the fill value; by default none.
+    - `arena` (uint8): the bytes.
+    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
+    - `block_copied`: event after which the voxels that the chunks were made from may change.
+    - `is_fill` (bool): which chunks hold only the fill value; by default none.
     """
 
     def __init__(self, arena: Array, offsets: Array, block_copied: Event, is_fill: Array | None = None) -> None:
         cupy = require_cuda()
         self.block_copied = block_copied
-        self._arena, self._offsets = arena, offsets
+        self.arena, self._offsets = arena, offsets
         self._is_fill = np.zeros(len(offsets) - 1, bool) if is_fill is None else is_fill
         self._device = cupy.cuda.Device()
         self._complete = record_event()
@@ -139,7 +101,7 @@ class StoredBytes:
     def copied_to_host(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
         """Wait until all bytes are written; yield an iterator over copies of pieces, by :func:`pinned_copies`."""
         self.wait()
-        with self._device, closing(pinned_copies(self._arena, pieces, self._copies)) as copies:
+        with self._device, closing(pinned_copies(self.arena, pieces, self._copies)) as copies:
             yield copies
 
     def _fetched(self, array: Array) -> np.ndarray:
@@ -161,26 +123,27 @@ def _copy_stream(cupy: ModuleType, device: int) -> Stream:
 
 
 def start_encoding(
-    parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic, encoding: Encoding
+    parts: Sequence[Array],
+    chunk_shape: tuple[int, ...],
+    fill_value: np.generic,
+    encoding: Encoding,
+    *,
+    keep_fill: bool = False,
 ) -> StoredBytes:
     """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
 
-    Parameters
-    ----------
-    parts : sequence of cupy.ndarray
-        Blocks; the chunks are ordered block by block, in each of them the last axis fastest.
-    chunk_shape : tuple of int
-        Voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is encoded whole.
-    fill_value : numpy.generic
-        Value beyond the edge.
-    encoding : Encoding
-        An encoding that the device supports. Its checksum is not applied here.
+    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest.
+    - `chunk_shape`: voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is
+      encoded whole.
+    - `fill_value`: value beyond the edge.
+    - `encoding`: an encoding that the device supports. Its checksum is not applied here.
+    - `keep_fill`: whether chunks that hold only the fill value are stored like others.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
 
     rows = cut_blocks(parts, chunk_shape, fill_value)
     block_copied = record_event()
-    is_fill = filled_with(rows, fill_value)
+    is_fill = None if keep_fill else filled_with(rows, fill_value)
     raw = rows.view(np.uint8)
     if not encoding.compressor:
         return StoredBytes(raw.reshape(-1), np.arange(len(rows) + 1) * raw.shape[1], block_copied, is_fill)
@@ -216,20 +179,9 @@ def write_chunk_files(
 ) -> int:
     """Copy chunks to the host, write each to its file, and return the size of all files.
 
-    Parameters
-    ----------
-    stored_bytes : StoredBytes
-        The stored bytes.
-    paths : sequence of str
-        Path of each chunk.
-    offsets : numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last chunk.
-    is_fill : numpy.ndarray of bool
-        Which chunks hold only the fill value: their files are removed.
-    files : ChunkFiles
-        Files of the array.
-    with_checksum : bool
-        Whether a CRC-32C follows each chunk.
+    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
+    - `is_fill` (bool): which chunks hold only the fill value: their files are removed.
+    - `with_checksum`: whether a CRC-32C follows each chunk.
     """
     nbytes, stored_numbers = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
@@ -269,21 +221,11 @@ def split_bytes(begin: int, end: int) -> list[tuple[int, int]]:
 def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
     """Copy pieces of the arena to pinned memory; piece n + 1 is copied while the caller uses piece n.
 
-    Parameters
-    ----------
-    arena : cupy.ndarray of uint8
-        Device memory; all work that writes it must be complete.
-    pieces : sequence of (int, int)
-        Begin and end of each piece in the arena.
-    stream : cupy.cuda.Stream
-        Stream of the copies.
-
-    Yields
-    ------
-    int
-        Begin of a piece in the arena.
-    numpy.ndarray of uint8
-        The piece, valid until the next iteration.
+    - `arena` (uint8): device memory; all work that writes it must be complete.
+    - `pieces`: begin and end of each piece in the arena.
+    - `stream`: stream of the copies.
+    - yields begin of a piece in the arena.
+    - yields (uint8) the piece, valid until the next iteration.
     """
     cupy = require_cuda()
     if not pieces:
@@ -314,10 +256,7 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
 class PinnedSpans:
     """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields.
 
-    Parameters
-    ----------
-    pieces : iterator of (int, numpy.ndarray)
-        Begin of each piece in the arena, and its bytes.
+    - `pieces`: begin of each piece in the arena, and its bytes.
     """
 
     def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
@@ -326,12 +265,8 @@ class PinnedSpans:
     def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
         """Yield the bytes of spans in groups of buffers; a group is valid until the next group is requested.
 
-        Parameters
-        ----------
-        spans : iterable of (int, int)
-            Begin and end of each span, in increasing order without overlap.
-        with_checksum : bool
-            Whether the CRC-32C of each span follows it.
+        - `spans`: begin and end of each span, in increasing order without overlap.
+        - `with_checksum`: whether the CRC-32C of each span follows it.
         """
         group: list[Bytes] = []
         for begin, end in spans:
@@ -386,3 +321,70 @@ def _whole_and_ragged(length: int, chunk: int) -> Iterator[tuple[slice, slice, i
         yield slice(0, count * chunk), slice(0, count), chunk
     if ragged:
         yield slice(count * chunk, length), slice(count, count + 1), ragged
+
+
+log = logging.getLogger(__name__)
+
+#: Limit of files that are open at the same time, and descriptors that kvikio opens for each file.
+_MAX_OPEN_FILES, _DESCRIPTORS_PER_FILE = 128, 2
+
+
+def write_rows(paths: list[str], rows: Array) -> None:
+    """Write each row of bytes to its file by kvikio; all writes have ended when this returns or raises."""
+    max_open = min(_MAX_OPEN_FILES, len(paths))
+    min_share, max_share = Share(_DESCRIPTORS_PER_FILE), Share(_DESCRIPTORS_PER_FILE * max_open)
+    with PROCESS.take(min_share, max_share) as share, transfer_settings():
+        step = share.descriptors // _DESCRIPTORS_PER_FILE
+        for begin in range(0, len(paths), step):
+            batch = _RowWrites(rows.shape[1])
+            try:
+                batch.start(paths[begin : begin + step], rows[begin : begin + step])
+            finally:
+                batch.wait()
+            if batch.failed:
+                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.failures())
+            for index in batch.failed:
+                # Raises the system's error instead of kvikio's. A temporary error does not come back.
+                write_file(paths[begin + index], [[to_host(rows[begin + index])]])
+
+
+class _RowWrites:
+    """Files of equal size that kvikio writes at the same time."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.failed: dict[int, str] = {}
+        self._nbytes = nbytes
+        self._files: list[CuFile] = []
+        self._futures: list[tuple[int, IOFuture]] = []
+
+    def start(self, paths: list[str], rows: Array) -> None:
+        """Open all files and start their writes."""
+        import kvikio
+
+        for index, path in enumerate(paths):
+            try:
+                self._files.append(kvikio.CuFile(path, "w"))
+                self._futures.append((index, self._files[-1].pwrite(rows[index])))
+            except (RuntimeError, OSError) as error:
+                self.failed[index] = str(error)
+
+    def wait(self) -> None:
+        """Wait for all writes, and record those that failed. An interrupt is raised at the end: writes use the rows."""
+        interrupt: BaseException | None = None
+        for index, future in self._futures:
+            try:
+                count = future.get()
+                if count != self._nbytes:
+                    self.failed[index] = f"{count} of {self._nbytes} bytes"
+            except (RuntimeError, OSError) as error:
+                self.failed[index] = str(error)
+            except BaseException as error:
+                interrupt = error
+        for file in self._files:
+            file.close()
+        if interrupt is not None:
+            raise interrupt
+
+    def failures(self) -> tuple[int, str]:
+        """Return how many writes failed, and the reason of the first failure."""
+        return len(self.failed), next(iter(self.failed.values()))

@@ -1,40 +1,185 @@
-"""Write whole chunks of a resolution, and the coarser chunks that are made from them.
+"""Write whole chunks of a resolution and the coarser chunks made from them; the state of an image that is written.
 
-In: boxes of whole chunks or shards, on host or device. Out: files of all resolutions. ``raw_chunks`` writes the chunks
-of one array, ``pyramid`` halves voxels, and ``state`` records which chunks are stored. Errors: those of writing and of
-reading written chunks back.
+In: boxes of whole chunks or shards, on host or device, from several threads. Out: files of all resolutions;
+:class:`WriteReport`. ``chunks`` writes the chunks of one array, ``pyramid`` halves voxels. Errors: those of writing and
+of reading written chunks back; ``ValueError`` for a region that shares a chunk with a region that another thread is
+writing, for a region that is written outside the ``with`` block, and for an image of which a region was not written
+because of an error.
+
+A *unit* is a stored object (chunk or shard); ``Pyramid.units`` maps a box of voxels to the grid of units.
 """
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
-from linumpy.plan.pyramid import Box, Pyramid, within
+from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
+from linumpy.write.chunks import Chunks, read_back
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.raw_chunks import Chunks, read_back
-from linumpy.write.state import WriteState
+from linumpy.write.regions import BufferFullError
 from linumpy.write.tasks import Finish, finish_all
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What a writer has written. Chunks that are written again count again.
+
+    Attributes
+    ----------
+    decoded_nbytes : int
+        Bytes of the voxels that were written, of all resolutions.
+    stored_nbytes : int
+        Bytes of the files of chunks and shards, of all resolutions.
+    seconds : float
+        Duration of the ``with`` block; of a running block, the time since its beginning.
+    why_host : str
+        Why the host encoded chunks of device arrays; empty if the device did, or if there were no device arrays.
+    """
+
+    decoded_nbytes: int
+    stored_nbytes: int
+    seconds: float
+    why_host: str
+
+    @property
+    def ratio(self) -> float:
+        """Decoded bytes per stored byte; infinite if nothing is stored, since all voxels are the fill value."""
+        return self.decoded_nbytes / self.stored_nbytes if self.stored_nbytes else math.inf
+
+    @property
+    def rate(self) -> float:
+        """Decoded bytes per second."""
+        return self.decoded_nbytes / max(self.seconds, 1e-9)
+
+
+class WriteState:
+    """Running writes, stored chunks, and coarser chunks to make; thread-safe."""
+
+    def __init__(self, pyramid: Pyramid) -> None:
+        self.lock = threading.RLock()
+        self.nbytes = 0  # of the stored voxels
+        self._pyramid = pyramid
+        self._idle = threading.Condition(self.lock)
+        self._writes = 0
+        self._open = self._failed = False
+        levels = range(len(pyramid.shapes))
+        self._busy = np.zeros(pyramid.grid(0), bool)
+        self._stored = [np.zeros(pyramid.grid(level), bool) for level in levels]
+        self._touched = [np.zeros(pyramid.grid(level), bool) for level in levels]
+
+    def open(self) -> None:
+        """Accept writes from now on; :meth:`writing` raises an error before."""
+        with self.lock:
+            self._open = True
+
+    def close(self) -> None:
+        """Refuse further writes, and wait until no write is running."""
+        with self._idle:
+            self._open = False
+            self._idle.wait_for(lambda: not self._writes)
+
+    def check(self, path: Path) -> None:
+        """Raise an error if a write has failed: the image at `path` must not be finished."""
+        if self._failed:
+            raise ValueError(f"{path}: a region was not written, and its error was ignored; the image is removed")
+
+    @contextmanager
+    def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
+        """Mark a region as being written during the ``with`` block; another thread that needs its chunks gets an error.
+
+        - `whole`: the whole chunks (or shards) of the region, which no other thread may touch; None if there are none.
+        - `box`: the region, in voxels of the finest resolution.
+        - `name`: the region, as errors name it.
+        """
+        with self.lock:
+            if not self._open:
+                raise ValueError(f"region {name} cannot be written: write inside the writer's `with` block")
+            if self._busy[self._pyramid.units(0, box)].any():
+                raise ValueError(f"region {name} shares a chunk with one that is being written by another thread")
+            if whole is not None:
+                self._busy[self._pyramid.units(0, whole)] = True
+            self._writes += 1
+            for level in range(1, len(self._stored)):
+                units = self._pyramid.touched(level, box)
+                self._touched[level][units] = True
+                self._stored[level][units] = False
+        try:
+            yield
+        except BufferFullError:
+            raise  # nothing was written: the writer may go on
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._idle:
+                if whole is not None:
+                    self._busy[self._pyramid.units(0, whole)] = False
+                self._writes -= 1
+                self._idle.notify_all()
+
+    def begin(self, unit: Box) -> None:
+        """Mark a chunk (or shard) that several regions completed as being written; the caller holds :attr:`lock`."""
+        self._busy[self._pyramid.units(0, unit)] = True
+
+    def end(self, unit: Box) -> None:
+        """Mark a chunk (or shard) as no longer being written, after :meth:`begin`."""
+        with self.lock:
+            self._busy[self._pyramid.units(0, unit)] = False
+
+    def mark_stored(self, level: int, box: Box) -> None:
+        """Mark a box of whole chunks (or shards) as stored."""
+        with self.lock:
+            self.nbytes += math.prod(shape_of(box)) * self._pyramid.itemsize
+            self._stored[level][self._pyramid.units(level, box)] = True
+
+    def is_stored(self, unit: Box) -> bool:
+        """Return whether a chunk (or shard) of the finest resolution is stored."""
+        return bool(self._stored[0][self._pyramid.units(0, unit)].all())
+
+    def missing(self) -> tuple[int, int]:
+        """Return how many chunks (or shards) of the finest resolution are not stored, and how many there are."""
+        with self.lock:
+            return int((~self._stored[0]).sum()), self._stored[0].size
+
+    def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
+        """Yield boxes of coarser chunks (or shards) that written regions touch and that are not stored.
+
+        The resolution is cut into steps, each made from at most about `nbytes` of finer voxels. A step of which all
+        chunks are missing is one box; otherwise each missing chunk is a box.
+        """
+        step = self._pyramid.step(level - 1, nbytes, first=1)
+        everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
+        for finer in split(everything, step):
+            box = self._pyramid.coarser(level - 1, finer)
+            assert box is not None
+            units = self._pyramid.units(level, box)
+            missing = self._touched[level][units] & ~self._stored[level][units]
+            if missing.all():
+                yield box
+            elif missing.any():
+                for index in np.argwhere(missing).tolist():
+                    unit = tuple(slice(u.start + i, u.start + i + 1) for u, i in zip(units, index, strict=True))
+                    yield self._pyramid.voxels(level, unit)
 
 
 class Levels:
     """The arrays of an image, finest first, while they are written.
 
-    Parameters
-    ----------
-    chunks : list of Chunks
-        Writer of each resolution's chunks.
-    pyramid : Pyramid
-        Plan of the resolutions: the finer voxels that each chunk is made from.
-    downsampling : str
-        As for :class:`linumpy.write.writer.OmeZarrWriter`.
-    state : WriteState
-        Records each stored chunk.
-    pool : ThreadPoolExecutor
-        Threads that halve voxels on the host.
-    threads : int
-        Number of threads in the pool.
+    - `chunks`: writer of each resolution's chunks.
+    - `pyramid`: plan of the resolutions: the finer voxels that each chunk is made from.
+    - `downsampling`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `pool`: threads that halve voxels on the host.
+    - `threads`: number of threads in the pool.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.output.checks import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encode.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.codecs import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.version import __version__
 
 #: Versions of NGFF that linumpy writes, and the zarr format of each.
@@ -48,30 +48,16 @@ _CHUNK_NBYTES = 8 * 2**20
 class NewImage:
     """A checked plan of an OME-Zarr image.
 
-    Attributes
-    ----------
-    shapes : tuple of tuple of int
-        Shape of each resolution, finest first.
-    dtype : numpy.dtype
-        Data type of a voxel.
-    chunks : tuple of int
-        Chunk shape of the finest resolution.
-    shards : tuple of int or None
-        Shard shape of all resolutions.
-    compressors
-        As for zarr; None for raw chunks.
-    encoding : Encoding or None
-        The encoding that `compressors` express; None if the caller passed `compressors`, None among them.
-    names : tuple of str
-        Names of the axes.
-    metadata : dict
-        Attributes of the group: the NGFF attributes (from 0.5 on below ``"ome"``), and the caller's.
-    fill_value : numpy.generic
-        Value of voxels that are never written.
-    ngff_version : str
-        ``"0.6"``, ``"0.5"`` or ``"0.4"``.
-    downsampling : str
-        Method that makes the coarser resolutions, one of :data:`DOWNSAMPLING`.
+    - `shapes`: shape of each resolution, finest first.
+    - `dtype`: data type of a voxel.
+    - `chunks`: chunk shape of the finest resolution.
+    - `shards`: shard shape of all resolutions.
+    - `compressors`: as for zarr; None for raw chunks.
+    - `encoding`: the encoding that `compressors` express; None if the caller passed `compressors`, None among them.
+    - `metadata`: attributes of the group: the NGFF attributes (from 0.5 on below ``"ome"``), and the caller's.
+    - `fill_value`: value of voxels that are never written.
+    - `ngff_version`: ``"0.6"``, ``"0.5"`` or ``"0.4"``.
+    - `downsampling`: method that makes the coarser resolutions, one of :data:`DOWNSAMPLING`.
     """
 
     shapes: tuple[tuple[int, ...], ...]

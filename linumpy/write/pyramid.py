@@ -29,14 +29,9 @@ def halved(
 ) -> np.ndarray:
     """Make a box of a coarser resolution from the next finer resolution, on the host.
 
-    Parameters
-    ----------
-    finer : numpy.ndarray
-        All voxels of the finer resolution.
-    box : tuple of slice
-        Box in voxels of the coarser resolution.
-    downsampling, factors
-        As for :func:`halve`.
+    - `finer`: all voxels of the finer resolution.
+    - `box`: box in voxels of the coarser resolution.
+    - `downsampling`, `factors`: as for :func:`halve`.
     """
     factors = factors or (2,) * len(box)
     sizes = zip(box, finer.shape, factors, strict=True)
@@ -47,19 +42,12 @@ def halved(
 def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Array:
     """Halve a block that begins at even voxels of the image.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of bools, integers or floats.
-    downsampling : {"mean", "label", "nearest"}
-        The mean of 2 × 2 × … voxels; their most frequent value, for labels; or the first voxel.
-    factors : tuple of int, optional
-        For each axis 2, or 1 for an axis that is not halved, such as the channels; by default 2 for all axes.
+    - `block`: of bools, integers or floats.
+    - `downsampling` (``"mean"``, ``"label"`` or ``"nearest"``): the mean of 2 × 2 × … voxels; their most frequent
+      value, for labels; or the first voxel.
+    - `factors`: for each axis 2, or 1 for an axis that is not halved, such as the channels; by default 2 for all axes.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Like `block`, in this machine's byte order.
+    Returns like `block`, in this machine's byte order.
     """
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     factors = factors or (2,) * block.ndim

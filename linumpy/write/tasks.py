@@ -24,13 +24,7 @@ def finish_all(writes: Iterable[Finish]) -> None:
 
 
 class Pending:
-    """Writes that have begun and may not have ended. Their number is limited, since each write holds device memory.
-
-    Parameters
-    ----------
-    limit : int
-        Maximum number of writes.
-    """
+    """Writes that have begun and may not have ended. Their number is limited, since each write holds device memory."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._writes, self._lock = limit, deque[list[Future[None]]](), threading.Lock()

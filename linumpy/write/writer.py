@@ -32,15 +32,13 @@ from linumpy.io.output.checks import check_target, checked_version
 from linumpy.io.output.folders import new_folder
 from linumpy.io.output.syscalls import named_errors
 from linumpy.io.paths import absolute
-from linumpy.plan.encode.encoding import BY_CODEC
+from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
-from linumpy.write.cut_chunks import CutChunks
-from linumpy.write.levels import Levels
+from linumpy.write.chunks import Chunks, chunks_of, read_back, writing_threads
+from linumpy.write.levels import Levels, WriteReport, WriteState
 from linumpy.write.new_image import plan_image
-from linumpy.write.raw_chunks import Chunks, chunks_of, read_back, writing_threads
-from linumpy.write.regions import checked_block, cut_refusal, region_text
-from linumpy.write.state import WriteReport, WriteState
+from linumpy.write.regions import CutChunks, checked_block, cut_refusal, region_text
 from linumpy.write.tasks import Finish, finish_all
 
 log = logging.getLogger(__name__)

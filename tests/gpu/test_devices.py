@@ -18,7 +18,7 @@ from linumpy.gpu.read import request
 from linumpy.gpu.read.shared import release
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
-from linumpy.plan.read.shares import cut_for_devices
+from linumpy.plan.read import cut_for_devices
 from linumpy.plan.region import normalize_region
 from linumpy.resample import resample_zarr as module
 from linumpy.resample.blocks import pipeline
@@ -180,7 +180,7 @@ def image(tmp_path):
     return tmp_path / "a"
 
 
-OPTIONS = {"device": "cpu", "chunks": (8, 8, 8), "progress": int, "device_memory": 2**16}
+OPTIONS = {"device": "cpu", "chunks": (8, 8, 8), "progress": int, "memory_bytes": 2**16}
 
 
 def test_blocks_are_dealt_out(three, image, tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_device_that_fails_stops_the_others(three, image, tmp_path, monkeypatc
 
     monkeypatch.setattr(module, "make_blocks", make)
     with pytest.raises(OSError, match="disk full"):
-        module.resample_zarr(image, tmp_path / "three", 3.0, **OPTIONS | {"device_memory": 2**14})
+        module.resample_zarr(image, tmp_path / "three", 3.0, **OPTIONS | {"memory_bytes": 2**14})
     assert blocks[0] > 30
     assert len(counted) <= 6  # of each device the one that fails, and one that was complete then
 
@@ -261,7 +261,7 @@ def test_two_gpus_make_what_one_makes(tmp_path, cupy):
     two_gpus(cupy)
     values = np.random.default_rng(0).integers(0, 60000, (160, 192, 224)).astype("u2")
     write_omezarr(tmp_path / "a", values, (5, 5, 5), chunks=(64, 64, 64))
-    options = {"mode": "nearest", "chunks": (32, 32, 32), "levels": 2, "device_memory": 4 * 2**20, "progress": int}
+    options = {"mode": "nearest", "chunks": (32, 32, 32), "levels": 2, "memory_bytes": 4 * 2**20, "progress": int}
     module.resample_zarr(tmp_path / "a", tmp_path / "one", 7.3, device="cuda", **options)
     module.resample_zarr(tmp_path / "a", tmp_path / "two", 7.3, devices="all", **options)
     for two, one in zip(open_image(tmp_path / "two").levels, open_image(tmp_path / "one").levels, strict=True):

@@ -15,12 +15,11 @@ import linumpy
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode, encode
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
-from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.codecs import DecodeChain, Encoding
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encode.encoding import Encoding
 from tests.support import budget
 from tests.support.budget import matrix
 from tests.support.gpu.decoders import KERNELS, kernel_specs

@@ -181,7 +181,7 @@ def client(dask_cluster):
         yield client
 
 
-OPTIONS = {"device": "cpu", "chunks": (8, 8, 8), "device_memory": 60_000, "mode": "nearest", "levels": 2}
+OPTIONS = {"device": "cpu", "chunks": (8, 8, 8), "memory_bytes": 60_000, "mode": "nearest", "levels": 2}
 
 
 def levels(folder):
@@ -293,7 +293,7 @@ def test_blocks_on_a_device(tmp_path, cupy, compressors):
 @pytest.mark.gpu
 def test_a_worker_with_a_gpu(image, tmp_path):
     """One process is enough: blocks are made on the device, and are those of one process without dask."""
-    options = OPTIONS | {"device": "cuda", "device_memory": 3 * 2**20}
+    options = OPTIONS | {"device": "cuda", "memory_bytes": 3 * 2**20}
     resample_zarr(image, tmp_path / "one", 4.0, **options)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,

@@ -277,7 +277,7 @@ def test_folders_that_are_not_ours(tmp_path):
     os.unlink(run.output / "letter.txt")
     with pytest.raises(ValueError, match="skip has 'positions', but 'stitch' needs"):
         run_pipeline(dataclasses.replace(run, skip=(*LONG, "surface", "positions")))
-    with runner.open_records(run.output), pytest.raises(ResumeError, match="filled by another run"):
+    with runner.open_records(run.output), pytest.raises(ResumeError, match="written by another run"):
         run_pipeline(run)
 
 

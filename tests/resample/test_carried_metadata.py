@@ -382,7 +382,7 @@ def test_a_run_that_stops_anywhere_goes_on_with_labels_and_metadata(tmp_path, mo
         return real(chunks, block, data, entries)
 
     monkeypatch.setattr(pipeline, "write_block", write_two)
-    options["device_memory"] = 17_000  # several blocks for each
+    options["memory_bytes"] = 17_000  # several blocks for each
     runs = 0
     while not (tmp_path / "b").exists():
         made.clear()

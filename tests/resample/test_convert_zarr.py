@@ -26,7 +26,7 @@ from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.resample.convert import copying
+from linumpy.resample.convert import conversion
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
@@ -155,7 +155,7 @@ def test_any_array_of_a_group(request):
         )
         if not request["missing"]:
             array[...] = voxels(shape, request["dtype"])
-        convert_zarr(Path(folder) / "a", Path(folder) / "b", device_memory=request["memory"], **options, **HERE)
+        convert_zarr(Path(folder) / "a", Path(folder) / "b", memory_bytes=request["memory"], **options, **HERE)
         assert_copied(Path(folder) / "a", Path(folder) / "b")
         copy = zarr.open_array(Path(folder) / "b/x/y")
         assert np.array_equal(read_zarr(Path(folder) / "b/x/y", device="cpu"), array[...])
@@ -179,7 +179,7 @@ def test_by_default_all_is_as_it_was(tmp_path):
 
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     data = image_with_labels(tmp_path / "a")
-    options = {"chunks": (2, 2, 2), "device_memory": 1000, **HERE}
+    options = {"chunks": (2, 2, 2), "memory_bytes": 1000, **HERE}
     seen = []
 
     def stop(nbytes):
@@ -190,7 +190,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         convert_zarr(tmp_path / "a", tmp_path / "b", progress=stop, **options)
     assert not (tmp_path / "b").exists()
-    made, real = [], copying.level_chunks
+    made, real = [], conversion.level_chunks
 
     def count(*arguments):
         chunks = real(*arguments)
@@ -198,7 +198,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
         monkeypatch.setattr(chunks, "start", lambda box, block: (made.append(box), start(box, block))[1])
         return chunks
 
-    monkeypatch.setattr(copying, "level_chunks", count)
+    monkeypatch.setattr(conversion, "level_chunks", count)
     done = []
     convert_zarr(tmp_path / "a", tmp_path / "b", progress=done.append, **options)
     assert_copied(tmp_path / "a", tmp_path / "b")
@@ -216,7 +216,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     if way == "convert":
-        convert_zarr(source, target, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", device_memory=5000)
+        convert_zarr(source, target, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", memory_bytes=5000)
     else:
         data = read_zarr(source + "/0", device="cpu")
         options = {"axes": "czyx", "chunks": (1, 4, 4, 4), "codec": "lz4"}
@@ -540,7 +540,7 @@ def test_a_file_of_pages(tmp_path, shape, axes, ours):
     data = voxels(shape)
     tifffile.imwrite(tmp_path / "a.ome.tif", data, metadata={"axes": axes}, photometric="minisblack", tile=(16, 16))
     space = ours.lstrip("tc")
-    convert_zarr(tmp_path / "a.ome.tif", tmp_path / "b", spacing=(5, 2, 3), levels=2, device_memory=2000, **HERE)
+    convert_zarr(tmp_path / "a.ome.tif", tmp_path / "b", spacing=(5, 2, 3), levels=2, memory_bytes=2000, **HERE)
     image = open_image(tmp_path / "b")
     assert "".join(axis.name for axis in image.axes) == ours
     assert image.spacing[0] == (5.0, 2.0, 3.0)[-len(space) :]
@@ -587,7 +587,7 @@ def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
     if "metadata" in options:
         options = options | {"metadata": options["metadata"] | {"axes": stored}}
     tifffile.imwrite(tmp_path / "a.tif", np.ascontiguousarray(pages), photometric="minisblack", **options)
-    convert_zarr(tmp_path / "a.tif", tmp_path / "b", device_memory=10000, **HERE)
+    convert_zarr(tmp_path / "a.tif", tmp_path / "b", memory_bytes=10000, **HERE)
     image = open_image(tmp_path / "b")
     assert "".join(axis.name for axis in image.axes) == ours
     assert np.allclose(image.spacing[0], spacing)
@@ -833,7 +833,7 @@ def test_tiff_that_is_cut_off_or_broken(tmp_path):
         ({"ngff_version": "0.3"}, ValueError, "choose one of 0.6, 0.5, 0.4"),
         ({"spacing": (1, 1, 1)}, ValueError, "is a group, which keeps its own"),
         ({"levels": 2}, ValueError, "is a group, which keeps its own"),
-        ({"device_memory": 0}, ValueError, "device_memory=0"),
+        ({"memory_bytes": 0}, ValueError, "memory_bytes=0"),
     ],
 )
 def test_what_does_not_fit(tmp_path, options, error, message):
@@ -871,7 +871,7 @@ def test_on_a_device(cupy, tmp_path, codec, shards):
     data = np.random.default_rng(1).gamma(4, 900, (130, 150, 140)).astype("u2")
     write_omezarr(tmp_path / "a", data, (5, 2, 3), chunks=(40, 50, 60), levels=2, codec="blosc:zstd:bit")
     options = {"chunks": (32, 32, 32), "shards": shards, "codec": codec, "device": "cuda"}
-    convert_zarr(tmp_path / "a", tmp_path / "b", device_memory=256 * 2**20, **options)
+    convert_zarr(tmp_path / "a", tmp_path / "b", memory_bytes=256 * 2**20, **options)
     assert_copied(tmp_path / "a", tmp_path / "b")
     convert_zarr(tmp_path / "b", tmp_path / "c", device="cuda", ngff_version="0.6")
     assert_copied(tmp_path / "a", tmp_path / "c")

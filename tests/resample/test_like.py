@@ -328,7 +328,7 @@ def test_displacements_are_streamed(tmp_path, monkeypatch, interpolation, order,
     parts = [{"type": "rotation", "rotation": TURN.tolist()}, warp, affine(np.diag([1.1, 0.9, 1]), (-1, 2, 3))]
     group = both(tmp_path / "s", between({"type": "sequence", "transformations": parts}))
     write_field(group, "coordinateTransformations/f")
-    options = {"device_memory": memory, "chunks": (5, 6, 7), "anti_aliasing": False, "cval": -2.0}
+    options = {"memory_bytes": memory, "chunks": (5, 6, 7), "anti_aliasing": False, "cval": -2.0}
     read = []
 
     def reading(array, region):
@@ -390,7 +390,7 @@ def test_displacements_on_a_device(tmp_path, cupy, interpolation):
     write_field(group, "f")
     options = {"like": tmp_path / "s/other", "cval": 5, "durable": False}
     resample_zarr(tmp_path / "s/source", tmp_path / "h", device="cpu", **options)
-    resample_zarr(tmp_path / "s/source", tmp_path / "d", device="cuda", device_memory=64 * 2**20, **options)
+    resample_zarr(tmp_path / "s/source", tmp_path / "d", device="cuda", memory_bytes=64 * 2**20, **options)
     assert (~np.isclose(result(tmp_path / "h"), result(tmp_path / "d"), atol=1e-3)).mean() < 0.002
 
 
@@ -401,7 +401,7 @@ def test_smoothing_and_labels_through_a_field(tmp_path):
     listed = {"ome": {"version": "0.6", "labels": ["cells"]}}
     zarr.create_group(tmp_path / "s/source/labels", attributes=listed)
     write_omezarr(tmp_path / "s/source/labels/cells", cells, SOURCE[1], origin=SOURCE[2], ngff_version="0.6")
-    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", device_memory=10**6, **FAST)
+    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", memory_bytes=10**6, **FAST)
     moved = points(OTHER) + looked_up(points(OTHER))
     sigmas = [max(0, (a / b - 1) / 2) for a, b in zip(OTHER[1], SOURCE[1], strict=True)]
     smooth = ndimage.gaussian_filter(VALUES, sigmas, mode="nearest")
@@ -488,7 +488,7 @@ def test_the_command(tmp_path, capsys):
         ({"transform_or_spacing": np.eye(3), "coordinate_system": "physical"}, ValueError, "and no matrix"),
         ({"transform_or_spacing": 2, "coordinate_system": "units"}, MetadataError, r"axes of space z \(no unit\)"),
         ({"like": "third", "mode": "reflect"}, ValueError, "through a field of vectors cannot"),
-        ({"like": "third", "device_memory": 10_000}, DeviceMemoryError, "blocks of one chunk"),
+        ({"like": "third", "memory_bytes": 10_000}, DeviceMemoryError, "blocks of one chunk"),
         ({"like": "third", "spacing": (1, 1, 1)}, ValueError, "leave out spacing="),
     ],
 )

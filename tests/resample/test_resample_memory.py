@@ -37,7 +37,7 @@ def test_in_host_memory(tmp_path, order, smooth, compressors):
     write_omezarr(tmp_path / "a", image, (5, 5, 5), chunks=(64, 64, 64), compressors=compressors)
     nbytes, limit = image.nbytes, 24 * MIB
     del image
-    options = {"order": order, "chunks": (32, 32, 32), "device": "cpu", "device_memory": limit}
+    options = {"order": order, "chunks": (32, 32, 32), "device": "cpu", "memory_bytes": limit}
     options |= {"anti_aliasing": smooth}
     tracemalloc.start()
     try:
@@ -70,7 +70,7 @@ def test_on_a_device(tmp_path, cupy, order, dtype, mode, compressors, smooth):
     before, old = pool.total_bytes(), pool.get_limit()
     pool.set_limit(size=before + limit)
     try:
-        resample_zarr(tmp_path / "a", tmp_path / "b", 9.7, device="cuda", device_memory=limit, **options)
+        resample_zarr(tmp_path / "a", tmp_path / "b", 9.7, device="cuda", memory_bytes=limit, **options)
         assert pool.total_bytes() - before <= limit
     finally:
         pool.set_limit(size=old)

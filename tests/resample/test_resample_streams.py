@@ -20,7 +20,7 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.point_map import Field, affine
-from linumpy.resample import levels
+from linumpy.resample import filling
 from linumpy.resample.blocks import overlap, pipeline
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks
 from linumpy.write.new_image import plan_image
@@ -278,19 +278,19 @@ def test_coarser_levels_are_read_by_one_reader_within_the_limit(tmp_path, monkey
             super().__init__(device, scratch_bytes, **options)
             made.append(self)
 
-    real = levels.halve
+    real = filling.halve
     monkeypatch.setattr(kvikio_zarr, "Reader", Counted)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
     monkeypatch.setattr(output, "free_memory", lambda *_: limit)
-    monkeypatch.setattr(levels, "STEP_BYTES", 2**16)
-    monkeypatch.setattr(levels, "halve", lambda block, *how: real(block.get(), *how))
+    monkeypatch.setattr(filling, "STEP_BYTES", 2**16)
+    monkeypatch.setattr(filling, "halve", lambda block, *how: real(block.get(), *how))
     with reference.fake_device():
-        levels.make_coarser_levels(tmp_path / "a", planned, "cuda", limit)
+        filling.make_coarser_levels(tmp_path / "a", planned, "cuda", limit)
     (reader,) = made
     assert reader.scratch_nbytes <= limit // 4
     assert reader.is_closed
     got = [zarr.open_array(tmp_path / "a" / str(level))[...] for level in (1, 2)]
-    levels.make_coarser_levels(tmp_path / "a", planned, "cpu")
+    filling.make_coarser_levels(tmp_path / "a", planned, "cpu")
     for level, values in enumerate(got, 1):
         assert values.any()
         assert np.array_equal(values, zarr.open_array(tmp_path / "a" / str(level))[...])

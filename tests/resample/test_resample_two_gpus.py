@@ -74,7 +74,7 @@ def test_two_gpus_make_what_one_makes(tmp_path, cupy, start, lost):
         pytest.skip(f"needs two GPUs: this machine shows {cupy.cuda.runtime.getDeviceCount()}")
     image = np.random.default_rng(0).integers(0, 60000, (160, 192, 224)).astype("u2")
     write_omezarr(tmp_path / "a", image, (5, 5, 5), chunks=(64, 64, 64))
-    options = {"mode": "nearest", "chunks": (32, 32, 32), "levels": 2, "device": "cuda", "device_memory": 4 * 2**20}
+    options = {"mode": "nearest", "chunks": (32, 32, 32), "levels": 2, "device": "cuda", "memory_bytes": 4 * 2**20}
     resample_zarr(tmp_path / "a", tmp_path / "one", 7.3, progress=int, **options)
     seen, killed = itertools.count(), []
     with start(visible(2)) as client:

@@ -33,7 +33,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
 from linumpy.plan.boundary import MODES
-from linumpy.resample import filling, levels, target_images
+from linumpy.resample import filling, target_images
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
 from linumpy.resample.identity import identify_data
@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
         return real(chunks, block, data, entries)
 
     monkeypatch.setattr(resample_blocks, "write_block", write_until)
-    options = {"chunks": (6, 13, 14), "device_memory": 14_000, **HERE}
+    options = {"chunks": (6, 13, 14), "memory_bytes": 14_000, **HERE}
     with pytest.raises(OSError, match="gone"):
         resample_zarr(tmp_path / "a", tmp_path / "b", (5, 6, 5), **options)
     assert not (tmp_path / "b").exists()
@@ -163,7 +163,7 @@ def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
 def test_a_new_spacing(tmp_path, spacing, mode):
     image = volume()
     write(tmp_path / "a", image, origin=(3.0, 2.0, 1.0))
-    options = {"chunks": (8, 8, 8), "device_memory": 80_000, "mode": mode, "anti_aliasing": False, **HERE}
+    options = {"chunks": (8, 8, 8), "memory_bytes": 80_000, "mode": mode, "anti_aliasing": False, **HERE}
     assert resample_zarr(tmp_path / "a", tmp_path / "b", spacing, **options) == tmp_path / "b"
     got = open_image(tmp_path / "b")
     factors = np.divide(image.shape, got.levels[0].shape)
@@ -191,7 +191,7 @@ def test_a_coarser_spacing_is_smoothed(tmp_path, spacing, dtype):
     image = (volume() % (200 if dtype == "u1" else 30000)).astype(dtype)
     write(tmp_path / "a", image)
     for name, chunks, memory in (("small", (4, 8, 8), 150_000 * max(2, image.itemsize)), ("large", (16, 8, 32), 10**7)):
-        options = {"chunks": chunks, "device_memory": memory, **HERE}
+        options = {"chunks": chunks, "memory_bytes": memory, **HERE}
         resample_zarr(tmp_path / "a", tmp_path / name, spacing, **options)
         expected, reached = resample_volume(image, (10.0, 6.0, 5.0), spacing)
         got = result(tmp_path / name)
@@ -217,7 +217,7 @@ def test_stripes_finer_than_the_new_spacing_vanish(tmp_path):
 def test_numbers_that_float32_does_not_hold_are_smoothed_in_float64(tmp_path, dtype):
     image = volume((20, 21, 22), dtype) + np.dtype(dtype).type(2**29)
     write(tmp_path / "a", image)
-    resample_zarr(tmp_path / "a", tmp_path / "b", 11.0, chunks=(4, 4, 4), device_memory=200_000, **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 11.0, chunks=(4, 4, 4), memory_bytes=200_000, **HERE)
     expected, _ = resample_volume(image.astype("f8"), (10.0, 6.0, 5.0), 11.0)
     assert same(result(tmp_path / "b"), to_dtype(expected, dtype))
 
@@ -234,7 +234,7 @@ def test_a_smoothed_source_through_any_map(tmp_path, mode, dtype):
     options = {"mode": mode, "cval": cval, "anti_aliasing": True, "output_shape": shape, "chunks": (6, 8, 8), **HERE}
     for name, memory in (("parts", 1_200_000), ("whole", 10**8)):
         resample_zarr(
-            tmp_path / "a", tmp_path / name, np.column_stack([matrix, offset]), device_memory=memory, **options
+            tmp_path / "a", tmp_path / name, np.column_stack([matrix, offset]), memory_bytes=memory, **options
         )
     assert same(result(tmp_path / "parts"), result(tmp_path / "whole"))
     sigmas = np.maximum(0, (np.linalg.norm(matrix, axis=1) - 1) / 2)
@@ -251,7 +251,7 @@ def test_a_smoothed_source_through_any_map(tmp_path, mode, dtype):
 def test_splines_of_a_coarser_spacing_are_smoothed(tmp_path, order):
     image = volume((24, 70, 71), "f4")
     write(tmp_path / "a", image)
-    resample_zarr(tmp_path / "a", tmp_path / "b", 13.0, order=order, chunks=(8, 8, 8), device_memory=2 * 10**7, **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 13.0, order=order, chunks=(8, 8, 8), memory_bytes=2 * 10**7, **HERE)
     expected, _ = resample_volume(image.astype("f8"), (10.0, 6.0, 5.0), 13.0, order=order)
     assert np.abs(result(tmp_path / "b") - expected).max() < 0.05
 
@@ -272,7 +272,7 @@ def test_a_coarser_grid_beyond_the_source(tmp_path):
     image = volume((20, 21, 22), "f8")
     write(tmp_path / "a", image)
     for name, shape in (("less", (4, 10, 5)), ("more", (9, 30, 9))):
-        options = {"output_shape": shape, "chunks": (2, 8, 2), "device_memory": 500_000, **HERE}
+        options = {"output_shape": shape, "chunks": (2, 8, 2), "memory_bytes": 500_000, **HERE}
         resample_zarr(tmp_path / "a", tmp_path / name, (30.0, 6.0, 15.0), **options)
         smooth = ndimage.gaussian_filter(image, (1, 0, 1), mode="nearest")
         expected = in_memory(smooth, [3.0, 1.0, 3.0], (1.0, 0, 1.0), shape, mode="nearest")
@@ -290,7 +290,7 @@ def test_smoothed_blocks_read_no_more_than_their_gaussian_needs(tmp_path, monkey
     monkeypatch.setattr(resample_blocks.HostStage, "read", note)
     image = volume((60, 60, 20))
     write(tmp_path / "a", image, spacing=(5.0, 5.0, 5.0))
-    resample_zarr(tmp_path / "a", tmp_path / "b", (15.0, 10.0, 5.0), chunks=(10, 10, 10), device_memory=300_000, **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", (15.0, 10.0, 5.0), chunks=(10, 10, 10), memory_bytes=300_000, **HERE)
     assert len(boxes) > 3
     for start, stop, low, high in boxes:
         # By a factor of 3 the centres lie on voxels, and 4 sigmas are 4 voxels; by 2, between voxels, and 2 voxels.
@@ -327,7 +327,7 @@ def test_any_transform_is_that_in_memory(tmp_path_factory, data, seed):
         output_shape=output,
         chunks=chunks,
         shards=shards,
-        device_memory=data.draw(st.sampled_from([300_000, 3_000_000])),
+        memory_bytes=data.draw(st.sampled_from([300_000, 3_000_000])),
         progress=int,
         **options,
         **HERE,
@@ -357,7 +357,7 @@ def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
         spacing=(1.0, 2.0, 1.0),
         anti_aliasing=False,
         chunks=(8, 8, 8),
-        **HERE | {"device_memory": 60_000},
+        **HERE | {"memory_bytes": 60_000},
     )
     shape = (15, 31, 15)
     assert same(result(tmp_path / "b"), by_spacing(image, shape))
@@ -368,7 +368,7 @@ def test_splines_are_those_of_the_whole_but_for_rounding(tmp_path, order):
     image = volume((24, 70, 71), "f4")
     write(tmp_path / "a", image)
     matrix = np.array([[0.9, 0.0, 0.1], [0.0, 0.8, 0.3], [0.1, -0.3, 0.8]])
-    options = {"order": order, "device_memory": 10_000_000}
+    options = {"order": order, "memory_bytes": 10_000_000}
     resample_zarr(tmp_path / "a", tmp_path / "b", matrix, chunks=(8, 8, 8), **options, **HERE)
     expected = at_decimals(image, matrix, np.zeros(3), image.shape, order=order)
     assert np.abs(result(tmp_path / "b") - expected).max() < 0.05
@@ -431,7 +431,7 @@ def test_progress_is_the_bytes_of_the_output(tmp_path):
     write(tmp_path / "a", volume())
     seen = []
     resample_zarr(
-        tmp_path / "a", tmp_path / "b", 9.0, device_memory=150_000, chunks=(8,) * 3, progress=seen.append, **HERE
+        tmp_path / "a", tmp_path / "b", 9.0, memory_bytes=150_000, chunks=(8,) * 3, progress=seen.append, **HERE
     )
     assert len(seen) > 5
     assert sum(seen) == result(tmp_path / "b").nbytes
@@ -470,7 +470,7 @@ def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeyp
 
     monkeypatch.setattr(resample_blocks, "HostStage", Slow)
     write(tmp_path / "a", volume())
-    options = {"device_memory": 60_000, "chunks": (8, 8, 8), "progress": note, "anti_aliasing": False, **HERE}
+    options = {"memory_bytes": 60_000, "chunks": (8, 8, 8), "progress": note, "anti_aliasing": False, **HERE}
     resample_zarr(tmp_path / "a", tmp_path / "b", 15.0, **options)
     assert frozenset(["read", "make"]) in together
     assert frozenset(["make", "write"]) in together
@@ -489,7 +489,7 @@ def test_blocks_read_only_their_boxes(tmp_path, monkeypatch):
     monkeypatch.setattr(resample_blocks.HostStage, "read", note)
     image = volume((60, 60, 60))
     write(tmp_path / "a", image, spacing=(5.0, 5.0, 5.0))
-    options = {"anti_aliasing": False, "chunks": (10,) * 3, "device_memory": 100_000, **HERE}
+    options = {"anti_aliasing": False, "chunks": (10,) * 3, "memory_bytes": 100_000, **HERE}
     resample_zarr(tmp_path / "a", tmp_path / "b", 10.0, **options)
     sizes = np.prod(shapes, axis=1)
     assert len(sizes) == 27
@@ -513,7 +513,7 @@ def write(chunks, block, data, entries):
     voxels[0] += data.size
     return real(chunks, block, data, entries)
 resample_blocks.write_block = write
-room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), device_memory=int(sys.argv[4]), device=sys.argv[5])
+room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), memory_bytes=int(sys.argv[4]), device=sys.argv[5])
 print(voxels[0])
 """
 
@@ -584,7 +584,7 @@ def begin(tmp_path, spacing=4.0, **options):
             raise StopError
 
     write(tmp_path / "a", volume())
-    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE, **options}
+    options = {"chunks": (8, 8, 8), "memory_bytes": 60_000, **HERE, **options}
     with pytest.raises(StopError):
         resample_zarr(tmp_path / "a", tmp_path / "b", spacing, progress=stop, **options)
     return options
@@ -606,7 +606,7 @@ def begin(tmp_path, spacing=4.0, **options):
 def test_an_unfinished_run_of_another_request_is_in_the_way(tmp_path, change, message):
     change = dict(change)
     spacing = change.pop("spacing", 4.0)
-    options = begin(tmp_path, spacing, device_memory=60_000 if spacing == 4.0 else 120_000)
+    options = begin(tmp_path, spacing, memory_bytes=60_000 if spacing == 4.0 else 120_000)
     with pytest.raises(ResumeError, match=message):
         resample_zarr(tmp_path / "a", tmp_path / "b", spacing, **options | change)
     resample_zarr(tmp_path / "a", tmp_path / "b", spacing, **options)
@@ -676,7 +676,7 @@ def test_a_source_that_is_written_meanwhile_gives_no_result(tmp_path):
         if next(seen) == 6:
             rewrite_last_chunk(tmp_path / "a")
 
-    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
+    options = {"chunks": (8, 8, 8), "memory_bytes": 60_000, **HERE}
     with pytest.raises(SourceError, match="was changed while it was resampled"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, progress=change, **options)
     assert not (tmp_path / "b").exists()
@@ -696,7 +696,7 @@ def test_a_source_of_which_nothing_is_known_is_read_anew(tmp_path):
             if next(seen) == 6 and number == 0:
                 raise StopError
 
-        options = {"spacing": (2.0, 2.0), "chunks": (8, 8), "device_memory": 3_000, "progress": stop, **HERE}
+        options = {"spacing": (2.0, 2.0), "chunks": (8, 8), "memory_bytes": 3_000, "progress": stop, **HERE}
         with pytest.raises(StopError) if number == 0 else nullcontext():
             resample_zarr(source, tmp_path / "b", 1.5, **options)
     assert same(result(tmp_path / "b"), by_spacing(image, result(tmp_path / "b").shape))
@@ -737,7 +737,7 @@ def test_coarser_levels_of_labels_are_labels(tmp_path, device):
 
 def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monkeypatch):
     write(tmp_path / "a", volume())
-    options = {"chunks": (8, 8, 8), "device_memory": 60_000, "levels": 2, **HERE}
+    options = {"chunks": (8, 8, 8), "memory_bytes": 60_000, "levels": 2, **HERE}
 
     def stop(*_):
         raise StopError
@@ -745,7 +745,7 @@ def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monk
     def no_block(*_):
         raise AssertionError("a block is made again")
 
-    monkeypatch.setattr(levels, "halve_by_threads", stop)
+    monkeypatch.setattr(filling, "halve_by_threads", stop)
     with pytest.raises(StopError):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
     assert not (tmp_path / "b").exists()
@@ -771,7 +771,7 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
     chunk = tmp_path / "a" / "0" / "c" / "2" / "3" / "4"
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[: len(whole) // 2])
-    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
+    options = {"chunks": (8, 8, 8), "memory_bytes": 60_000, **HERE}
     with pytest.raises(ChunkError, match="c/2/3/4 cannot be read"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 6.0, **options)
     assert not (tmp_path / "b").exists()
@@ -797,8 +797,8 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
         ({"level": 3}, SourceError, "no resolution level 3"),
         ({"source": "nothing"}, FileNotFoundError, "nothing"),
         ({"spacing": (1.0,)}, ValueError, "spacing="),
-        ({"device_memory": 0}, ValueError, "device_memory=0"),
-        ({"device_memory": 100}, DeviceMemoryError, "need .* bytes, but 100 may be used: choose smaller chunks"),
+        ({"memory_bytes": 0}, ValueError, "memory_bytes=0"),
+        ({"memory_bytes": 100}, DeviceMemoryError, "need .* bytes, but 100 may be used: choose smaller chunks"),
         ({"device": "tpu"}, ValueError, "tpu"),
         ({"transform_or_spacing": "a"}, ValueError, "transform_or_spacing='a'"),
         ({"transform_or_spacing": 1e-9}, OSError, "choose another disk, or larger voxels"),
@@ -806,7 +806,7 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
         ({"output_shape": 5}, ValueError, "output_shape=5"),
         ({"order": np.float32(2)}, ValueError, "order=.*is an integer"),
         ({"cval": None}, TypeError, "cval=None"),
-        ({"device_memory": "8"}, ValueError, "device_memory='8'"),
+        ({"memory_bytes": "8"}, ValueError, "memory_bytes='8'"),
         ({"compressors": {}}, ValueError, "compressors={}"),
         ({"compressors": [1]}, (ValueError, TypeError), r"compressors=\[1\]"),
     ],
@@ -817,7 +817,7 @@ def test_bad_input(tmp_path, options, error, message):
     if arguments["source"] == "nothing":
         arguments["source"] = tmp_path / "nothing"
     with pytest.raises(error, match=message):
-        resample_zarr(target=tmp_path / "b", **arguments)
+        resample_zarr(output=tmp_path / "b", **arguments)
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
@@ -885,7 +885,7 @@ def test_on_a_device_blocks_are_one_block(tmp_path, dtype, order, compressors):
     matrix = np.eye(3, 4) + np.random.default_rng(5).normal(scale=0.15, size=(3, 4)) + [0, 0, 0, 2]
     options = {"output_shape": (60, 70, 75), "order": order, "mode": "nearest", "device": "cuda", "chunks": (16,) * 3}
     resample_zarr(tmp_path / "a", tmp_path / "whole", matrix, **options)
-    resample_zarr(tmp_path / "a", tmp_path / "parts", matrix, device_memory=3 * 2**20, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "parts", matrix, memory_bytes=3 * 2**20, **options)
     assert same(result(tmp_path / "parts"), result(tmp_path / "whole"))
     expected = in_memory(image.astype("f8"), matrix[:, :3], matrix[:, 3], (60, 70, 75), order=order, mode="nearest")
     difference = np.abs(result(tmp_path / "parts").astype("f8") - expected)
@@ -905,7 +905,7 @@ def test_on_a_device_a_coarser_spacing_is_smoothed(tmp_path, cupy, dtype, spacin
     write(tmp_path / "a", image, chunks=(16, 20, 24), compressors=compressors)
     options = {"device": "cuda", "chunks": (16,) * 3}
     resample_zarr(tmp_path / "a", tmp_path / "whole", spacing, **options)
-    resample_zarr(tmp_path / "a", tmp_path / "parts", spacing, device_memory=6 * 2**20, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "parts", spacing, memory_bytes=6 * 2**20, **options)
     assert same(result(tmp_path / "parts"), result(tmp_path / "whole"))
     wide = image.astype("f8") if dtype in ("i4", "u8") else image
     expected, _ = resample_volume(cupy.asarray(wide), (10.0, 6.0, 5.0), spacing)
@@ -927,7 +927,7 @@ def test_on_a_device_a_smoothed_source_through_any_map(tmp_path, dtype, order, m
     options |= {"output_shape": (30, 45, 83)}
     memory = 2**20 * (60 if order == 3 else 12)
     resample_zarr(tmp_path / "a", tmp_path / "whole", matrix, device="cuda", **options)
-    resample_zarr(tmp_path / "a", tmp_path / "parts", matrix, device="cuda", device_memory=memory, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "parts", matrix, device="cuda", memory_bytes=memory, **options)
     resample_zarr(tmp_path / "a", tmp_path / "host", matrix, device="cpu", **options)
     whole, parts, host = (result(tmp_path / name).astype("f8") for name in ("whole", "parts", "host"))
     rounding = {"f2": 2, "f4": 0.05, "f8": 1e-3}.get(dtype, 1)
@@ -946,7 +946,7 @@ def test_dtypes_that_a_device_interpolates_in_another(tmp_path, dtype):
         image += 2**25  # beyond what float32 holds to the last digit
     write(tmp_path / "a", image)
     options = {"order": 0 if dtype == "bool" else 1, "mode": "nearest", "chunks": (8,) * 3}
-    resample_zarr(tmp_path / "a", tmp_path / "gpu", 7.3, device="cuda", device_memory=3 * 2**20, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "gpu", 7.3, device="cuda", memory_bytes=3 * 2**20, **options)
     resample_zarr(tmp_path / "a", tmp_path / "cpu", 7.3, device="cpu", **options)
     got, expected = result(tmp_path / "gpu"), result(tmp_path / "cpu")
     assert got.dtype == expected.dtype == image.dtype

@@ -20,7 +20,7 @@ from linumpy.errors import ResumeError
 from linumpy.io.output import folders
 from linumpy.io.output.files import replacing
 from linumpy.io.output.folders import new_folder
-from linumpy.resample import journal, resumable
+from linumpy.resample import resumable
 from linumpy.resample.resumable import Request, resumable_folder
 
 ASKED = Request("test", (2, 3), (("order", "1"),))
@@ -185,7 +185,7 @@ def test_after_a_restart_only_what_was_on_the_disk_counts(tmp_path, monkeypatch)
     monkeypatch.undo()
     fill(tmp_path / "i", boxes=[((0, 1), (1, 2))])
     assert fill(tmp_path / "i").sum() == 2
-    monkeypatch.setattr(journal, "boot_id", lambda: "another")
+    monkeypatch.setattr(resumable, "boot_id", lambda: "another")
     assert fill(tmp_path / "i").tolist() == [[True, False, False], [False] * 3]
 
 

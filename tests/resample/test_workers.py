@@ -19,7 +19,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-import linumpy.resample.cluster as tasks
+import linumpy.resample.workers as tasks
 import linumpy.resample.workers as workers
 from linumpy.errors import DeviceMemoryError, GpuUnavailableError, WorkerError
 from linumpy.io.ome import open_image
@@ -27,7 +27,7 @@ from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load
 
-OPTIONS = {"device": "cpu", "chunks": (16, 16, 16), "device_memory": 100_000, "mode": "nearest"}
+OPTIONS = {"device": "cpu", "chunks": (16, 16, 16), "memory_bytes": 100_000, "mode": "nearest"}
 CLUSTER = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
 
 
@@ -147,7 +147,7 @@ def test_blocks_fit_the_memory_of_a_worker(tmp_path):
         before = client.run(os.getpid)
         resample_zarr(tmp_path / "a", tmp_path / "b", matrix, distributed=client, **options)
         assert client.run(os.getpid) == before
-        too_large = {**options, "chunks": (24, 24, 24), "device_memory": 2**40}
+        too_large = {**options, "chunks": (24, 24, 24), "memory_bytes": 2**40}
         with pytest.raises(DeviceMemoryError, match=r"worker tcp://.* has a memory limit of \d+ bytes for 1 threads"):
             resample_zarr(tmp_path / "a", tmp_path / "c", matrix, distributed=client, **too_large)
     resample_zarr(tmp_path / "a", tmp_path / "one", matrix, **options)
@@ -413,7 +413,7 @@ def test_a_block_that_its_workers_die_of(source, tmp_path, monkeypatch, dask_clu
     addresses = "|".join(map(re.escape, client.run(os.getpid)))
     client.run(die)  # each of them: which one is given a block is dask's choice
     try:
-        with pytest.raises(WorkerError, match=rf"the last of them ({addresses}): .* smaller device_memory="):
+        with pytest.raises(WorkerError, match=rf"the last of them ({addresses}): .* smaller memory_bytes="):
             resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
     finally:
         client.restart()  # by new processes

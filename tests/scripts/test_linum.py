@@ -10,7 +10,7 @@ import pytest
 
 import linumpy
 from linumpy.benchmark.suites import SUITES
-from linumpy.resample.labels import LABELS
+from linumpy.resample.target_images import LABELS
 from linumpy.voxel.mesh_image import UNITS
 from linumpy.write.new_image import ZARR_FORMATS
 from tests.support.script_runs import ROOT, environment, load

@@ -22,7 +22,7 @@ def main():
 
 def test_an_image(main, tmp_path, capsys):
     write_omezarr(tmp_path / "a", DATA, (5, 2, 3), levels=2, chunks=(8, 8, 8), codec="none")
-    words = ["--codec", "blosc:zstd:bit", "--chunks", "4", "4", "4", "--shards", "8", "8", "8", "--ngff", "0.6"]
+    words = ["--codec", "blosc:zstd:bit", "--chunks", "4", "4", "4", "--shards", "8", "8", "8", "--ngff_version", "0.6"]
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), *words, "--no-use_gpu"]) == 0
     image = open_image(tmp_path / "b")
     assert (image.version, image.spacing) == ("0.6", open_image(tmp_path / "a").spacing)
@@ -66,9 +66,9 @@ def test_what_is_refused(main, tmp_path, capsys):
     write_omezarr(tmp_path / "a", DATA, (5, 2, 3))
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--codec", "zst"]) == 2
     assert "--codec 'zst': choose one of" in capsys.readouterr().err
-    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--device_memory", "0"]) == 2
-    assert "--device_memory 0" in capsys.readouterr().err
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--memory", "0"]) == 2
+    assert "--memory 0" in capsys.readouterr().err
     parser = load("linum_convert")._build_arg_parser()
-    (ngff,) = (action for action in parser._actions if "--ngff" in action.option_strings)
+    (ngff,) = (action for action in parser._actions if "--ngff_version" in action.option_strings)
     assert tuple(ngff.choices) == tuple(ZARR_FORMATS)
     assert not (tmp_path / "b").exists()

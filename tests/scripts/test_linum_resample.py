@@ -51,7 +51,7 @@ def test_the_help_is_the_docstring(capsys):
         "--levels",
         "--level",
         "--order",
-        "--device_memory",
+        "--memory",
         "--use_gpu",
         "--overwrite",
         "--verbose",
@@ -142,9 +142,9 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
         ([image, new, "--resolution", 10, "--level", 2, cpu], "no resolution level 2"),
         ([image, new, "--resolution", 10, "--order", 6, cpu], "--order 6"),
-        ([image, new, "--resolution", 10, "--device_memory", 0, cpu], "--device_memory 0"),
-        ([image, new, "--resolution", 10, "--device_memory", "nan", cpu], "--device_memory nan"),
-        ([image, new, "--resolution", 10, "--device_memory", 1e-6, cpu], "or more --device_memory GIB"),
+        ([image, new, "--resolution", 10, "--memory", 0, cpu], "--memory 0"),
+        ([image, new, "--resolution", 10, "--memory", "nan", cpu], "--memory nan"),
+        ([image, new, "--resolution", 10, "--memory", 1e-6, cpu], "or more --memory GIB"),
         ([image, new, "--resolution", 10, "--devices", "0;1"], "'0;1'"),
         ([image, new, "--resolution", 10, "--devices", "all", cpu], "--no-use_gpu"),
         ([image, new, "--resolution", 10, "--devices", "0", "--cluster", "tcp://a:1"], "not together with"),
@@ -185,7 +185,7 @@ def test_an_output_is_replaced_only_when_asked(main, image, tmp_path):
 def test_a_killed_run_goes_on_where_it_was(sent, main, image, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(new_image, "_CHUNK_NBYTES", 1024)
     out = tmp_path / "out"
-    words = [image, out, "--resolution", 7, "--device_memory", 0.0003, "--no-use_gpu"]
+    words = [image, out, "--resolution", 7, "--memory", 0.0003, "--no-use_gpu"]
     assert kill_half_way(NAME, words, after=3, sent=sent, chunk_nbytes=1024) != 0
     assert sorted(one.name for one in tmp_path.iterdir()) == [".out.unfinished", "m.ome.zarr"]
     check_refused(capsys, main, [*words, "--no-anti_aliasing"], PROGRAM, "differs in anti_aliasing")

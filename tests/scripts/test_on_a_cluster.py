@@ -12,7 +12,7 @@ import dask
 from distributed import Client
 
 import linumpy.mosaic.io.tiles
-import linumpy.resample.convert.copying
+import linumpy.resample.convert.conversion
 import linumpy.resample.convert_zarr
 import linumpy.resample.tile_work
 import linumpy.voxel.mesh_image
@@ -90,7 +90,7 @@ def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, cap
     if name == "voxelize":
         pytest.importorskip("trimesh")
     monkeypatch.setattr(linumpy.mosaic.io.tiles, "HOST_TILE_BYTES", 40 * 16 * 16 * 4)
-    monkeypatch.setattr(linumpy.resample.convert.copying, "STEP_BYTES", 40 * 32 * 16 * 4)
+    monkeypatch.setattr(linumpy.resample.convert.conversion, "STEP_BYTES", 40 * 32 * 16 * 4)
     monkeypatch.setattr(linumpy.voxel.mesh_image, "_ON_WORKERS", 2**30)  # slabs of a chunk
     main, made = load(f"linum_{name}").main, []
     for where in ("here", "there"):

@@ -10,9 +10,7 @@ import linumpy
 
 _HERE = str(Path(linumpy.__file__).parent)
 #: Where a result may leave the device.
-WRITERS = tuple(
-    f"{_HERE}/write/{one}" for one in ("writer.py", "raw_chunks.py", "cufile.py", "cut_chunks.py", "device_chunks.py")
-)
+WRITERS = tuple(f"{_HERE}/write/{one}" for one in ("writer.py", "chunks.py", "regions.py", "device_chunks.py"))
 
 
 @dataclass

@@ -68,13 +68,13 @@ def resample(place, *, source, overwrite=False):
         return real(*block)
 
     pipeline.write_block = count
-    options = {"chunks": (8, 8, 8), "levels": 2, "device": "cpu", "device_memory": 20_000, "progress": int}
+    options = {"chunks": (8, 8, 8), "levels": 2, "device": "cpu", "memory_bytes": 20_000, "progress": int}
     resample_zarr(source, place, 1.0, overwrite=overwrite, **options)
     return made[0]
 
 
 def convert(place, *, source, overwrite=False):
-    options = {"chunks": (4, 4, 4), "shards": (8, 8, 8), "codec": "zstd", "device": "cpu", "device_memory": 20_000}
+    options = {"chunks": (4, 4, 4), "shards": (8, 8, 8), "codec": "zstd", "device": "cpu", "memory_bytes": 20_000}
     convert_zarr(source, place, overwrite=overwrite, **options)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from linumpy.write import cufile
+from linumpy.write import device_chunks
 from linumpy.write.device_chunks import cut_into_chunks
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
@@ -95,7 +95,7 @@ class FakeFile:
 @pytest.fixture
 def fake_kvikio(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=FakeFile))
-    monkeypatch.setattr(cufile, "transfer_settings", contextlib.nullcontext)
+    monkeypatch.setattr(device_chunks, "transfer_settings", contextlib.nullcontext)
     monkeypatch.setattr(FakeFile, "fails", "")
     monkeypatch.setattr(FakeFile, "most_open", 0)
     yield FakeFile
@@ -105,10 +105,10 @@ def fake_kvikio(monkeypatch):
 @pytest.mark.parametrize("fails", ["", "open", "submit", "write", "short"])
 def test_what_kvikio_does_not_write_is_written_all_the_same(tmp_path, fake_kvikio, monkeypatch, caplog, fails):
     monkeypatch.setattr(fake_kvikio, "fails", fails)
-    monkeypatch.setattr(cufile, "_MAX_OPEN_FILES", 4)
+    monkeypatch.setattr(device_chunks, "_MAX_OPEN_FILES", 4)
     rows = values((14, 1000), "u1")
     paths = [str(tmp_path / f"c{number}") for number in range(14)]
-    cufile.write_rows(paths, rows)
+    device_chunks.write_rows(paths, rows)
     for path, row in zip(paths, rows, strict=True):
         with open(path, "rb") as file:
             assert file.read() == row.tobytes()
@@ -123,15 +123,15 @@ def test_the_systems_error_is_told(tmp_path, fake_kvikio, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     monkeypatch.setattr(fake_kvikio, "fails", "write")
-    monkeypatch.setattr(cufile, "write_file", full)
+    monkeypatch.setattr(device_chunks, "write_file", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*c3'"):
-        cufile.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
+        device_chunks.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
 
 
 def test_an_interrupt_waits_for_what_is_under_way(tmp_path, fake_kvikio, monkeypatch):
     monkeypatch.setattr(fake_kvikio, "fails", "interrupt")
     with pytest.raises(KeyboardInterrupt):
-        cufile.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
+        device_chunks.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
 
 
 # --- On a GPU.
@@ -247,7 +247,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
     monkeypatch.setattr(kvikio, "CuFile", count)
     monkeypatch.setattr("linumpy.write.device_chunks.kvikio_mode", lambda: ("cufile", "said so"))
     monkeypatch.setattr("linumpy.write.device_chunks.pinned_copies", lambda *_: pytest.fail("copied to the host"))
-    monkeypatch.setattr("linumpy.write.cufile.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
+    monkeypatch.setattr("linumpy.write.device_chunks.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
     data = values((64, 64, 64), "f4")
     with OmeZarrWriter(
         tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(16, 16, 16), levels=3, codec="none"

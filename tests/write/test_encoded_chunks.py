@@ -16,11 +16,10 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from linumpy import read_zarr
 from linumpy.io.codecs import encoding_of, zarr_codecs
-from linumpy.plan.encode.encoding import parse_codec
-from linumpy.write import device_chunks, encoded_chunks, writer
-from linumpy.write.encoded_chunks import EncodedChunks
+from linumpy.plan.codecs import parse_codec
+from linumpy.write import device_chunks, writer
+from linumpy.write.chunks import LocalChunks, ZarrChunks, _warn_once, chunks_of
 from linumpy.write.pyramid import halve
-from linumpy.write.raw_chunks import RawChunks, ZarrChunks, chunks_of
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import examples
 from tests.support.gpu import cupy_on_host, encode_on_host
@@ -101,7 +100,7 @@ def test_what_was_put_in_comes_out(on_device, request):
         path, block = Path(folder) / "i", data
         if on_device:
             block, seen = cupy_on_host.install(patch).asarray(data), encode_on_host.install(patch)
-            patch.setattr(encoded_chunks, "BATCH_NBYTES", 1 + seed % 3000)
+            patch.setattr("linumpy.write.chunks.BATCH_NBYTES", 1 + seed % 3000)
             patch.setattr(device_chunks, "_PINNED_NBYTES", 1 + seed % 1000)
             patch.setattr(writer, "STEP_BYTES", 1 + seed % 5000)
             patch.setattr(device_chunks, "read_to_device", lambda array, box: cupy_on_host.Array(array[box]))
@@ -162,7 +161,7 @@ def test_indexes_of_shards(tmp_path, location, endian, checked):
     data[4:8, :10] = data[:12, 20:30] = 3
     with ThreadPoolExecutor(4) as pool:
         chunks = chunks_of(array, pool, 4)
-        assert isinstance(chunks, EncodedChunks)
+        assert isinstance(chunks, LocalChunks)
         box = tuple(map(slice, (0, 0), data.shape))
         chunks.start(box, data)()
         assert np.array_equal(zarr.open_array(tmp_path / "a")[...], data)
@@ -176,11 +175,11 @@ def test_indexes_of_shards(tmp_path, location, endian, checked):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"codec": "none"}, RawChunks),
-        ({"codec": "none", "chunks": (2, 2), "shards": (4, 4)}, EncodedChunks),
-        ({"compressors": None}, RawChunks),
-        ({}, EncodedChunks),
-        ({"compressors": ZstdCodec(level=1)}, EncodedChunks),
+        ({"codec": "none"}, LocalChunks),
+        ({"codec": "none", "chunks": (2, 2), "shards": (4, 4)}, LocalChunks),
+        ({"compressors": None}, LocalChunks),
+        ({}, LocalChunks),
+        ({"compressors": ZstdCodec(level=1)}, LocalChunks),
         ({"compressors": ZstdCodec(level=7)}, ZarrChunks),  # by object: exactly so
         ({"codec": "zstd", "dtype": ">u2", "ngff_version": "0.4"}, ZarrChunks),
     ],
@@ -257,7 +256,7 @@ def pyramid_of(data):
 
 def test_what_the_device_does_not_encode_is_said(tmp_path, monkeypatch, caplog):
     cupy = cupy_on_host.install(monkeypatch)
-    encoded_chunks._warn_once.cache_clear()
+    _warn_once.cache_clear()
     data = np.arange(600, dtype="u2").reshape(20, 30)
     for number in range(2):
         with OmeZarrWriter(tmp_path / str(number), data.shape, "u2", (1, 1), codec="gzip") as target:

@@ -30,7 +30,8 @@ import linumpy
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.resample.resample_zarr import resample_zarr
-from linumpy.write import chunk_file, levels, raw_chunks, writer
+from linumpy.write import chunk_file, levels, writer
+from linumpy.write.chunks import LocalChunks, ZarrChunks, _pieces
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
@@ -110,7 +111,7 @@ def write_by_parts(path, request, monkeypatch, cut):
     shape, dtype, options, seed = request
     rng = random.Random(seed)
     monkeypatch.setattr(writer, "STEP_BYTES", rng.choice([1, 300, 5000, 2**28]))
-    monkeypatch.setattr(raw_chunks, "_PIECE_NBYTES", rng.choice([1, 40, 2**19]))
+    monkeypatch.setattr("linumpy.write.chunks._PIECE_NBYTES", rng.choice([1, 40, 2**19]))
     expected = np.full(shape, options["fill_value"], dtype)
     stored = options["shards"] or tuple(map(min, options["chunks"], shape))
     step = [rng.randint(1, 12) if cut else s * rng.randint(1, 4) for s in stored]
@@ -143,7 +144,7 @@ def test_raw_files_are_as_zarr_writes_them(tmp_path, version, prefix):
     data = values((10, 9, 7), "i2")
     options = {"chunks": (4, 4, 4), "fill_value": -3, "ngff_version": version, "codec": "none"}
     with OmeZarrWriter(tmp_path / "ours", data.shape, "i2", (1, 1, 1), **options) as ours:
-        assert isinstance(ours._chunks[0], raw_chunks.RawChunks)
+        assert isinstance(ours._chunks[0], LocalChunks)
         ours[...] = data
     (theirs,) = plan_image(data.shape, "i2", (1, 1, 1), name="zarrs", **options).create(tmp_path / "zarrs")
     theirs[...] = data
@@ -285,7 +286,7 @@ def test_big_endian_goes_through_zarr(tmp_path):
     """A file of another byte order is zarr's to make; of the block's, both are taken."""
     data = values((9, 9, 9))
     with OmeZarrWriter(tmp_path / "v2", data.shape, ">u2", (1, 1, 1), ngff_version="0.4", levels=2) as target:
-        assert isinstance(target._chunks[0], raw_chunks.ZarrChunks)
+        assert isinstance(target._chunks[0], ZarrChunks)
         target[...] = data
     assert zarr.open_array(tmp_path / "v2/0").dtype == ">u2"
     assert_pyramid(tmp_path / "v2", data, 2)
@@ -819,10 +820,10 @@ def test_a_disk_that_is_full(tmp_path, codec):
 
 def test_pieces_of_a_chunk_are_contiguous_in_its_file(monkeypatch):
     for limit in (1, 50, 2**19):
-        monkeypatch.setattr(raw_chunks, "_PIECE_NBYTES", limit)
+        monkeypatch.setattr("linumpy.write.chunks._PIECE_NBYTES", limit)
         for shape in [(5,), (1, 1, 1), (3, 4, 5), (7, 1, 3), (2, 3, 4, 5)]:
             numbers = np.arange(math.prod(shape), dtype="u2").reshape(shape)
-            found = [numbers[place].ravel() for place in raw_chunks._pieces(shape, 2)]
+            found = [numbers[place].ravel() for place in _pieces(shape, 2)]
             assert np.array_equal(np.concatenate(found), numbers.ravel())
             assert all(one.nbytes <= limit or one.size == 1 for one in found) or limit == 1 or len(shape) == 1
 

@@ -14,7 +14,7 @@ from zarr.storage import ZipStore
 
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image
-from linumpy.io.output import pack as packing
+from linumpy.io.output import folders as packing
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 
@@ -127,7 +127,7 @@ def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, overwrite, where)
 KILLED = """
 import os, signal, sys
 import numpy as np
-from linumpy.io.output import pack
+from linumpy.io.output import folders as pack
 from linumpy.write.writer import write_omezarr
 real, left = pack._add, [int(sys.argv[2])]
 def add(*values):

@@ -133,7 +133,7 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
         with _limited(request):
             resample_zarr(
                 source, target, _NEW_SPACING_UM, anti_aliasing=False, mode="nearest", durable=False,
-                device="cuda" if request.use_gpu else "cpu", device_memory=request.limit, progress=lambda _: None,
+                device="cuda" if request.use_gpu else "cpu", memory_bytes=request.limit, progress=lambda _: None,
             )  # fmt: skip
 
     def call() -> None:

@@ -37,7 +37,7 @@ from linumpy.device import array_module, require_cuda, resolve, synchronize, to_
 from linumpy.io.codecs import host_encoder, zarr_codecs
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.encode.encoding import parse_codec
+from linumpy.plan.codecs import parse_codec
 from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.chunk_file import write_file

@@ -149,7 +149,7 @@ typedef struct {
     int64_t slots;  // slots of device memory that a slab takes: 1, all, or 0 for memory of the batch
     int64_t slab_nbytes;  // size of the slab's device memory, including the tables at its end
     // Capacity in bytes for the stored bytes and the weights of a slab. The weight of a chunk is `each` plus, if
-    // `has_pool`, an estimate of zstd's intermediate data beyond `reordered` bytes: see linumpy.plan.decode.staging.
+    // `has_pool`, an estimate of zstd's intermediate data beyond `reordered` bytes: see linumpy.plan.decode.workspace.
     int64_t capacity, each, has_pool, reordered;
     int64_t chunk_nbytes;  // decoded bytes of a chunk
     int64_t chunk_stride;  // bytes between decoded chunks

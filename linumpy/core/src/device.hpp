@@ -118,7 +118,7 @@ struct Range {
     std::optional<DirectRead> read = {};  // the read that fills the range when the slab starts
 };
 
-// Estimate the bytes that a chunk takes in a slab in addition to its `stored` bytes, as linumpy.plan.decode.staging.
+// Estimate the bytes that a chunk takes in a slab in addition to its `stored` bytes, as linumpy.plan.decode.workspace.
 inline i64 weight_of(const lc_decode_plan &plan, i64 stored) {
     const double of_stored = static_cast<double>(stored), of_decoded = static_cast<double>(plan.chunk_nbytes);
     const double pool = std::min({4.0 * of_stored, 2.75 * of_stored + 0.22 * of_decoded, 1.5 * of_decoded});

@@ -13,8 +13,8 @@ import numpy as np
 
 from linumpy.gpu.codecs.decode import allow
 from linumpy.gpu.kernels import KernelSpec, address_of, load, prepare
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encode.encoding import Encoding
 from linumpy.plan.encode.launches import EncodeLaunch
 
 if TYPE_CHECKING:

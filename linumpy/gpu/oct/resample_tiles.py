@@ -1,6 +1,6 @@
 """Resample the tiles of a volume, each by itself: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: a volume of many tiles, and a :class:`~linumpy.plan.grid.tile_axis.TileAxis` for each axis. Out: the volume of the
+In: a volume of many tiles, and a :class:`~linumpy.plan.grid.tile_grid.TileAxis` for each axis. Out: the volume of the
 new tiles, in the dtype of the volume or another dtype. Each tile is smoothed and interpolated as by
 :func:`linumpy.gpu.interpolation.resample_volume` at order 1, but integers are rounded, halves away from zero.
 :mod:`~linumpy.gpu.resize.resizing` resamples all tiles at once; only its tables of weights depend on where a tile ends.
@@ -18,7 +18,7 @@ from linumpy.arrays import Array, array_module
 from linumpy.gpu.kernels import CUDA_TYPES, computed_in
 from linumpy.gpu.resize.resizing import apply_tables
 from linumpy.gpu.resize.tables import AxisPlan, unchanged
-from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.plan.grid.tile_grid import TileAxis
 
 
 def resample_tiles(volume: Array, axes: Sequence[TileAxis], dtype: DTypeLike | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Read by zarr-python in its GPU mode.
 
 In: a request. Out: a CuPy array. The GPU mode is used for the few layouts against which
-:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason; a Reader has zarr-python read all others into host
+:func:`linumpy.plan.read.why_not_gpu_mode` has no reason; a Reader has zarr-python read all others into host
 memory (:mod:`linumpy.gpu.read.engines.by_zarr`). A read names the kind of buffers, so it does not change zarr's
 process-wide configuration; only :func:`gpu_zarr_context` does.
 """

@@ -16,8 +16,8 @@ import zarr
 
 from linumpy.device import call_after_fork
 from linumpy.io.layout import read_layout
-from linumpy.io.looks import metadata_files, stamp
 from linumpy.io.open import checked_level, open_source
+from linumpy.io.paths import metadata_files, stamp
 from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
 

@@ -25,7 +25,7 @@ from linumpy.gpu.read.outputs import Regions, bounds_of, boxes_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_elements, check_scratch
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import Ticket, Together
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, RegionLike, normalize_region

@@ -16,7 +16,7 @@ from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.read import ReadPlan
 
 #: Memory of the device that a read may use beyond its result.
 DEFAULT_SCRATCH_BYTES = 512 * 2**20

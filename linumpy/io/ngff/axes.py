@@ -62,16 +62,10 @@ MICROMETERS = {
 class Axis:
     """An axis of an image.
 
-    Attributes
-    ----------
-    name : str
-        Name, such as ``"z"``.
-    type : str or None
-        ``"space"``, ``"time"``, ``"channel"`` or another type; None if the metadata has no type.
-    unit : str or None
-        Unit as the metadata spells it; None without a unit.
-    orientation : mapping or None
-        Anatomical orientation in the metadata (RFC-4); None without an orientation.
+    - `name`: name, such as ``"z"``.
+    - `type`: ``"space"``, ``"time"``, ``"channel"`` or another type; None if the metadata has no type.
+    - `unit`: unit as the metadata spells it; None without a unit.
+    - `orientation`: anatomical orientation in the metadata (RFC-4); None without an orientation.
     """
 
     name: str
@@ -84,12 +78,7 @@ class Axis:
 class Placement:
     """The position of a resolution level: numbers in µm along the axes of type space, in the order of the axes.
 
-    Attributes
-    ----------
-    spacing : tuple of float
-        Voxel spacing.
-    origin : tuple of float
-        Position of the centre of the first voxel.
+    - `origin`: position of the centre of the first voxel.
     """
 
     spacing: tuple[float, ...]
@@ -100,10 +89,7 @@ class Placement:
 class Unplaced:
     """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`.
 
-    Attributes
-    ----------
-    reason : str
-        The message of the error, with the image, the axis, and the parameter to pass.
+    - `reason`: the message of the error, with the image, the axis, and the parameter to pass.
     """
 
     reason: str
@@ -127,14 +113,14 @@ def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, A
     return datasets
 
 
-def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
-    """Read the axes of a multiscale image; `name` is the name of the image, for messages.
+def mappings_in(holder: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the mappings in the list at a key of the metadata; an empty list if there is no list."""
+    entries = holder.get(key)
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
-    Raises
-    ------
-    MetadataError
-        The axes are not described; two have the same name; none is of type space; z, y or x has no type.
-    """
+
+def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
+    """Read the axes of a multiscale image; `name` is the name of the image, for messages."""
     described = multiscale.get("axes")
     if isinstance(described, list) and described and all(isinstance(axis, str) for axis in described):
         raise MetadataError(
@@ -174,14 +160,7 @@ def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def transformations_of_levels(
     multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], spacing_given: bool, name: str
 ) -> list[list[Mapping[str, Any]]]:
-    """List the transformations of each level in order: the level's own, then the transformations of all levels.
-
-    Raises
-    ------
-    MetadataError
-        A level has no scale. This is allowed only if the image has one level and no transformation at all, and the
-        caller passes the spacing (`spacing_given`).
-    """
+    """List the transformations of each level in order: the level's own, then the transformations of all levels."""
     common = common_transformations(multiscale, name)
     chains = []
     for dataset in datasets:
@@ -214,24 +193,9 @@ def compose_scales(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Compose scales and translations in order.
 
-    Parameters
-    ----------
-    transformations : list of mapping
-        Metadata of the transformations, each of type scale, translation or identity.
-    rank : int
-        Number of axes.
-    name : str
-        Name of the image, for messages.
-
-    Returns
-    -------
-    step, origin : tuple of float
-        Step between voxels and position of the first voxel along each axis.
-
-    Raises
-    ------
-    MetadataError
-        A transformation is of another type, or has not a finite number for each axis.
+    - `transformations`: metadata of the transformations, each of type scale, translation or identity.
+    - `name`: name of the image, for messages.
+    - returns `step`, `origin`: step between voxels and position of the first voxel along each axis.
     """
     step, origin = [1.0] * rank, [0.0] * rank
     for transformation in transformations:
@@ -263,24 +227,10 @@ def place_levels(
 ) -> tuple[Placement | Unplaced, ...]:
     """Convert steps and origins to µm along the axes of space, for each level.
 
-    Parameters
-    ----------
-    steps, origins : tuple of tuple of float
-        For each level, along all axes, the step between voxels and the position of the first voxel, in the units of the
-        axes.
-    axes : tuple of Axis
-        The axes.
-    spacing_given : Spacing or None
-        The voxel spacing of level 0 in µm, which replaces the units; None to use the units.
-    name : str
-        Name of the image, for messages.
-
-    Raises
-    ------
-    MetadataError
-        A step is not positive.
-    ValueError
-        `spacing_given` does not fit the axes of space.
+    - `steps`, `origins`: for each level, along all axes, the step between voxels and the position of the first voxel,
+      in the units of the axes.
+    - `spacing_given`: the voxel spacing of level 0 in µm, which replaces the units; None to use the units.
+    - `name`: name of the image, for messages.
     """
     spatial = spatial_axes_of(axes)
     for step in steps:
@@ -288,7 +238,7 @@ def place_levels(
             raise MetadataError(f"{name}: the scale {step} is not positive and finite along each axis of space")
     if spacing_given is None:
         for axis in spatial:
-            if not _is_length(axes[axis].unit):
+            if str(axes[axis].unit) not in MICROMETERS:
                 return (Unplaced(_why_unplaced(axes[axis], name)),) * len(steps)
         factors = [MICROMETERS[str(axes[axis].unit)] for axis in spatial]
     else:
@@ -304,10 +254,6 @@ def place_levels(
         )
         for step, origin in zip(steps, origins, strict=True)
     )
-
-
-def _is_length(unit: Any) -> bool:
-    return isinstance(unit, str) and unit in MICROMETERS
 
 
 def _why_unplaced(axis: Axis, name: str) -> str:

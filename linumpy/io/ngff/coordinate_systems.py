@@ -15,17 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from linumpy.errors import MetadataError
-from linumpy.io.ngff.axes import datasets_of, is_number, transformation_list
+from linumpy.io.ngff.axes import datasets_of, transformation_list
+from linumpy.io.ngff.transformations import (
+    Metadata,
+    Transformation,
+    UnknownTransformationError,
+    read_map,
+    transformation_error,
+)
+from linumpy.plan.grid.point_map import PointMap, as_matrix, compose
 
-Metadata = Mapping[str, Any]
-"""Attributes of a group, or a part of them, as NGFF defines them."""
 Multiscale = Metadata
-Transformation = Metadata
 Axes = list[Metadata]
 
 #: Name of the coordinate system of a new image whose source has no name for it.
@@ -36,26 +41,14 @@ INTRINSIC = "physical"
 class Systems:
     """Coordinate systems of an image of NGFF 0.6, as the metadata describe them.
 
-    Attributes
-    ----------
-    intrinsic : str
-        Name of the system of the image, to which all levels are mapped; if it has no axes of space, of the system that
-        takes its place.
-    others : tuple of mapping
-        The other coordinate systems.
-    transformations : tuple of mapping
-        Transformations from the system `intrinsic` to others.
+    - `intrinsic`: name of the system of the image, to which all levels are mapped; if it has no axes of space, of the
+      system that takes its place.
+    - `transformations`: transformations from the system `intrinsic` to others.
     """
 
     intrinsic: str
     others: tuple[Metadata, ...]
     transformations: tuple[Transformation, ...]
-
-
-def mappings_in(holder: Metadata, key: str) -> list[Metadata]:
-    """Return the mappings in the list at a key of the metadata; an empty list if there is no list."""
-    entries = holder.get(key)
-    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 def as_axes_and_scales(multiscale: Multiscale, name: str) -> Multiscale:
@@ -69,7 +62,7 @@ def as_axes_and_scales(multiscale: Multiscale, name: str) -> Multiscale:
     for dataset in datasets_of(multiscale, name):
         matrix = _level_matrix(dataset, further, len(axes), name)
         scale, shift = np.ones(len(axes)), np.zeros(len(axes))
-        scale[list(order)], shift[list(order)] = matrix[range(len(axes)), order], matrix[:-1, -1]
+        scale[list(order)], shift[list(order)] = matrix[range(len(axes)), order], matrix[:, -1]
         steps = [
             {"type": "scale", "scale": scale.tolist()}, {"type": "translation", "translation": shift.tolist()}
         ]  # fmt: skip
@@ -88,17 +81,11 @@ def with_unit_steps(multiscale: Multiscale, name: str) -> Multiscale:
 
 
 def order_of_axes(multiscale: Multiscale, name: str) -> tuple[int, ...]:
-    """Return, for each axis of the coordinate system of an image of NGFF 0.6, the axis of its arrays that it scales.
-
-    Raises
-    ------
-    TurnedLevelError
-        A level is turned or sheared, or levels have their axes in different orders.
-    """
+    """Return, for each axis of the coordinate system of an image of NGFF 0.6, the axis of its arrays that it scales."""
     system, further = _image_system(multiscale, name)
     rank, orders = len(_axes_of_systems(multiscale, name)[system]), {}
     for dataset in datasets_of(multiscale, name):
-        linear = _level_matrix(dataset, further, rank, name)[:-1, :-1]
+        linear = _level_matrix(dataset, further, rank, name)[:, :-1]
         order = tuple(map(int, np.abs(linear).argmax(axis=1))) if rank else ()
         off = np.count_nonzero(linear) != rank or sorted(order) != list(range(rank))
         if off or not (linear[range(rank), order] > 0).all():
@@ -110,10 +97,15 @@ def order_of_axes(multiscale: Multiscale, name: str) -> tuple[int, ...]:
 
 
 def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, name: str) -> np.ndarray:
-    """Return the map from voxels of a level to the coordinate system of the image, as a homogeneous matrix."""
-    matrix = np.eye(rank + 1)
+    """Return the map from voxels of a level to the coordinate system of the image, as a matrix of (rank, rank + 1)."""
+    steps: PointMap = ()
     for transformation in (_level_transformation(dataset, name), *further):
-        matrix = _affine(transformation, rank, name) @ matrix
+        try:
+            steps = compose(steps, read_map(transformation, rank, None, name))
+        except UnknownTransformationError as error:
+            raise _level_error(error.transformation, name) from None
+    matrix = as_matrix(steps, rank)
+    assert matrix is not None  # there are no fields without a group
     return matrix
 
 
@@ -221,67 +213,6 @@ def _level_transformation(dataset: Metadata, name: str) -> Transformation:
             "NGFF 0.6 requires one"
         )
     return transformations[0]
-
-
-def _affine(transformation: Transformation, rank: int, name: str) -> np.ndarray:
-    """Return a transformation of `rank` coordinates as a homogeneous matrix, if its metadata hold the numbers."""
-    kind, matrix = transformation.get("type"), np.eye(rank + 1)
-    if kind == "sequence":
-        for part in _parts(transformation, name):
-            matrix = _affine(part, rank, name) @ matrix
-    elif kind == "byDimension":
-        matrix[:rank] = 0
-        for part in _parts(transformation, name):
-            inputs, outputs = (part.get(f"{end}Axes", part.get(f"{end}_axes")) for end in ("input", "output"))
-            inner = part.get("transformation")
-            if not (_are_axes(inputs, rank) and _are_axes(outputs, rank) and len(inputs) == len(outputs)):
-                raise _level_error(transformation, name)
-            part_matrix = _affine(inner if isinstance(inner, Mapping) else {}, len(inputs), name)
-            matrix[np.ix_(outputs, inputs)], matrix[outputs, -1] = part_matrix[:-1, :-1], part_matrix[:-1, -1]
-    elif kind == "mapAxis" and _are_axes(axes := transformation.get("mapAxis"), rank) and len(axes) == rank:
-        matrix[:rank] = matrix[axes]
-    elif kind in ("scale", "translation"):
-        values = _numbers(transformation, (rank,), name)
-        matrix[range(rank), range(rank) if kind == "scale" else rank] = values
-    elif kind in ("affine", "rotation"):
-        columns = rank + (kind == "affine")
-        matrix[:rank, :columns] = _numbers(transformation, (rank, columns), name)
-    elif kind != "identity":
-        raise _level_error(transformation, name)
-    return matrix
-
-
-def _parts(transformation: Transformation, name: str) -> list[Transformation]:
-    parts = transformation.get("transformations")
-    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        raise transformation_error(transformation, name, "has no list of transformations")
-    return parts
-
-
-def _are_axes(axes: object, rank: int) -> TypeGuard[list[int]]:
-    """Return whether a value is a list of different indices of axes."""
-    return isinstance(axes, list) and all(axis in range(rank) for axis in axes) and len(set(axes)) == len(axes) > 0
-
-
-def _numbers(transformation: Transformation, shape: tuple[int, ...], name: str) -> list[Any]:
-    """Return the numbers of a transformation, which its metadata must hold in this shape."""
-    kind = str(transformation.get("type"))
-    values = transformation.get(kind)
-    if values is None and "path" in transformation:
-        raise _level_error(transformation, name)
-    rows = values if len(shape) > 1 else [values]
-    if not isinstance(rows, list) or len(rows) != (shape[0] if len(shape) > 1 else 1) or not all(
-        isinstance(row, list) and len(row) == shape[-1] and all(map(is_number, row)) for row in rows
-    ):  # fmt: skip
-        raise transformation_error(transformation, name, f"has no {' × '.join(map(str, shape))} numbers")
-    return values  # type: ignore[return-value]
-
-
-def transformation_error(transformation: Transformation, name: str, problem: str) -> MetadataError:
-    """Return the error for a transformation, of which `problem` is a predicate; `name` is the name of its group."""
-    called = f"{transformation['name']!r} " if transformation.get("name") else ""
-    kind = transformation.get("type")
-    return MetadataError(f"{name}: the coordinate transformation {called}of type {kind!r} {problem}")
 
 
 class TurnedLevelError(MetadataError):

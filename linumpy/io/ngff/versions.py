@@ -43,13 +43,7 @@ def version_of(attributes: Metadata) -> str | None:
 
 
 def image_version(attributes: Metadata, image: Multiscale, name: str) -> str:
-    """Return the version of NGFF of a multiscale image in the attributes of a group.
-
-    Raises
-    ------
-    MetadataError
-        The version is none of 0.4, 0.5, 0.6 and their drafts.
-    """
+    """Return the version of NGFF of a multiscale image in the attributes of a group."""
     ome = attributes.get("ome")
     below_ome = isinstance(ome, Mapping)
     version = (ome.get("version") if isinstance(ome, Mapping) else attributes.get("version")) or image.get("version")
@@ -62,26 +56,11 @@ def image_version(attributes: Metadata, image: Multiscale, name: str) -> str:
 def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
     """Convert attributes to a version of NGFF.
 
-    Parameters
-    ----------
-    attributes : mapping
-        Attributes of a group, of any version or without NGFF.
-    version : {"0.4", "0.5", "0.6"}
-        The version to convert to.
-    name : str
-        Name of the group, for messages.
-
-    Returns
-    -------
-    attributes : dict
-        The attributes in that version; attributes that NGFF does not define are unchanged.
-    dropped : list of str
-        Descriptions of the metadata that are lost.
-
-    Raises
-    ------
-    MetadataError
-        An image of 0.6 cannot be expressed in an earlier version; or the version of an image is not known.
+    - `attributes`: attributes of a group, of any version or without NGFF.
+    - `version` (``"0.4"``, ``"0.5"`` or ``"0.6"``): the version to convert to.
+    - `name`: name of the group, for messages.
+    - returns `attributes`: the attributes in that version; attributes that NGFF does not define are unchanged.
+    - returns `dropped`: descriptions of the metadata that are lost.
     """
     source_version, dropped = version_of(attributes), []
     if source_version is None or source_version == version:

@@ -28,24 +28,7 @@ _FILE_SUFFIXES = (
 def check_target(path: Path, *, overwrite: bool) -> None:
     """Check the path of an OME-Zarr image to write.
 
-    Parameters
-    ----------
-    path : Path
-        The path.
-    overwrite : bool
-        Whether the path may be a Zarr folder or an ``.ozx`` file, which is then replaced.
-
-    Raises
-    ------
-    FileExistsError
-        The path exists and may not be replaced.
-    FileNotFoundError
-        The parent folder does not exist. It is not made, because a typing error would make a folder, too.
-    ValueError
-        A URL, which as a path would be a folder ``s3:``; a path that begins with ``~``; the name of a file, such as
-        ``a.png``.
-    OSError
-        An existing ``.ozx`` file cannot be opened.
+    - `overwrite`: whether the path may be a Zarr folder or an ``.ozx`` file, which is then replaced.
     """
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
@@ -66,13 +49,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def checked_version(path: Path, ngff_version: str | None) -> str | None:
-    """Return the NGFF version of an output: `ngff_version`, or 0.5 instead of None for an ``.ozx`` file.
-
-    Raises
-    ------
-    ValueError
-        Version 0.4 for an ``.ozx`` file, which needs a ``zarr.json``.
-    """
+    """Return the NGFF version of an output: `ngff_version`, or 0.5 instead of None for an ``.ozx`` file."""
     if not is_archive(path):
         return ngff_version
     if ngff_version == "0.4":
@@ -83,13 +60,7 @@ def checked_version(path: Path, ngff_version: str | None) -> str | None:
 
 
 def check_parent(path: Path) -> None:
-    """Check that the parent folder of a path exists.
-
-    Raises
-    ------
-    FileNotFoundError
-        It does not exist; the message names the topmost missing folder.
-    """
+    """Check that the parent folder of a path exists."""
     folder = absolute(path).parent
     if not folder.is_dir():
         missing = next(parent for parent in (*reversed(folder.parents), folder) if not parent.is_dir())
@@ -112,15 +83,7 @@ def refuse_url(path: Path) -> None:
 def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
     """Check that outputs neither replace a source, nor lie inside a source, nor overlap each other.
 
-    Parameters
-    ----------
-    outputs, sources : iterable of str or Path
-        Paths to write, and paths to read; URLs among the sources are ignored.
-
-    Raises
-    ------
-    ValueError
-        They do; the message names two paths.
+    - `outputs`, `sources`: paths to write, and paths to read; URLs among the sources are ignored.
     """
     # Path.resolve would raise RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(path))) for path in outputs]
@@ -138,19 +101,9 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
 def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
     """Check that an output fits on its file system.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the output, which need not exist.
-    nbytes : int
-        Bytes of the voxels.
-    encoded : bool
-        Whether voxels are compressed; the ratio of compression is then assumed to be 100.
-
-    Raises
-    ------
-    OSError
-        The output does not fit. The message has the needed and the free bytes, and ``errno`` is ``ENOSPC``.
+    - `path`: path of the output, which need not exist.
+    - `nbytes`: bytes of the voxels.
+    - `encoded`: whether voxels are compressed; the ratio of compression is then assumed to be 100.
     """
     folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes

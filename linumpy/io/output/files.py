@@ -19,17 +19,7 @@ from linumpy.io.output.syscalls import is_named, lock, rename_new, sync_path, un
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Check the path of a file to write.
-
-    Raises
-    ------
-    FileExistsError
-        The path exists, and is a folder or `overwrite` is False.
-    FileNotFoundError
-        The parent folder does not exist.
-    ValueError
-        As :func:`linumpy.io.output.checks.refuse_url`.
-    """
+    """Check the path of a file to write."""
     path = Path(path)
     refuse_url(path)
     if path.is_dir():
@@ -40,15 +30,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
 
 
 def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...] = (".png", ".pdf", ".svg")) -> None:
-    """Check the path of a picture to write, whose suffix must be one of `formats`.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError
-        As :func:`check_file`.
-    ValueError
-        As :func:`check_file`; or the suffix is none of `formats`.
-    """
+    """Check the path of a picture to write, whose suffix must be one of `formats`."""
     if Path(path).suffix.lower() not in formats:
         written = ", ".join(suffix[1:].upper() for suffix in formats)
         raise ValueError(
@@ -61,27 +43,10 @@ def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...]
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary file, which is renamed to `path` when the block ends without an error.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file to write.
-    overwrite : bool
-        Whether to replace an existing file.
+    - `overwrite`: whether to replace an existing file.
 
-    Yields
-    ------
-    Path
-        The temporary file, which exists and is empty.
+    Yields the temporary file, which exists and is empty.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, ValueError
-        As :func:`check_file`.
-    OSError
-        The disk is full.
-
-    Notes
-    -----
     After any error nothing remains of the output, and an existing file is unchanged.
     """
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Output folders that appear complete or not at all: filled under a temporary name, then renamed.
+"""Output folders and ``.ozx`` files that appear complete or not at all: filled under a temporary name, then renamed.
 
 A *work folder* beside the output, whose name begins with a dot, holds the new folder while it is filled, and a lock,
 which shows whether the process that fills it still runs. In: the path of an output. Out: the empty new folder, which is
@@ -6,25 +6,33 @@ renamed to that path when its block ends without an error, and removed otherwise
 folder. The next process that writes to the same path removes it, and restores the output that the killed process was
 replacing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder,
 ``ValueError`` for a path that no output may have, ``OSError`` for a full disk.
+
+An ``.ozx`` file is a ZIP file as RFC-9 of NGFF (https://ngff.openmicroscopy.org/rfc/9/) requires. Its entries are not
+compressed. The ``zarr.json`` of the root is the first entry. Then come the ``zarr.json`` of folders, breadth first,
+then the chunks. The file has a comment with the NGFF version, and the end record of ZIP64. The same folder gives the
+same bytes.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import stat
+import struct
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from linumpy.io.output.checks import check_target
-from linumpy.io.output.pack import pack
 from linumpy.io.output.syscalls import (
     exchange,
     is_named,
@@ -55,29 +63,13 @@ _UNFINISHED = ".unfinished"
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `path` when the block ends without an error.
 
-    Parameters
-    ----------
-    path : Path
-        The folder to make, or the ``.ozx`` file into which the finished folder is packed.
-    overwrite : bool
-        Whether to replace an existing Zarr folder or ``.ozx`` file.
-    durable : bool
-        Whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written output.
+    - `path`: the folder to make, or the ``.ozx`` file into which the finished folder is packed.
+    - `overwrite`: whether to replace an existing Zarr folder or ``.ozx`` file.
+    - `durable`: whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written
+      output.
 
-    Yields
-    ------
-    Path
-        The temporary folder, which exists and is empty.
+    Yields the temporary folder, which exists and is empty.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, ValueError
-        As :func:`check_target`.
-    OSError
-        The disk is full, or the temporary folder was removed.
-
-    Notes
-    -----
     After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
     """
     recover(path)
@@ -155,19 +147,10 @@ def _new_work(path: Path) -> tuple[Path, int]:
 def lock_work(work: Path) -> tuple[int, bool]:
     """Lock a work folder, and make it if it does not exist.
 
-    Returns
-    -------
-    descriptor : int
-        Descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
-    locked : bool
-        False where the file system has no locks.
+    - returns `descriptor`: descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
+    - returns `locked`: False where the file system has no locks.
 
-    Raises
-    ------
-    BlockingIOError
-        Another run holds the lock.
-    FileExistsError
-        The path is a symbolic link.
+    Raises `BlockingIOError`: another run holds the lock.
     """
     while True:
         # With exist_ok=True, mkdir would raise if the folder is removed between its two checks.
@@ -245,11 +228,8 @@ def _left_beside(path: Path) -> list[Path]:
 def _claimed(work: Path) -> Iterator[bool | None]:
     """Lock a work folder or temporary file, to find out whether its process has ended.
 
-    Yields
-    ------
-    bool or None
-        True if it is locked here, so that its process has ended; False if the file system has no locks; None if a run
-        holds it, or it was removed.
+    Yields True if it is locked here, so that its process has ended; False if the file system has no locks; None if a
+    run holds it, or it was removed.
     """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
@@ -313,11 +293,6 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
 
     If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work folder;
     :func:`recover` restores it from there if the process is killed before the second rename.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, ValueError
-        As :func:`check_target`, since another process may have changed the path meanwhile.
     """
     if is_archive(path):
         with named_errors(path):
@@ -352,3 +327,73 @@ def drop_partial_files(folder: Path) -> None:
     """Remove the temporary files of chunks that zarr was writing when its process was killed."""
     for partial in folder.rglob("*.partial"):
         partial.unlink(missing_ok=True)
+
+
+_COPY_NBYTES = 4 * 2**20
+#: The end record of a ZIP file, the end record of ZIP64, and the record that locates the latter.
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_METADATA = "zarr.json"
+
+
+def pack(folder: Path, file: Path, *, durable: bool) -> Path:
+    """Pack a folder into a file.
+
+    - `folder`: folder of an OME-Zarr image.
+    - `file`: the file to write or overwrite.
+    - `durable`: whether to flush the file to the disk.
+
+    Returns `file`.
+    """
+    names = [
+        os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files
+    ]
+    with open(file, "w+b") as stream:
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            archive.comment = _comment(folder)
+            for name in sorted(names, key=_sort_key):
+                _add(archive, folder / name, name)
+        _use_zip64(stream)
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
+    return file
+
+
+def _sort_key(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
+    """Return the sort key of an entry: metadata first, by depth; then chunks, by their coordinates as numbers."""
+    parts = name.split("/")
+    is_metadata = parts[-1] == _METADATA
+    numbered = [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+    return not is_metadata, len(parts) if is_metadata else 0, numbered
+
+
+def _comment(folder: Path) -> bytes:
+    """Return the comment of the file, as RFC-9 defines it."""
+    ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
+    central = {"centralDirectory": {"jsonFirst": True}}
+    return json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
+
+
+def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
+    entry = zipfile.ZipInfo(name)  # by default its date is in 1980: the same folder gives the same bytes
+    entry.external_attr = 0o100644 << 16
+    with open(path, "rb") as source:
+        entry.file_size = os.fstat(source.fileno()).st_size  # zipfile chooses ZIP64 for the entry by this size
+        with archive.open(entry, "w") as target:
+            shutil.copyfileobj(source, target, _COPY_NBYTES)
+
+
+def _use_zip64(stream: BinaryIO) -> None:
+    """Append the end record of ZIP64, which RFC-9 requires at any size, unless zipfile has written it."""
+    with zipfile.ZipFile(stream) as archive:
+        begin, count, comment = archive.start_dir, len(archive.infolist()), archive.comment
+    size = stream.seek(0, os.SEEK_END) - len(comment) - _END.size - begin
+    stream.seek(begin + size - _LOCATOR.size)
+    if stream.read(4) == b"PK\x06\x07":
+        return
+    stream.seek(begin + size)
+    stream.write(_END_64.pack(b"PK\x06\x06", _END_64.size - 12, 45, 45, 0, 0, count, count, size, begin))
+    stream.write(_LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1))
+    stream.write(_END.pack(b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, len(comment)) + comment)

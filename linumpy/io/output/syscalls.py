@@ -63,10 +63,8 @@ def exchange(first: Path, second: Path) -> bool:
 def rename_new(first: Path, second: Path) -> None:
     """Rename without replacing.
 
-    Raises
-    ------
-    FileExistsError
-        The new name exists. If the file system lacks the call, this is checked just before the rename, not atomically.
+    Raises `FileExistsError`: the new name exists. If the file system lacks the call, this is checked just before the
+    rename, not atomically.
     """
     if _rename(first, second, _NOREPLACE):
         return
@@ -119,16 +117,10 @@ def sync_path(path: Path) -> None:
 def lock(descriptor: int) -> bool:
     """Lock a file until its descriptor is closed or the process ends, even if it is killed.
 
-    Returns
-    -------
-    bool
-        Whether the file is locked; False if the file system has no locks, or on Windows, whose locks would keep others
-        from reading and removing the file: what a killed run leaves is then named in a warning, and not removed.
+    Returns whether the file is locked; False if the file system has no locks, or on Windows, whose locks would keep
+    others from reading and removing the file: what a killed run leaves is then named in a warning, and not removed.
 
-    Raises
-    ------
-    BlockingIOError
-        Another descriptor, of this process or another, holds the lock.
+    Raises `BlockingIOError`: another descriptor, of this process or another, holds the lock.
     """
     if fcntl is None:
         return False
@@ -175,13 +167,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def write_fully(descriptor: int, data: bytes) -> None:
-    """Append all bytes to a file, or none.
-
-    Raises
-    ------
-    OSError
-        The bytes cannot be written, for instance since the disk is full. The file keeps its former length.
-    """
+    """Append all bytes to a file, or none."""
     length, remaining = os.fstat(descriptor).st_size, memoryview(data)
     try:
         while remaining:

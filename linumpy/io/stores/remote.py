@@ -44,12 +44,7 @@ class AccessError(ChunkError, PermissionError):
 class RemoteStore(ObjectStore[Any]):
     """An object store that is named by its URL, without credentials.
 
-    Parameters
-    ----------
-    store : obstore.store.ObjectStore
-        The store.
-    url : str
-        URL of the store without credentials, its name in messages.
+    - `url`: URL of the store without credentials, its name in messages.
     """
 
     def __init__(self, store: Any, url: str) -> None:
@@ -144,22 +139,9 @@ def check_process() -> None:
 def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[RemoteStore, str]:
     """Return the store of a URL, and the path in it. Calls with the same server and the same options share the store.
 
-    Parameters
-    ----------
-    url : str
-        A URL with one of :data:`SCHEMES`.
-    options : mapping, optional
-        Options as obstore's ``from_url`` takes them: settings of the store, ``client_options``, ``retry_config``,
-        ``credential_provider``.
-
-    Raises
-    ------
-    ValueError
-        The URL has a query or fragment.
-    ImportError
-        obstore is not installed.
-    RuntimeError
-        As :func:`check_process`.
+    - `url`: a URL with one of :data:`SCHEMES`.
+    - `options`: options as obstore's ``from_url`` takes them: settings of the store, ``client_options``,
+      ``retry_config``, ``credential_provider``.
     """
     global _is_used
     check_process()

@@ -46,22 +46,13 @@ _LISTED_PLANES = 8
 class TiffStack:
     """An open stack.
 
-    Attributes
-    ----------
-    array : zarr.Array
-        The voxels, with the axes in the order in which planes are stored.
-    axes : str
-        Names of the axes of the stack in NGFF, such as ``"tczyx"``.
-    order : tuple of int
-        For each axis of the stack, its index among the axes of `array`, whose other axes have one entry.
-    files : tuple of str
-        Paths of the files: of a folder one for each plane along z, in order.
-    file : TiffFile
-        The (first) file.
-    series : TiffPageSeries
-        The series of pages in the (first) file.
-    is_folder : bool
-        Whether the files are those of a folder.
+    - `array`: the voxels, with the axes in the order in which planes are stored.
+    - `axes`: names of the axes of the stack in NGFF, such as ``"tczyx"``.
+    - `order`: for each axis of the stack, its index among the axes of `array`, whose other axes have one entry.
+    - `files`: paths of the files: of a folder one for each plane along z, in order.
+    - `file`: the (first) file.
+    - `series`: the series of pages in the (first) file.
+    - `is_folder`: whether the files are those of a folder.
     """
 
     array: zarr.Array
@@ -93,23 +84,9 @@ def _numbers(name: str) -> list[tuple[int, str]]:
 def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
     """Open a stack, whose voxels can be read within the block.
 
-    Parameters
-    ----------
-    files : list of str
-        Files from :func:`tiff_files`.
-    missing : {"error", "fill"}
-        Whether planes that the metadata declare and no file holds are an error, or are read as 0.
-
-    Raises
-    ------
-    ImportError
-        tifffile is not installed.
-    FileNotFoundError
-        A file does not exist.
-    SourceError
-        A file is broken or has several series of pages; planes are missing; files of a folder differ in shape or dtype.
-    MetadataError
-        The stack has axes that are not converted, such as colours.
+    - `files`: files from :func:`tiff_files`.
+    - `missing` (``"error"`` or ``"fill"``): whether planes that the metadata declare and no file holds are an error, or
+      are read as 0.
     """
     with needs("tifffile", "export"):
         import tifffile
@@ -153,11 +130,6 @@ def _opened(tifffile: ModuleType, name: str, logged: set[str]) -> Iterator[tuple
     """Open a file, log tifffile's warnings, and yield the file and its series of pages.
 
     A warning that was logged for another file is not logged again; `logged` keeps them.
-
-    Raises
-    ------
-    SourceError
-        The file is no TIFF, there are no pages, or tifffile logs an error: it then leaves out pages or metadata.
     """
     with ExitStack() as scope:
         try:

@@ -32,10 +32,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from linumpy.device import call_after_fork
 from linumpy.errors import ChunkError, SourceError
-from linumpy.io.looks import stamp_of
-from linumpy.io.paths import METADATA_FILES, ZARR_FILES
+from linumpy.io.paths import METADATA_FILES, ZARR_FILES, stamp_of
 from linumpy.plan.layout import ChunkKeys, StoredEntries
-from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.read import ReadPlan
 
 #: Maximum number of directories that are kept, the most recently used ones.
 _KEPT_DIRECTORIES = 8
@@ -65,18 +64,11 @@ _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, s
 class Directory:
     """The directory of a ZIP file.
 
-    Attributes
-    ----------
-    path : str
-        Absolute path of the file.
-    stamp : tuple of int
-        Stamp of the file when its directory was read: see :func:`linumpy.io.looks.stamp`.
-    entries : dict of str to zipfile.ZipInfo
-        Entries by name, without folders; the last entry of several with the same name.
-    names : list of str
-        Names of the entries, sorted.
-    verified : set of str
-        Names of the entries whose CRC-32 has been compared with the directory.
+    - `path`: absolute path of the file.
+    - `stamp`: stamp of the file when its directory was read: see :func:`linumpy.io.paths.stamp`.
+    - `entries`: entries by name, without folders; the last entry of several with the same name.
+    - `names`: names of the entries, sorted.
+    - `verified`: names of the entries whose CRC-32 has been compared with the directory.
     """
 
     def __init__(self, path: str) -> None:
@@ -172,22 +164,12 @@ def read_directory(path: str) -> Directory:
 def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[int, ...]) -> StoredEntries:
     """List the entries that hold the chunks (or shards) of an array.
 
-    Parameters
-    ----------
-    directory : Directory
-        Directory of the ZIP file.
-    folder : str
-        Path of the array in the ZIP file.
-    keys : ChunkKeys
-        Encoding of chunk keys.
-    grid : tuple of int
-        Number of chunks (or shards) along each axis.
+    - `directory`: directory of the ZIP file.
+    - `folder`: path of the array in the ZIP file.
+    - `grid`: number of chunks (or shards) along each axis.
 
-    Returns
-    -------
-    StoredEntries
-        The entries. ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because the
-        chunks of the grid cannot be numbered in 64 bits.
+    Returns the entries. ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because
+    the chunks of the grid cannot be numbered in 64 bits.
     """
     prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
     pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)
@@ -212,11 +194,6 @@ def verify_region(plan: ReadPlan) -> None:
 
     Otherwise it is compared only for entries that are read as a whole, or are compressed. Each entry is read once, as
     long as the ZIP file is unchanged.
-
-    Raises
-    ------
-    ChunkError
-        An entry is broken, or the ZIP file was changed since its directory was read.
     """
     entries = plan.layout.entries
     if entries is None or not len(entries.table):
@@ -234,20 +211,7 @@ def verify_region(plan: ReadPlan) -> None:
 
 
 class ArchiveStore(Store):
-    """A ZIP file as a store of zarr-python, read-only.
-
-    Parameters
-    ----------
-    path : str or Path
-        Path of the file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened.
-    SourceError
-        The file is no ZIP file, is damaged or is encrypted.
-    """
+    """A ZIP file as a store of zarr-python, read-only."""
 
     supports_writes = False
     supports_deletes = False
@@ -279,15 +243,7 @@ class ArchiveStore(Store):
     __hash__ = None  # type: ignore[assignment]
 
     def read(self, key: str, request: ByteRequest | None = None) -> bytes | None:
-        """Return the decompressed bytes of an entry, or a range of them; None if there is no such entry.
-
-        Raises
-        ------
-        ChunkError
-            The file was changed; the header of the entry contradicts the directory; the entry is compressed by another
-            method than Deflate; the entry is broken. The CRC-32 of an uncompressed entry is compared only if all bytes
-            are requested.
-        """
+        """Return the decompressed bytes of an entry, or a range of them; None if there is no such entry."""
         entry = self.directory.entries.get(key)
         if entry is None:
             return None
@@ -308,13 +264,7 @@ class ArchiveStore(Store):
         return _checked(f"{self}/{key}", entry, data)[start:stop]
 
     def verify(self, key: str) -> None:
-        """Compare the CRC-32 of an uncompressed entry with the directory; :meth:`read` does it for compressed ones.
-
-        Raises
-        ------
-        ChunkError
-            They differ, or as for :meth:`read`.
-        """
+        """Compare the CRC-32 of an uncompressed entry with the directory; :meth:`read` does it for compressed ones."""
         entry = self.directory.entries[key]
         if key in self.directory.verified or entry.compress_type != zipfile.ZIP_STORED:
             return

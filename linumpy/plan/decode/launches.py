@@ -27,12 +27,8 @@ _VALUES_NBYTES = 2**13
 class DeviceLimits:
     """Properties of a device that launches depend on.
 
-    Attributes
-    ----------
-    processors : int
-        Number of multiprocessors.
-    shared_nbytes : int
-        Shared memory that a block may request, in bytes: 64 KiB on Turing, 99 KiB on consumer cards, 227 KiB on Hopper.
+    - `shared_nbytes`: shared memory that a block may request, in bytes: 64 KiB on Turing, 99 KiB on consumer cards, 227
+      KiB on Hopper.
     """
 
     processors: int
@@ -43,20 +39,11 @@ class DeviceLimits:
 class DecodeLaunch:
     """One launch of a decoding kernel.
 
-    Attributes
-    ----------
-    source, kernel : str
-        Name of the source file, and of the kernel.
-    grid : tuple of int
-        Number of blocks.
-    block : int
-        Threads of a block.
-    args : tuple of int
-        Addresses and counts, 64 bits each.
-    shared : int
-        Dynamic shared memory in bytes.
-    team : int
-        Number of copying warps that the kernel is compiled for; 0 for kernels without a team.
+    - `source`, `kernel`: name of the source file, and of the kernel.
+    - `block`: threads of a block.
+    - `args`: addresses and counts, 64 bits each.
+    - `shared`: dynamic shared memory in bytes.
+    - `team`: number of copying warps that the kernel is compiled for; 0 for kernels without a team.
     """
 
     source: str
@@ -109,22 +96,9 @@ def plan_launches(
 ) -> list[DecodeLaunch]:
     """Plan the launches that decode a slab, in the order in which they run.
 
-    Parameters
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    space : Workspace
-        Memory of the slot.
-    base : int
-        Address of the slot.
-    status : int
-        Address of the int32 status of each chunk of this slab, which kernels write only for chunks that fail.
-    chunks : int
-        Chunks of this slab.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    device : DeviceLimits
-        The device that runs the kernels.
+    - `status`: address of the int32 status of each chunk of this slab, which kernels write only for chunks that fail.
+    - `chunk_nbytes`: decoded bytes of a chunk.
+    - `device`: the device that runs the kernels.
     """
     slab = _Slab(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"

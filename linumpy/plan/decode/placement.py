@@ -16,8 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.staging import Slot, fit_slot
-from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, padded_nbytes
+from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, Slot, fit_slot, padded_nbytes
 
 #: Maximum number of chunks in a slab.
 _MAX_CHUNKS = 4096
@@ -51,18 +50,10 @@ _MAX_THREADS = 16
 class DecodePlacement:
     """Where and how the chunks of a read are decoded.
 
-    Attributes
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    slot : Slot or None
-        Memory of a slot on the device; None if the host decodes.
-    depth : int
-        Number of slots, if the device decodes.
-    threads : int
-        Decoding threads, if the host decodes.
-    why : str
-        Why the host decodes; empty if the device does.
+    - `slot`: memory of a slot on the device; None if the host decodes.
+    - `depth`: number of slots, if the device decodes.
+    - `threads`: decoding threads, if the host decodes.
+    - `why`: why the host decodes; empty if the device does.
     """
 
     chain: DecodeChain
@@ -94,23 +85,12 @@ def choose_placement(
 ) -> DecodePlacement:
     """Choose where chunks are decoded: by the device or the host, whichever is estimated to be faster.
 
-    Parameters
-    ----------
-    chain : DecodeChain
-        Codecs of a chunk.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    chunks : int
-        Chunks to decode.
-    capacity : int
-        Device memory for all slots, in bytes.
-    cores : int
-        Cores of the host that this process may use.
-    table_nbytes, margin : int
-        As for :func:`~linumpy.plan.decode.staging.fit_slot`.
-    decode_on : {"device", "host"}, optional
-        Decode there, without an estimate. The host decodes nevertheless if the chunks do not fit into the device memory
-        or only the host decodes their filter.
+    - `chunk_nbytes`: decoded bytes of a chunk.
+    - `capacity`: device memory for all slots, in bytes.
+    - `cores`: cores of the host that this process may use.
+    - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.workspace.fit_slot`.
+    - `decode_on` (``"device"`` or ``"host"``): decode there, without an estimate. The host decodes nevertheless if the
+      chunks do not fit into the device memory or only the host decodes their filter.
     """
     threads = max(1, min(_MAX_THREADS, cores, chunks))
     host = DecodePlacement(chain, None, _DEPTH, threads, "")
@@ -164,7 +144,8 @@ def _fit_on_device(
     One slot for few chunks that fit into a third of the memory, else three slots, or fewer if a chunk would not fit.
     """
     count = max(1, min(chunks, _MAX_CHUNKS))
-    is_one_slab = count <= _MAX_SINGLE_SLAB_CHUNKS and count * _max_device_nbytes(chunk_nbytes) <= capacity // _DEPTH
+    # A chunk takes at most 4 times its bytes: stored, decoded and intermediate ones.
+    is_one_slab = count <= _MAX_SINGLE_SLAB_CHUNKS and count * (4 * chunk_nbytes + 2**14) <= capacity // _DEPTH
     for depth in range(1 if is_one_slab else min(_DEPTH, count), 0, -1):
         slot = fit_slot(
             host.chain,
@@ -197,11 +178,6 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
         return mebibytes / (_GROUPS_START + mebibytes / _GROUPS_RATE)
     rate = streams * _stream_rate(placement.chain, slot.chunk_nbytes)
     return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
-
-
-def _max_device_nbytes(chunk_nbytes: int) -> int:
-    """Return an upper bound of the device memory of a chunk: stored, decoded and intermediate bytes."""
-    return 4 * chunk_nbytes + 2**14
 
 
 def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:

@@ -1,26 +1,186 @@
-"""Plan the encoding of chunks on the device, by the requested codec. Pure."""
+"""Plan the encoding of chunks on the device by the requested codec, among them Blosc 1 frames. Pure.
+
+In: number and size of the chunks, and an :class:`~linumpy.plan.codecs.Encoding`. Out:
+:class:`~linumpy.plan.encode.launches.EncodePlan`. Errors: ``NotImplementedError`` for a codec without a kernel,
+``ValueError`` for a chunk that is larger than the codec allows, or elements of a size that Blosc does not allow.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from linumpy.plan.encode.blosc import plan_blosc
-from linumpy.plan.encode.encoding import Encoding
-from linumpy.plan.encode.launches import EncodePlan
-from linumpy.plan.encode.lz4 import plan_lz4
-from linumpy.plan.encode.zstd import plan_zstd
+from linumpy.plan.codecs import Encoding
+from linumpy.plan.encode.launches import (
+    Address,
+    EncodeLaunch,
+    EncodePlan,
+    Scratch,
+    grid_of,
+    plan_lz4,
+    plan_streams,
+    plan_zstd,
+    relocated,
+    stream_nbytes,
+)
+
+#: Size of a frame's header, and maximum size of a chunk, in bytes.
+_HEADER_NBYTES, _MAX_NBYTES = 16, 2**31 - 1 - 16
+#: Flags of the header: the shuffle, blocks that are not split, and in the upper three bits the inner codec.
+_SHUFFLE_FLAGS = {"none": 0, "byte": 1, "bit": 4}
+_NOT_SPLIT_FLAG = 16
+_CODEC_NUMBERS = {"lz4": 1, "zstd": 4}
+#: Readers expect split blocks if elements have at most 16 bytes and each stream has at least 128 bytes.
+_MAX_SPLITS, _MIN_SPLIT_NBYTES = 16, 128
+#: Bytes of a block with zstd inside, which is not split. Blocks are shorter with the bit shuffle, after which the
+#: statistics of the bytes vary more.
+_ZSTD_BLOCK_NBYTES, _ZSTD_BIT_BLOCK_NBYTES = {"fast": 2**17, "small": 2**18}, 2**16
+#: Maximum bytes of a tile of the shuffling kernel. Rounded down to whole elements, a tile may be half as long.
+_TILE_NBYTES = 2**14
+
+#: Function that plans the encoding of streams, from their number and the bytes of each.
+StreamPlanner = Callable[[int, int], EncodePlan]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a chunk is cut into blocks.
+
+    - `block`: bytes of a whole block.
+    - `splits`: streams of a whole block.
+    - `rest`: bytes of the rest of the chunk, possibly 0. The rest is a shorter block of one stream.
+    """
+
+    block: int
+    splits: int
+    whole: int
+    rest: int
+
+
+def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
+    """Plan how a chunk is cut: into blocks of about equal size, so that the rest, which is never split, is short."""
+    unit = 8 * encoding.itemsize  # C-Blosc shuffles the bits of blocks of a multiple of 8 elements
+    if encoding.inner == "lz4":
+        max_nbytes = stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MAX_SPLITS else 1)
+    else:
+        max_nbytes = _ZSTD_BIT_BLOCK_NBYTES if encoding.shuffle == "bit" else _ZSTD_BLOCK_NBYTES[encoding.preset]
+    max_nbytes = max_nbytes // unit * unit
+    block = nbytes // max(1, -(-nbytes // max_nbytes)) // unit * unit or nbytes or 1
+    is_split = (
+        encoding.inner == "lz4" and encoding.itemsize <= _MAX_SPLITS and block // encoding.itemsize >= _MIN_SPLIT_NBYTES
+    )
+    return Cut(block, encoding.itemsize if is_split else 1, nbytes // block, nbytes % block)
+
+
+def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPlanner) -> EncodePlan:
+    """Plan the encoding of chunks as Blosc does.
+
+    - `count`, `nbytes`: number of chunks, and bytes of each.
+    - `encoding`: inner codec, shuffle and settings.
+    - `plan_zstd`: plans the encoding of streams by zstd; used if zstd is the inner codec.
+
+    Raises `ValueError`: a chunk is larger than Blosc allows, or an element does not have 1 to 255 bytes.
+    """
+    if nbytes > _MAX_NBYTES:
+        raise ValueError(f"Blosc takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")
+    if not 0 < encoding.itemsize < 256:
+        raise ValueError(f"Blosc takes elements of 1 to 255 bytes, not of {encoding.itemsize}")
+    cut, itemsize = cut_chunk(nbytes, encoding), encoding.itemsize
+    shuffle_flag = _shuffle_flag(nbytes, encoding)
+    not_split = cut.splits == 1 and (itemsize > 1 or encoding.inner != "lz4")
+    flags = shuffle_flag | (_NOT_SPLIT_FLAG if not_split else 0) | _CODEC_NUMBERS[encoding.inner] << 5
+    scratch, launches = Scratch(), list[EncodeLaunch]()
+    chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
+    whole_bytes = rest_bytes = chunks  # what the inner codec encodes: whole blocks of all chunks, and their rests
+    if shuffle_flag or cut.rest:
+        whole_bytes, rest_bytes = scratch.take(count * cut.whole * cut.block), scratch.take(count * cut.rest)
+        tiles = -(-2 * cut.block // _TILE_NBYTES) * (cut.whole + 1)
+        shuffle = (chunks, nbytes, count, cut.block, itemsize, shuffle_flag, whole_bytes, rest_bytes)
+        launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
+    plan_streams = _plan_lz4_streams if encoding.inner == "lz4" else _zstd_stream_planner(plan_zstd)
+    stream_count = count * cut.whole * cut.splits
+    streams, encode_whole = plan_streams(whole_bytes, cut.block // cut.splits, stream_count, encoding.preset, scratch)
+    rests, encode_rest = plan_streams(rest_bytes, cut.rest, count, encoding.preset, scratch)
+    starts, sizes = scratch.take(4 * count * (cut.whole + 1)), scratch.take(4 * count)
+    grid, cut_args = grid_of(count * max(1, cut.whole + (cut.rest > 0))), (nbytes, count, cut.block, cut.splits)
+    write = (chunks, *cut_args, itemsize, flags, whole_bytes, rest_bytes, *streams, *rests, starts, offsets, arena)
+    launches += [
+        *encode_whole,
+        *encode_rest,
+        EncodeLaunch("blosc_encode", "blosc_sizes", grid_of(count), 32, (*cut_args, *streams, *rests, starts, sizes)),
+        EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
+        EncodeLaunch("blosc_encode", "blosc_write", grid, 256, write),
+    ]
+    return EncodePlan(count * (nbytes + _HEADER_NBYTES), scratch.nbytes, tuple(launches))
+
+
+def _shuffle_flag(nbytes: int, encoding: Encoding) -> int:
+    """Return the header's flag of the shuffle to apply; 0 for none.
+
+    Bits are not shuffled if a chunk ends within an element: C-Blosc before 1.18, and C-Blosc2, lose its last bytes.
+    """
+    if encoding.shuffle == "byte" and encoding.itemsize == 1:
+        return 0
+    if encoding.shuffle == "bit" and nbytes % encoding.itemsize:
+        return 0
+    return _SHUFFLE_FLAGS[encoding.shuffle]
+
+
+class _EncodedStreams(NamedTuple):
+    """Where encoded streams will be: the record ``Encoded`` of blosc_encode.cu.
+
+    Streams are either packed, with `offsets`, or in slots, with `stride` in bytes and `sizes`. All numbers are 0 if no
+    stream is encoded: the frames then hold the streams uncompressed.
+    """
+
+    first: Address | int = 0
+    offsets: Address | int = 0
+    stride: int = 0
+    sizes: Address | int = 0
+
+
+_PlannedStreams = tuple[_EncodedStreams, tuple[EncodeLaunch, ...]]
+
+
+def _plan_lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
+    """Plan the encoding of streams as LZ4 blocks.
+
+    A stream that is too long for one warp is stored uncompressed: the rest of some chunks of 32 MiB or more (512 MiB
+    with preset "small").
+    """
+    if nbytes == 0 or count == 0 or nbytes > stream_nbytes(preset):
+        return _EncodedStreams(), ()
+    slots, launch = plan_streams(streams, nbytes, count, preset, scratch)
+    return _EncodedStreams(slots.first, 0, slots.stride, slots.sizes), (launch,)
+
+
+def _zstd_stream_planner(plan_zstd: StreamPlanner) -> Callable[[Address, int, int, str, Scratch], _PlannedStreams]:
+    """Return the function that plans the encoding of streams as zstd frames, as :func:`_plan_lz4_streams`."""
+
+    def plan_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
+        if nbytes == 0 or count == 0:
+            return _EncodedStreams(), ()
+        inner = plan_zstd(count, nbytes)
+        addresses = {
+            "chunks": streams,
+            "arena": scratch.take(inner.arena_nbytes),
+            "offsets": scratch.take(8 * (count + 1)),
+            "scratch": scratch.take(inner.scratch_nbytes),
+        }
+        return _EncodedStreams(addresses["arena"], addresses["offsets"]), relocated(inner.launches, addresses)
+
+    return plan_streams
 
 
 @functools.lru_cache(maxsize=256)
 def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     """Plan the encoding of `count` chunks of `nbytes` bytes.
 
-    Raises
-    ------
-    NotImplementedError
-        The codec has no kernel (gzip, or none), or the encoding has a checksum, which the writer appends.
-    ValueError
-        A chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
+    Raises `NotImplementedError`: the codec has no kernel (gzip, or none), or the encoding has a checksum, which the
+    writer appends.
+    Raises `ValueError`: a chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
     """
     if encoding.checksum:
         raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")

@@ -21,16 +21,9 @@ Matrix = tuple[tuple[float, ...], ...]
 class Brick:
     """A box of the image in shared memory.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Voxels along each axis.
-    pitch : int
-        Distance between rows, in voxels.
-    nbytes : int
-        Size in shared memory, in bytes.
-    numbers : tuple of float
-        Kernel parameters `inverse`, `per` and `slack` of affine.cu.
+    - `pitch`: distance between rows, in voxels.
+    - `nbytes`: size in shared memory, in bytes.
+    - `numbers`: Kernel parameters `inverse`, `per` and `slack` of affine.cu.
     """
 
     shape: tuple[int, int, int]
@@ -45,23 +38,13 @@ def plan_brick(
 ) -> Brick | None:
     """Plan the brick of the image that a tile of the output needs.
 
-    Parameters
-    ----------
-    matrix : tuple of tuple of float, (3, 3)
-        Maps voxels of the output to coordinates in the image.
-    order : int
-        Spline order: 1 or 3.
-    tile : tuple of int
-        Voxels of the output that a block of threads computes.
-    itemsize : int
-        Bytes of a voxel in shared memory.
-    nbytes_limit : int
-        Shared memory of a block of threads, in bytes.
+    - `matrix` (3, 3): maps voxels of the output to coordinates in the image.
+    - `order`: spline order: 1 or 3.
+    - `tile`: voxels of the output that a block of threads computes.
+    - `itemsize`: bytes of a voxel in shared memory.
+    - `nbytes_limit`: shared memory of a block of threads, in bytes.
 
-    Returns
-    -------
-    Brick or None
-        None if the brick does not fit, or single precision is not sufficient.
+    Returns None if the brick does not fit, or single precision is not sufficient.
     """
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:

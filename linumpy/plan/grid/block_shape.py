@@ -30,14 +30,10 @@ _SMALL_NBYTES, _MIN_SAVING = 32 * 2**20, 0.08
 class BlockBytes:
     """Memory that a block takes, in bytes per voxel.
 
-    Attributes
-    ----------
-    source, output : int
-        Bytes of a voxel of the source and of the output.
-    work : int
-        Working memory of the transform, in bytes for each voxel of the source's box and its padding.
-    output_work : int
-        Working memory of transform and write, in bytes for each voxel of the whole chunks that hold the block.
+    - `source`, `output`: bytes of a voxel of the source and of the output.
+    - `work`: working memory of the transform, in bytes for each voxel of the source's box and its padding.
+    - `output_work`: working memory of transform and write, in bytes for each voxel of the whole chunks that hold the
+      block.
     """
 
     source: int
@@ -90,14 +86,9 @@ def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Seque
     The estimate is exact if each axis of the source depends on one axis of the output and the mode is one of
     `CLIPPED_MODES`. Otherwise n voxels of a box count as n + chunk - 1 along each axis, the average over all positions.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        Output grid over the source.
-    block_shape : sequence of int
-        Shape of a block of the output.
-    chunk_shape : sequence of int
-        Shape of a chunk of the source.
+    - `grid`: output grid over the source.
+    - `block_shape`: shape of a block of the output.
+    - `chunk_shape`: shape of a chunk of the source.
     """
     rows = [[axis for axis, m in enumerate(row) if m] for row in grid.matrix]
     counts = [-(-n // b) for n, b in zip(grid.output_shape, block_shape, strict=True)]
@@ -129,23 +120,10 @@ def choose_block_shape(
 ) -> tuple[int, ...]:
     """Choose the shape of the blocks, which consist of whole stored objects, as the module's docstring describes.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        Output grid over the source.
-    stored_shape : sequence of int
-        Shape of a chunk of the output, or of a shard if it has shards.
-    cost : BlockBytes
-        Memory of a block.
-    budget : int
-        Limit in bytes of all blocks, boxes and working memory together.
-    chunk_shape : sequence of int, optional
-        Shape of a chunk of the source, which is read whole if a box touches it; by default single voxels.
-
-    Raises
-    ------
-    DeviceMemoryError
-        Not even one stored object fits.
+    - `grid`: output grid over the source.
+    - `stored_shape`: shape of a chunk of the output, or of a shard if it has shards.
+    - `budget`: limit in bytes of all blocks, boxes and working memory together.
+    - `chunk_shape`: shape of a chunk of the source, which is read whole if a box touches it; by default single voxels.
     """
     block = [min(s, n) for s, n in zip(stored_shape, grid.output_shape, strict=True)]
     chunks = (1,) * grid.rank if chunk_shape is None else chunk_shape
@@ -158,7 +136,7 @@ def choose_block_shape(
     if peak_nbytes(block) > budget:
         raise DeviceMemoryError(
             f"blocks of one stored object, {tuple(block)} voxels, need {peak_nbytes(block)} bytes, but {budget} may be "
-            f"used: choose smaller chunks= (or shards=), or more device_memory="
+            f"used: choose smaller chunks= (or shards=), or more memory_bytes="
         )
     all_bytes = cost.pair(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
     large_nbytes = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
@@ -181,15 +159,11 @@ def choose_block_shape(
         if not fitting:
             # Blocks consist of whole stored objects, even if the output's end cuts them.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
-        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_compactness_key(shape)))
+        # Of shapes that read equally often, cubes come first, then the longest along the last axes.
+        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), max(shape), -min(shape), *shape))
         block = list(best)
 
 
 def _reads_per_voxel(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
     """Estimate how often a voxel of the source is read, in hundredths: smaller gains do not justify thin blocks."""
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
-
-
-def _compactness_key(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the sort key of a shape: cubes come first; of equally compact shapes, the longest along the last axes."""
-    return (max(shape), -min(shape), *shape)

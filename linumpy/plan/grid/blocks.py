@@ -29,29 +29,15 @@ _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 class AffineGrid:
     """An output grid mapped into a source by an affine map.
 
-    Attributes
-    ----------
-    source_shape, output_shape : tuple of int
-        Voxels along each axis.
-    matrix : tuple of tuple of float
-        ``coordinates in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
-    offset : tuple of float
-        See `matrix`.
-    order : int
-        Spline order, 0 to 5.
-    mode : str
-        One of :data:`MODES`.
-    sigmas : tuple of float
-        Standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each axis of the
-        source. The Gaussian repeats the outermost voxels beyond the edges. Empty, or all 0: no smoothing.
-    warp : PointMap
-        Fields of vectors, applied to voxels of the output before matrix and offset. The box of the source for a block
-        depends on vectors that the plan does not read, so blocks have no box.
-
-    Raises
-    ------
-    ValueError
-        A shape, matrix, order, mode or sigma is invalid, or they cannot be computed block by block together.
+    - `source_shape`, `output_shape`: voxels along each axis.
+    - `matrix`: ``coordinates in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
+    - `offset`: see `matrix`.
+    - `order`: spline order, 0 to 5.
+    - `mode`: one of :data:`MODES`.
+    - `sigmas`: standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each
+      axis of the source. The Gaussian repeats the outermost voxels beyond the edges. Empty, or all 0: no smoothing.
+    - `warp`: fields of vectors, applied to voxels of the output before matrix and offset. The box of the source for a
+      block depends on vectors that the plan does not read, so blocks have no box.
     """
 
     source_shape: tuple[int, ...]
@@ -171,15 +157,10 @@ class AffineGrid:
 class Block:
     """A block of the output, and the box of the source that it is computed from.
 
-    Attributes
-    ----------
-    number : int
-        Index of the block, from 0, the last axis fastest.
-    start, stop : tuple of int
-        Corners in the output.
-    source_start, source_stop : tuple of int
-        Corners in the source, within its shape. All 0 if the whole block lies outside, so that nothing is read, or if
-        the grid has a warp.
+    - `number`: index of the block, from 0, the last axis fastest.
+    - `start`, `stop`: corners in the output.
+    - `source_start`, `source_stop`: corners in the source, within its shape. All 0 if the whole block lies outside, so
+      that nothing is read, or if the grid has a warp.
     """
 
     number: int
@@ -213,17 +194,12 @@ class Block:
 class ResamplePlan:
     """The blocks of an output, and the box of the source that each needs.
 
-    Attributes
-    ----------
-    grid : AffineGrid
-        Output grid over the source.
-    block_shape : tuple of int
-        Shape of a block, a multiple of the shape of a stored object (chunk or shard); the output's end cuts blocks.
-    part_bytes : int
-        If the grid has a warp: maximum bytes of the boxes that a part of a block is computed from
-        (:func:`linumpy.resample.blocks.warp.make_warped`).
-    counts : tuple of int
-        Number of blocks along each axis.
+    - `grid`: output grid over the source.
+    - `block_shape`: shape of a block, a multiple of the shape of a stored object (chunk or shard); the output's end
+      cuts blocks.
+    - `part_bytes`: if the grid has a warp: maximum bytes of the boxes that a part of a block is computed from
+      (:func:`linumpy.resample.blocks.warp.make_warped`).
+    - `counts`: number of blocks along each axis.
     """
 
     grid: AffineGrid
@@ -264,17 +240,9 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     The box contains every voxel that contributes to the result, whatever the rounding of coordinates. It has no further
     margin, since a single voxel in another stored chunk causes a read of that whole chunk.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        Map, order and mode.
-    start, stop : sequence of int
-        Corners of the box in the output.
-
-    Returns
-    -------
-    start, stop : tuple of int
-        Corners in the source; all 0 if the box lies outside of the source, or the grid has a warp.
+    - `start`, `stop`: corners of the box in the output.
+    - returns `start`, `stop`: corners in the source; all 0 if the box lies outside of the source, or the grid has a
+      warp.
     """
     if grid.warp:
         return (0,) * grid.rank, (0,) * grid.rank

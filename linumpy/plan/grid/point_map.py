@@ -20,10 +20,8 @@ from numpy.typing import ArrayLike
 class Affine:
     """An affine map of points.
 
-    Attributes
-    ----------
-    matrix : tuple of tuple of float
-        A row for each coordinate of the result: a weight for each coordinate of the point, then the translation.
+    - `matrix`: a row for each coordinate of the result: a weight for each coordinate of the point, then the
+      translation.
     """
 
     matrix: tuple[tuple[float, ...], ...]
@@ -43,22 +41,15 @@ class Affine:
 class Field:
     """A field of vectors: displacements of points, or the coordinates that points are mapped to.
 
-    Attributes
-    ----------
-    array : zarr.Array
-        The vectors, not read yet: one axis for each input coordinate, in the order of the coordinates, and one axis for
-        the components of a vector.
-    component_axis : int
-        The axis of the components.
-    scale, translation : tuple of float
-        Distance between vectors, and position of the first vector, along each axis but `component_axis`, in the
-        coordinate system of the points.
-    relative : bool
-        Whether vectors are displacements; otherwise they are coordinates.
-    order : int
-        Spline order of the interpolation between vectors: 0, 1 or 3.
-    first : int
-        Index of the first coordinate of a point that the field takes. Coordinates that it does not take are unchanged.
+    - `array`: the vectors, not read yet: one axis for each input coordinate, in the order of the coordinates, and one
+      axis for the components of a vector.
+    - `component_axis`: the axis of the components.
+    - `scale`, `translation`: distance between vectors, and position of the first vector, along each axis but
+      `component_axis`, in the coordinate system of the points.
+    - `relative`: whether vectors are displacements; otherwise they are coordinates.
+    - `order`: spline order of the interpolation between vectors: 0, 1 or 3.
+    - `first`: index of the first coordinate of a point that the field takes. Coordinates that it does not take are
+      unchanged.
     """
 
     array: Any

@@ -24,20 +24,11 @@ _REMOVED = 1e-9
 class Regrid:
     """A new grid for a volume.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Shape of the output.
-    matrix : tuple of tuple of float
-        ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
-    offset : tuple of float
-        See `matrix`.
-    spacing : tuple of float
-        Spacing of the output, µm.
-    origin : tuple of float
-        Centre of the output's first voxel, µm, in the coordinate system of the source.
-    warp : PointMap
-        Fields of vectors, applied to voxels of the output before matrix and offset.
+    - `matrix`: ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
+    - `offset`: see `matrix`.
+    - `spacing`: spacing of the output, µm.
+    - `origin`: centre of the output's first voxel, µm, in the coordinate system of the source.
+    - `warp`: fields of vectors, applied to voxels of the output before matrix and offset.
     """
 
     shape: tuple[int, ...]
@@ -57,26 +48,14 @@ def plan_regrid(
 ) -> Regrid:
     """Plan the grid of an output.
 
-    Parameters
-    ----------
-    transform_or_spacing : float, sequence of float, or matrix
-        One number, or one for each axis: the wanted spacing in µm. A matrix of shape (rank, rank), (rank, rank + 1) or
-        (rank + 1, rank + 1) maps voxels of the output to coordinates in the source, both in voxels.
-    shape, spacing, origin : sequence
-        Grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
-    output_shape : sequence of int, optional
-        Default for a spacing: the whole number of voxels nearest to the extent of the source; the spacing is then
-        adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape` a
-        wanted spacing is used unchanged, and output and source begin at the same edge.
+    - `transform_or_spacing`: one number, or one for each axis: the wanted spacing in µm. A matrix of shape (rank,
+      rank), (rank, rank + 1) or (rank + 1, rank + 1) maps voxels of the output to coordinates in the source, both in
+      voxels.
+    - `shape`, `spacing`, `origin`: grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
+    - `output_shape`: default for a spacing: the whole number of voxels nearest to the extent of the source; the spacing
+      is then adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape`
+      a wanted spacing is used unchanged, and output and source begin at the same edge.
 
-    Raises
-    ------
-    ValueError
-        A spacing, matrix or `output_shape` of the wrong shape; a spacing that is not positive or too small; a matrix
-        that is singular or not finite.
-
-    Notes
-    -----
     The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins. With a new spacing f times
     as wide, voxel i therefore lies at (i + 1/2) f - 1/2 in the source. Under a matrix, the new spacing is the length in
     µm of a step of one voxel along each axis of the output. Spacing and origin cannot describe rotated axes, but the
@@ -113,17 +92,8 @@ def without_rounding(
 
     Other numbers are not rounded: the error of a rounded slope would grow along the output.
 
-    Parameters
-    ----------
-    linear, offset : numpy.ndarray
-        Map from voxels of the output to voxels of the source.
-    shape : sequence of int
-        Shape of the output.
-
-    Returns
-    -------
-    matrix, offset : tuple
-        As in :class:`Regrid`.
+    - `linear`, `offset`: map from voxels of the output to voxels of the source.
+    - returns `matrix`, `offset`: as in :class:`Regrid`.
     """
     limit = _REMOVED * np.minimum(1, np.abs(linear).max(axis=1, keepdims=True))
     whole = np.abs(linear - linear.round()) * np.array(shape) <= limit

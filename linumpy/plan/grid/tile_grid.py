@@ -1,30 +1,76 @@
-"""Plan the resampling of a mosaic grid (tiles side by side) to another voxel spacing.
+"""Plan the resampling of a mosaic grid (tiles side by side) to another voxel spacing, tile by tile.
 
-In: shape, spacing and origin of a mosaic, the shape of a tile, and a wanted spacing. Out: :class:`TileGrid`. Spacings
-and origins are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
+In: shape, spacing and origin of a mosaic, the shape of a tile, and a wanted spacing. Out: :class:`TileGrid`, whose axes
+give the voxels of each tile before ("old") and after resampling ("new"). Spacings and origins are in µm, everything
+else in voxels. Errors: ``ValueError`` naming the value.
+
+Each tile is resampled independently: a Gaussian of (factor - 1) / 2 voxels smooths it if it gets coarser, and linear
+interpolation gives the value at the centre of each new voxel. Both repeat the outermost voxels of the tile beyond its
+edges.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from linumpy.plan.grid.tile_axis import TileAxis
+
+@dataclass(frozen=True)
+class TileAxis:
+    """An axis of tiles.
+
+    - `size`: old voxels of the axis. The first tile begins at the first voxel; the last tile may be shorter.
+    - `tile`, `new_tile`: voxels of a whole tile, before and after resampling.
+    """
+
+    size: int
+    tile: int
+    new_tile: int
+
+    @property
+    def factor(self) -> float:
+        """Width of a new voxel in old voxels."""
+        return self.tile / self.new_tile
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the Gaussian, in old voxels; 0 without smoothing."""
+        return max(0.0, (self.factor - 1) / 2)
+
+    @property
+    def offset(self) -> float:
+        """Coordinate of the centre of a tile's first new voxel, in old voxels of the tile."""
+        return (self.factor - 1) / 2
+
+    @property
+    def new_size(self) -> int:
+        """Number of new voxels of the axis."""
+        return self.new_offset(self.size)
+
+    def new_offset(self, offset: int) -> int:
+        """Return the number of new voxels before an old voxel that begins a tile, or before the end of the axis.
+
+        A shorter last tile keeps the factor of whole tiles, so that the spacing is uniform. Its number of new voxels is
+        rounded, and at least 1.
+        """
+        tiles, remainder = divmod(offset, self.tile)
+        return tiles * self.new_tile + (max(1, round(remainder / self.factor)) if remainder else 0)
+
+    def tiles(self) -> Iterator[tuple[slice, slice]]:
+        """Yield the old and the new voxels of each tile."""
+        for start in range(0, self.size, self.tile):
+            stop = min(start + self.tile, self.size)
+            yield slice(start, stop), slice(self.new_offset(start), self.new_offset(stop))
 
 
 @dataclass(frozen=True)
 class TileGrid:
     """A mosaic of tiles before and after resampling.
 
-    Attributes
-    ----------
-    axes : tuple of TileAxis
-        Axes of the mosaic, with the sizes of tiles before and after resampling.
-    spacing : tuple of float
-        New spacing, µm: the extent of a tile divided by its whole number of new voxels.
-    origin : tuple of float
-        Centre of the first new voxel, µm.
+    - `axes`: axes of the mosaic, with the sizes of tiles before and after resampling.
+    - `spacing`: new spacing, µm: the extent of a tile divided by its whole number of new voxels.
+    - `origin`: centre of the first new voxel, µm.
     """
 
     axes: tuple[TileAxis, ...]
@@ -66,20 +112,9 @@ def plan_tile_grid(
 ) -> TileGrid:
     """Plan the mosaic grid at another spacing.
 
-    Parameters
-    ----------
-    shape, spacing, origin : sequence
-        Grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
-    tile : sequence of int
-        Voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
-    target : float or sequence of float
-        Wanted spacing in µm, one for all axes or one for each.
-
-    Raises
-    ------
-    ValueError
-        A spacing that is not a positive number, too small, or so coarse that a tile has no voxel; a tile that does not
-        fit into the mosaic.
+    - `shape`, `spacing`, `origin`: grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
+    - `tile`: voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
+    - `target`: wanted spacing in µm, one for all axes or one for each.
     """
     rank = len(shape)
     wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(map(float, target))

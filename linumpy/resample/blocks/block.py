@@ -42,8 +42,6 @@ def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Ar
 
     Parameters and result are those of :func:`affine_box`.
 
-    Notes
-    -----
     Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers), and are rounded to the dtype
     of `out` at the end.
     """
@@ -89,26 +87,12 @@ def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
 def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
     """Make a block of the output.
 
-    Parameters
-    ----------
-    source : numpy.ndarray or cupy.ndarray
-        The voxels ``block.source_box`` of the image.
-    grid : AffineGrid
-        The map, the order and the mode.
-    block : Block
-        Coordinates of box and block.
-    cval : float
-        Value outside of the image, for the constant modes.
-    out : numpy.ndarray or cupy.ndarray
-        The output: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
+    - `source`: the voxels ``block.source_box`` of the image.
+    - `grid`: the map, the order and the mode.
+    - `block`: coordinates of box and block.
+    - `cval`: value outside of the image, for the constant modes.
+    - `out`: the output: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        `out`.
-
-    Notes
-    -----
     Orders above 1 filter the box. Its margin is so wide that the result differs from that of the whole image by
     rounding only.
     """
@@ -193,14 +177,8 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
 def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Data type of source and result.
-    order : int
-        Order of the spline.
-    device : {"cuda", "cpu"}
-        Device of the arrays.
+    - `dtype`: data type of source and result.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
     """
     type_code = dtype.str[1:]
     if device == "cuda":
@@ -213,14 +191,9 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
     """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Data type of source and result.
-    grid : AffineGrid
-        The map, the order, the mode and the smoothing.
-    device : {"cuda", "cpu"}
-        Device of the arrays.
+    - `dtype`: data type of source and result.
+    - `grid`: the map, the order, the mode and the smoothing.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
     """
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
@@ -251,12 +224,8 @@ def _extended_like_image(source: np.ndarray, grid: AffineGrid, block: Block) -> 
     In the clipped modes, and along axes where no coordinate is near an edge of the image, the box suffices. Along other
     axes the array is as long as the image; its voxels outside the box are zeros that no result depends on.
 
-    Returns
-    -------
-    source : array
-        The array to interpolate.
-    origin : tuple of int
-        Offset of its first voxel in the whole image.
+    - returns `source`: the array to interpolate.
+    - returns `origin`: offset of its first voxel in the whole image.
     """
     if grid.mode in CLIPPED_MODES:
         return source, block.source_start

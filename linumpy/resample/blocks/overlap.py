@@ -51,23 +51,16 @@ def work_through(
     two buffers for sources suffice if `read` waits until the older source has been used. Files of some earlier blocks
     may be unfinished.
 
-    Parameters
-    ----------
-    names : iterable
-        A name of each block, such as its box.
-    read : callable
-        Name → voxels. Called in a thread of its own.
-    compute : callable
-        Name, voxels → result. Called in the caller's thread, on a device on CuPy's current stream, where it may start
-        work and return.
-    write : callable
-        Name, result → None, or a function that waits for the files. Called in a thread of its own, in order, when the
-        work of `compute` on the device is complete; the caller's thread calls the returned function. When `write`
-        returns, the memory of the result may be reused. By default nothing is written.
-    use_gpu : bool
-        Whether the threads use the caller's current CUDA device, with a stream for reads and a stream for writes.
-    done : callable
-        Called with the name of each written block, in the caller's thread.
+    - `names`: a name of each block, such as its box.
+    - `read`: name → voxels. Called in a thread of its own.
+    - `compute`: name, voxels → result. Called in the caller's thread, on a device on CuPy's current stream, where it
+      may start work and return.
+    - `write`: name, result → None, or a function that waits for the files. Called in a thread of its own, in order,
+      when the work of `compute` on the device is complete; the caller's thread calls the returned function. When
+      `write` returns, the memory of the result may be reused. By default nothing is written.
+    - `use_gpu`: whether the threads use the caller's current CUDA device, with a stream for reads and a stream for
+      writes.
+    - `done`: called with the name of each written block, in the caller's thread.
     """
     ordering = _DeviceOrdering() if use_gpu else _HostOrdering()
     waiting = iter(names)

@@ -1,7 +1,7 @@
 """Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
 In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
-of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and writing overlap
+of the target, each of whole chunks (``linumpy.write.chunks``). Reading, transforming and writing overlap
 (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
 :func:`make_block` makes a single block, for ``linumpy.resample.workers``. Errors: those of reading and writing.
 """
@@ -37,8 +37,7 @@ from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.warp import make_warped
-from linumpy.write.encoded_chunks import Batch
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.chunks import Batch, Chunks, chunks_of, writing_threads
 from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
@@ -49,26 +48,15 @@ if TYPE_CHECKING:
 class BlockJob:
     """The parameters of all blocks of a volume.
 
-    Attributes
-    ----------
-    source : Source
-        The array to read; a path or a URL if other processes open it.
-    target : str
-        Path of the array to write.
-    plan : ResamplePlan
-        The blocks.
-    cval : float
-        Value outside of the source.
-    device : {"cuda", "cpu"}
-        Device of the transform.
-    scratch_bytes : int or None
-        Device memory that a read may use beyond its result; None on the CPU, or for the default.
-    index : tuple of int or None, optional
-        The volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single volume.
-    entries : tuple of int
-        The volume in the target: an index for each axis of time and channel.
-    batch : Batch or None
-        The batches that a device encodes; None for the default.
+    - `source`: the array to read; a path or a URL if other processes open it.
+    - `target`: path of the array to write.
+    - `cval`: value outside of the source.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
+    - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU, or for the default.
+    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single
+      volume.
+    - `entries`: the volume in the target: an index for each axis of time and channel.
+    - `batch`: the batches that a device encodes; None for the default.
     """
 
     source: Source
@@ -105,20 +93,12 @@ def make_block(job: BlockJob, number: int) -> int:
 
 
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks one after another; reading, transforming and writing overlap.
+    """Make blocks of the job's plan one after another; reading, transforming and writing overlap.
 
-    Parameters
-    ----------
-    job : BlockJob
-        The parameters of the blocks.
-    blocks : iterable of Block
-        Blocks of the job's plan.
-    done : callable
-        Called with each written block, in this thread.
+    `done` is called with each written block, in this thread.
     """
-    blocks = list(blocks)
-    if blocks:
-        _make_all(job, blocks, done)
+    with closing(open_stage(job, slots=2)) as stage:
+        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 def make_blocks_on_each(
@@ -126,14 +106,8 @@ def make_blocks_on_each(
 ) -> None:
     """Make blocks on several devices of this machine; a device takes the next block when it has read its last block.
 
-    Parameters
-    ----------
-    job, blocks
-        As for :func:`make_blocks`.
-    done : callable
-        Called with each written block, by one thread at a time.
-    devices : sequence of int
-        Numbers of CUDA devices.
+    - `job`, `blocks`: as for :func:`make_blocks`.
+    - `done`: called with each written block, by one thread at a time.
     """
     queue, lock = deque(blocks), threading.Lock()
 
@@ -148,17 +122,12 @@ def make_blocks_on_each(
 
     def work(_: int) -> None:
         try:
-            _make_all(job, next_blocks(), settle)
+            make_blocks(job, next_blocks(), settle)
         except BaseException:
             queue.clear()  # the other devices complete the blocks that they have begun, and then stop
             raise
 
     on_each(devices[: len(queue)], work)
-
-
-def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    with closing(open_stage(job, slots=2)) as stage:
-        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 class BlockStage(ABC):

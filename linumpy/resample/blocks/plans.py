@@ -19,11 +19,11 @@ from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
-from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
+from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
@@ -32,33 +32,11 @@ _MAX_WARPED_NBYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
-class Writing:
-    """How the chunks of the target are encoded.
-
-    Attributes
-    ----------
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    chunk_nbytes : int
-        Bytes of the voxels of an (inner) chunk.
-    """
-
-    encoding: Encoding
-    chunk_nbytes: int
-
-
-@dataclass(frozen=True)
 class BlockPlan:
     """The blocks of an image, and the memory that reads and writes take.
 
-    Attributes
-    ----------
-    plan : ResamplePlan
-        The blocks.
-    scratch : int or None
-        Device memory that a read takes beyond its result, in bytes; None without a device.
-    batch : Batch or None
-        The batches that a device encodes; None if there is nothing to encode, or without a device.
+    - `scratch`: device memory that a read takes beyond its result, in bytes; None without a device.
+    - `batch`: the batches that a device encodes; None if there is nothing to encode, or without a device.
     """
 
     plan: ResamplePlan
@@ -70,71 +48,55 @@ def plan_blocks(
     grid: AffineGrid,
     source: zarr.Array | Volume,
     stored: tuple[int, ...],
-    kind: str,
-    limit: int | None = None,
-    writing: Writing | None = None,
+    device: str,
+    memory_bytes: int | None = None,
+    encoding: Encoding | None = None,
+    chunk_nbytes: int = 0,
 ) -> BlockPlan:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        The map.
-    source : zarr.Array or Volume
-        The volume.
-    stored : tuple of int
-        Shape of a shard, or else of a chunk, of the target, along the axes of space.
-    kind : {"cuda", "cpu"}
-        Device of the transform.
-    limit : int, optional
-        Memory limit in bytes, `device_memory` of :func:`resample_zarr`.
-    writing : Writing, optional
-        Encoding of the chunks; by default the chunks are raw.
-
-    Raises
-    ------
-    DeviceMemoryError
-        Not even a block of one chunk (or shard) fits.
-    ValueError
-        The limit is not a number of bytes.
+    - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
+    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
+    - `limit`: memory limit in bytes, `memory_bytes` of :func:`resample_zarr`.
+    - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
-    check_limit(limit)
-    budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
-    if kind == "cpu" or writing is None:
-        return _planned(grid, source, stored, kind, budget, None)
-    batch = plan_batch(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
+    check_limit(memory_bytes)
+    budget, itemsize = memory_budget(device, memory_bytes), source.dtype.itemsize
+    if device == "cpu" or encoding is None:
+        return _planned(grid, source, stored, device, budget, None)
+    batch = plan_batch(encoding, chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
-        return _planned(grid, source, stored, kind, budget - batch.device_nbytes, batch)
+        return _planned(grid, source, stored, device, budget - batch.device_nbytes, batch)
     except DeviceMemoryError:
-        return _planned(grid, source, stored, kind, budget, NO_BATCH)  # the host encodes
+        return _planned(grid, source, stored, device, budget, NO_BATCH)  # the host encodes
 
 
 def _planned(
     grid: AffineGrid,
     source: zarr.Array | Volume,
     stored: tuple[int, ...],
-    kind: str,
+    device: str,
     budget: int,
     batch: Batch | None,
 ) -> BlockPlan:
     """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
-    scratch = None if kind == "cpu" else scratch_within(budget)
+    scratch = None if device == "cpu" else scratch_within(budget)
     if grid.warp:
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
-    work, output_work = box_work_bytes(source.dtype, grid, kind)
+    work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
-    copied = itemsize if kind == "cuda" and not (batch and batch.nbytes) else 0
+    copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
     return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
 
 
-def memory_budget(kind: str, limit: int | None) -> int:
+def memory_budget(device: str, memory_bytes: int | None) -> int:
     """Return the bytes that blocks may take, on a device or in host memory: the limit, or a default."""
-    if limit is not None:
-        return int(limit)
-    return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if kind == "cpu" else int(_SHARE * free_memory())
+    if memory_bytes is not None:
+        return int(memory_bytes)
+    return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if device == "cpu" else int(_SHARE * free_memory())
 
 
 def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
@@ -148,7 +110,7 @@ def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int
     if min_nbytes > budget // 2:
         raise DeviceMemoryError(
             f"blocks of one chunk (or shard) {stored} need {2 * min_nbytes} bytes, and {budget} may be used: pass a "
-            "larger device_memory or smaller chunks="
+            "larger memory_bytes or smaller chunks="
         )
     max_nbytes, shape = min(budget // 12, _MAX_WARPED_NBYTES), list(stored)
     while growing := [axis for axis, n in enumerate(shape) if n < grid.output_shape[axis]]:
@@ -173,10 +135,11 @@ def scratch_within(budget: int) -> int:
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 
-def check_limit(limit: object) -> None:
+def check_limit(memory_bytes: object) -> None:
     """Raise an error if a memory limit is not a number of bytes."""
-    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
-        raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
+    is_number = isinstance(memory_bytes, (int, float, np.integer))
+    if memory_bytes is not None and not (is_number and 1 <= memory_bytes < math.inf):  # type: ignore[operator]
+        raise ValueError(f"memory_bytes={memory_bytes!r}: pass a number of bytes")
 
 
 def host_memory() -> int:

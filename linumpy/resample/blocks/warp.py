@@ -50,26 +50,12 @@ def make_warped(
 ) -> Array:
     """Make a block of the output.
 
-    Parameters
-    ----------
-    grid : AffineGrid
-        A grid with a `warp`; its matrix and offset are applied after the warp.
-    block : Block
-        The block; its box of the source is not used.
-    cval : float
-        Value outside the source, for the constant modes.
-    out : numpy.ndarray or cupy.ndarray
-        The output.
-    read, read_field : callable
-        Read a box of the source, and of the array of a field.
-    limit : int
-        Maximum bytes of each of three: the coordinates of a part, a box of the source, a box of a field. A part of a
-        single voxel may exceed the limit.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        `out`.
+    - `grid`: a grid with a `warp`; its matrix and offset are applied after the warp.
+    - `block`: the block; its box of the source is not used.
+    - `cval`: value outside the source, for the constant modes.
+    - `read`, `read_field`: read a box of the source, and of the array of a field.
+    - `limit`: maximum bytes of each of three: the coordinates of a part, a box of the source, a box of a field. A part
+      of a single voxel may exceed the limit.
     """
     max_voxels = max(1, limit // (_AXIS_NBYTES * grid.rank))
     parts = [(block.start, block.stop)]

@@ -30,7 +30,7 @@ from linumpy.io.ngff.versions import in_version
 from linumpy.io.paths import has_dots
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encode.encoding import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.codecs import DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.resample.convert.members import Members, copy_files, keys_of, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
@@ -44,12 +44,7 @@ _LISTED_ARRAYS = 8
 class Storage:
     """How arrays of the copy are stored. None means as in the source; chunks without shards mean no shards.
 
-    Attributes
-    ----------
-    chunks, shards : tuple of int or None
-        Sizes along the last axes; they are 1 along other axes.
-    codec : str or None
-        Name of a codec.
+    - `chunks`, `shards`: sizes along the last axes; they are 1 along other axes.
     """
 
     chunks: tuple[int, ...] | None = None
@@ -61,23 +56,11 @@ class Storage:
 class ArrayCopy:
     """An array of the copy.
 
-    Attributes
-    ----------
-    path : str
-        Path in the copy.
-    source : zarr.Array
-        The array to copy.
-    chunks : tuple of int
-        Shape of an (inner) chunk.
-    shards : tuple of int or None
-        Shape of a shard.
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    names : tuple of str or None
-        Names of the axes, for the metadata of zarr v3.
-    order : tuple of int or None
-        For each axis of the copy its index among the axes of the source, whose other axes have one entry; None if the
-        axes are the same.
+    - `chunks`: shape of an (inner) chunk.
+    - `encoding`: encoding of an (inner) chunk.
+    - `names`: names of the axes, for the metadata of zarr v3.
+    - `order`: for each axis of the copy its index among the axes of the source, whose other axes have one entry; None
+      if the axes are the same.
     """
 
     path: str
@@ -127,22 +110,11 @@ def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[i
 class Hierarchy:
     """The copy of a group.
 
-    Attributes
-    ----------
-    group : zarr.Group
-        The source.
-    zarr_format : {2, 3}
-        Zarr format of the copy.
-    groups : mapping of str to dict
-        Attributes of each group, by its path.
-    arrays : tuple of ArrayCopy
-        The arrays to convert.
-    kept : mapping of str to zarr.Array
-        The arrays that are copied as they are, by their paths.
-    files : tuple of str
-        Paths of the files that do not belong to Zarr.
-    dropped : tuple of str
-        Descriptions of metadata that the copy's version of NGFF cannot hold.
+    - `zarr_format` (``2`` or ``3``): zarr format of the copy.
+    - `groups`: attributes of each group, by its path.
+    - `kept`: the arrays that are copied as they are, by their paths.
+    - `files`: paths of the files that do not belong to Zarr.
+    - `dropped`: descriptions of metadata that the copy's version of NGFF cannot hold.
     """
 
     group: zarr.Group
@@ -214,17 +186,7 @@ def _array_options(source: zarr.Array, names: tuple[str, ...] | None, zarr_forma
 
 
 def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
-    """Plan the copy of a group with all its members.
-
-    Raises
-    ------
-    SourceError
-        A group without arrays of numbers of 1 to 8 bytes, or a resolution of an image with other elements.
-    ValueError
-        Chunks or shards that do not fit an array.
-    MetadataError
-        Coordinates that the version cannot express.
-    """
+    """Plan the copy of a group with all its members."""
     name, members = describe_source(group), _members(group)
     nodes = members.nodes  # sorted: a stopped run identifies arrays by their order
     arrays = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
@@ -253,14 +215,14 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     if kept:
         listed = ", ".join(list(kept)[:_LISTED_ARRAYS]) + (" …" if len(kept) > _LISTED_ARRAYS else "")
         log.warning("%s: copied as they are, since they hold no voxels to convert: %s", name, listed)
-    copies = tuple(
-        replace(
-            plan_array(path, array, storage, zarr_format, space=_space(names.get(path))), names=names.get(path)
-        )
-        for path, array in arrays.items() if path not in kept
-    )  # fmt: skip
+    copies = []
+    for path, array in arrays.items():
+        if path not in kept:
+            space = sum(name.lower() in ("z", "y", "x") for name in names.get(path, ()))
+            copy = plan_array(path, array, storage, zarr_format, space=space)
+            copies.append(replace(copy, names=names.get(path)))
     return Hierarchy(
-        group=group, zarr_format=zarr_format, groups=groups, arrays=copies, kept=kept, files=members.files,
+        group=group, zarr_format=zarr_format, groups=groups, arrays=tuple(copies), kept=kept, files=members.files,
         dropped=tuple(dict.fromkeys(dropped)),
     )  # fmt: skip
 
@@ -275,11 +237,6 @@ def _is_converted(array: zarr.Array) -> bool:
         and bool(array.ndim)
         and 0 not in array.shape
     )
-
-
-def _space(names: tuple[str, ...] | None) -> int:
-    """Return the number of axes of space among the names of an image's axes."""
-    return sum(name.lower() in ("z", "y", "x") for name in names or ())
 
 
 def _members(group: zarr.Group) -> Members:
@@ -299,7 +256,7 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     yield "", group
     parts = [path.strip("/").split("/") for path in _named_paths(group)]
     paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
-    optional = _optional_path(group)
+    optional = "labels" if "multiscales" in ome_attributes(group) else "OME"  # NGFF defines it beside those named
     nodes = dict(zip(paths, open_members(group, paths), strict=True)) | {optional: open_optional(group, optional)}
     for path, node in nodes.items():
         if node is not None:
@@ -325,11 +282,6 @@ def _named_paths(group: zarr.Group) -> list[str]:
     ome = ome_attributes(group)
     paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
     return paths if "multiscales" in ome else [*paths, *image_paths(group)]
-
-
-def _optional_path(group: zarr.Group) -> str:
-    """Return the path of the group that NGFF defines beside those that the metadata of a group name."""
-    return "labels" if "multiscales" in ome_attributes(group) else "OME"
 
 
 def _paths_in(metadata: Any) -> Iterator[str]:

@@ -35,12 +35,8 @@ _BYTES = cpu.buffer_prototype
 class Members:
     """The members of a group.
 
-    Attributes
-    ----------
-    nodes : dict of str to zarr.Group or zarr.Array
-        All groups and arrays by their paths, sorted; the path of the group itself is empty.
-    files : tuple of str
-        Paths of other files, except metadata, chunks of arrays, and files in hidden folders.
+    - `nodes`: all groups and arrays by their paths, sorted; the path of the group itself is empty.
+    - `files`: paths of other files, except metadata, chunks of arrays, and files in hidden folders.
     """
 
     nodes: dict[str, Node]
@@ -61,13 +57,7 @@ class _Entry:
 
 
 def members_of(group: zarr.Group) -> Members | None:
-    """List the members of a group; None if its store does not list its keys.
-
-    Raises
-    ------
-    SourceError
-        A group or an array cannot be read, or is in a folder that is not a group; the message names it.
-    """
+    """List the members of a group; None if its store does not list its keys."""
     names = member_names(group)
     if names is None:
         return None

@@ -41,18 +41,11 @@ _RESOLUTION_UNITS = {2: 25_400.0, 3: 1e4, 4: 1e3, 5: 1.0}
 class TiffMetadata:
     """The metadata of a TIFF stack.
 
-    Attributes
-    ----------
-    spacing : mapping of str to float
-        Voxel spacing in µm of each axis of space for which the file has a known length.
-    leading : mapping of str to LeadingAxis
-        The time step, by ``"t"``, if the file has one in a known unit.
-    channels : tuple of (str or None, str or None)
-        Name, and colour as six hexadecimal digits, of each channel; empty if the file has neither.
-    windows : tuple of (float, float)
-        Range of values that viewers show of each channel; empty without such ranges.
-    is_of_tags : bool
-        Whether the spacing is from resolution tags alone, which may be meant for printing.
+    - `spacing`: voxel spacing in µm of each axis of space for which the file has a known length.
+    - `leading`: the time step, by ``"t"``, if the file has one in a known unit.
+    - `channels`: name, and colour as six hexadecimal digits, of each channel; empty if the file has neither.
+    - `windows`: range of values that viewers show of each channel; empty without such ranges.
+    - `is_of_tags`: whether the spacing is from resolution tags alone, which may be meant for printing.
     """
 
     spacing: Mapping[str, float] = field(default_factory=dict)

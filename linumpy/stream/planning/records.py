@@ -16,7 +16,7 @@ from linumpy.stream.config import Dtype
 from linumpy.stream.planning.alignment import Crop, Grid
 
 if TYPE_CHECKING:
-    from linumpy.io.looks import MetadataLook
+    from linumpy.io.paths import MetadataLook
     from linumpy.plan.layout import ArrayLayout
 
 Vector = tuple[float, float, float]

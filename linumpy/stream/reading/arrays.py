@@ -22,10 +22,9 @@ import zarr
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
-from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.open import open_source
-from linumpy.io.paths import absolute
+from linumpy.io.paths import MetadataLook, absolute
 from linumpy.io.source import local_name, local_path, open_node, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.config import Config, Sample

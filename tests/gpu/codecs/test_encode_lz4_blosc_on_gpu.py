@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from linumpy.gpu.codecs.encode import encode_chunks, encoding_nbytes
-from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import DecodeChain, Encoding
 from tests.gpu.codecs.test_encode_lz4_blosc_on_cpu import KINDS, WIDTHS, make, oct_chunk
 from tests.support.gpu.decoders import DeviceDecoder
 

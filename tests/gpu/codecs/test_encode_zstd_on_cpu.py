@@ -6,10 +6,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.encode import zstd
+from linumpy.plan.codecs import DecodeChain, Encoding
 from linumpy.plan.encode.chunks import plan_encoding
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.encode.launches import PRESETS, search_of
 from tests.support.budget import examples
 from tests.support.gpu.byte_kinds import KINDS, oct_bytes
 from tests.support.gpu.decoders import Decoder
@@ -25,7 +24,7 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 6000), st.sampled_from([16
 @needs_compiler
 @settings(inside_a_test, max_examples=examples(40))
 @given(
-    preset=st.sampled_from(sorted(zstd.PRESETS)),
+    preset=st.sampled_from(sorted(PRESETS)),
     nbytes=sizes,
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3),
     seed=st.integers(1, 2**20),
@@ -77,10 +76,10 @@ def test_ratio(preset):
     assert len(frame) < 16
 
 
-@given(count=st.integers(0, 300), nbytes=st.integers(0, 2**22), preset=st.sampled_from(sorted(zstd.PRESETS)))
+@given(count=st.integers(0, 300), nbytes=st.integers(0, 2**22), preset=st.sampled_from(sorted(PRESETS)))
 @example(count=3, nbytes=2**31, preset="small")
 def test_memory_is_known(count, nbytes, preset):
-    plan, search = plan_encoding(count, nbytes, Encoding("zstd", preset=preset)), zstd.search_of(nbytes, preset)
+    plan, search = plan_encoding(count, nbytes, Encoding("zstd", preset=preset)), search_of(nbytes, preset)
     assert plan.arena_nbytes >= count * (nbytes + 9)
     assert 4096 <= search.block <= 2**17
     assert search.segment + search.reached <= 2**17  # as far as a window reaches

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linumpy.gpu.codecs.encode import encode_chunks
-from linumpy.plan.encode import zstd
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.plan.codecs import Encoding
+from linumpy.plan.encode.launches import PRESETS
 from tests.support.budget import examples
 from tests.support.gpu.byte_kinds import KINDS, oct_bytes
 
@@ -35,7 +35,7 @@ def check(chunks, preset="fast"):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
-    preset=st.sampled_from(sorted(zstd.PRESETS)),
+    preset=st.sampled_from(sorted(PRESETS)),
     nbytes=st.one_of(st.integers(1, 9000), st.integers(1, 600_000), st.integers(16, 19).map(lambda n: 2**n)),
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4),
     seed=st.integers(1, 2**20),

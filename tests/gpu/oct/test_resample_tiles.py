@@ -16,7 +16,7 @@ from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import windows_of
-from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.plan.grid.tile_grid import TileAxis
 from tests.support.budget import examples, shown, some
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel

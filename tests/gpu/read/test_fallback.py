@@ -21,8 +21,7 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.engines import by_zarr
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.layout import read_layout
-from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.read import plan_read, why_not_gpu_mode
 from linumpy.plan.region import normalize_region
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in

@@ -19,8 +19,7 @@ from linumpy.gpu import Reader
 from linumpy.gpu.zarr_io import plan_zarr_read
 from linumpy.io.layout import read_layout
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.plan import plan_read
-from linumpy.plan.read.rectilinear import cut_by_shape
+from linumpy.plan.read import cut_by_shape, plan_read
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.regions import into_rows

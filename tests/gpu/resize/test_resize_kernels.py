@@ -16,7 +16,7 @@ from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchan
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
-from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.plan.grid.tile_grid import TileAxis
 from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler

@@ -234,8 +234,8 @@ def test_images_of_spatialdata(tmp_path):
     ("transformation", "message"),
     [
         ({"type": "sequence", "transformations": 5}, "of type 'sequence' has no list of transformations"),
-        ({"type": "scale", "scale": [1, 2]}, "of type 'scale' has no 3 numbers"),
-        ({"type": "affine", "affine": [[1, 0, 0], [0, 1, 0]]}, "of type 'affine' has no 3 × 4 numbers"),
+        ({"type": "scale", "scale": [1, 2]}, "of type 'scale' has numbers of shape .2,., and points have 3"),
+        ({"type": "affine", "affine": [[1, 0, 0], [0, 1, 0]]}, "of type 'affine' has numbers of shape .2, 3., and"),
         ({"type": "identity", "output": {"name": "atlas"}}, "to the coordinate systems 'atlas'; one of 'physical' is"),
         ({"type": "identity", "output": None}, "to the coordinate systems None; one of 'physical' is needed"),
     ],

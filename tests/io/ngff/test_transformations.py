@@ -5,7 +5,8 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError
-from linumpy.io.ngff.transformations import is_invertible, read_map
+from linumpy.io.ngff.transformations import is_invertible
+from linumpy.io.scenes import MapReader
 from linumpy.plan.grid.point_map import Affine, as_matrix
 
 TURN = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -15,6 +16,10 @@ SHIFT = {"type": "translation", "translation": [5.0, -6.0, 7.0]}
 SWAP = {"type": "mapAxis", "mapAxis": [2, 0, 1]}
 ONE = {"type": "scale", "scale": [4.0]}
 POINTS = np.random.default_rng(0).normal(size=(3, 50))
+
+
+def read_map(transformation, rank, group, name, inverse=False):
+    return MapReader(group, name).read(transformation, rank, inverse)
 
 
 def applied(one, points):

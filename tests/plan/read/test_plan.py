@@ -14,7 +14,7 @@ from numcodecs.checksum32 import CRC32C
 
 from linumpy.gpu import plan_zarr_read
 from linumpy.io.layout import read_layout
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.read import plan_read
 
 
 def make(shape=(100, 200, 300), chunks=(16, 16, 16), **options):

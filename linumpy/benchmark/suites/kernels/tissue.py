@@ -20,7 +20,7 @@ from linumpy.gpu.oct.projection import project
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.gpu.oct.surface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, ndimage_module
-from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.plan.grid.tile_grid import TileAxis
 from linumpy.testing.synthetic import MosaicSpec, block
 
 _DESCRIPTION = """Time the work on tissue, beside the same work written with CuPy's array functions, on this GPU.

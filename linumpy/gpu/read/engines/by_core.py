@@ -21,7 +21,7 @@ from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
 from linumpy.gpu.read.ticket import Jobs
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 if TYPE_CHECKING:

@@ -24,8 +24,16 @@ from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import DecodeLaunch, plan_launches
 from linumpy.plan.decode.placement import may_be_grouped
-from linumpy.plan.decode.staging import Slot, longest_stored
-from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, padded_nbytes, records_nbytes
+from linumpy.plan.decode.workspace import (
+    ALIGN,
+    CODES,
+    MARGIN,
+    Slot,
+    Workspace,
+    longest_stored,
+    padded_nbytes,
+    records_nbytes,
+)
 from linumpy.plan.layout import ArrayLayout
 
 if TYPE_CHECKING:

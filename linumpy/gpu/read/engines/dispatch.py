@@ -32,7 +32,7 @@ from linumpy.gpu.read.request import cast_dtype, new_array, without_bfloat16
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import JobGroup, Jobs, Ticket, Together
-from linumpy.io.looks import MetadataLook
+from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from linumpy.core import native
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.ticket import Job, JobList, Jobs
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.rectilinear import RegularBox, cut_by_shape
+from linumpy.plan.read import RegularBox, cut_by_shape
 
 
 class PartsJob:

@@ -1,10 +1,18 @@
-"""Encode whole chunks and shards of a local array, on the device or the host, and write their files.
+"""Write whole chunks and shards of an array, raw or encoded, from the host or the device.
 
-In: boxes of whole stored objects (chunks or shards), as NumPy or CuPy arrays. Out: files. As in zarr, an object that
-holds only the fill value has no file, and such an inner chunk is missing in its shard. A device array is cut into
-chunks and encoded on CuPy's current stream, in batches; threads of the host copy the stored bytes to pinned memory, a
-piece at a time, and write them while the next batches are encoded. The same threads encode host arrays, and device
-arrays whose chunks the device does not encode (``why_host``). Errors: ``OSError``, such as a full disk.
+In: boxes of whole stored objects (chunks or shards), as NumPy or CuPy arrays. Out: files. Raw chunks have the encoding
+that changes no byte. As in zarr, an edge chunk is written whole, with the fill value beyond the edge; an object with an
+encoding or shards that holds only the fill value has no file, and such an inner chunk is missing in its shard.
+
+A device array is cut into chunks and encoded on CuPy's current stream, in batches; threads of the host copy the stored
+bytes to pinned memory, a piece at a time, and write them while the next batches are encoded. kvikio writes raw chunks
+where it may use GPUDirect Storage (``linumpy.write.device_chunks``). The same threads encode host arrays, and device
+arrays whose chunks the device does not encode (``why_host``). zarr-python writes arrays that are not in a local folder,
+and arrays whose codecs, byte order or axis order linumpy does not write. Errors: ``OSError``, such as a full disk, and
+the errors of zarr-python.
+
+Files are written under their final names, so the folder of the array must have a temporary name until the array is
+complete. Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
 """
 
 from __future__ import annotations
@@ -13,24 +21,28 @@ import functools
 import itertools
 import logging
 import math
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import zarr
+from zarr.buffer import cpu
 
 from linumpy.arrays import Array
-from linumpy.device import free_memory, is_device_array, to_host
-from linumpy.io.codecs import checksum, host_encoder
-from linumpy.plan.encode.encoding import Encoding
+from linumpy.device import free_memory, is_device_array, to_host, usable_cores
+from linumpy.io.codecs import checksum, encoding_of, host_encoder
+from linumpy.io.layout import read_layout
+from linumpy.io.zarr_mode import host_codecs, read_on_host
+from linumpy.plan.codecs import Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
-from linumpy.write.chunk_file import Bytes, ChunkFiles
-from linumpy.write.shard import file_groups, stored_sizes, stored_spans
+from linumpy.write.chunk_file import Bytes, ChunkFiles, file_groups, stored_sizes, stored_spans
 from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks, task_count
 
 if TYPE_CHECKING:
@@ -43,23 +55,27 @@ log = logging.getLogger(__name__)
 #: Limits, unless a single chunk or shard takes more: bytes of a batch's voxels, and device memory of all batches.
 BATCH_NBYTES, _MAX_DEVICE_NBYTES = 256 * 2**20, 5 * 2**29
 #: Limit of batches whose stored bytes are being written. One thread writes a shard: several batches keep threads busy.
-_MAX_PENDING = 8
+#: Batches of raw chunks are as large as their voxels, and take no time to encode.
+_MAX_PENDING, _MAX_RAW_PENDING = 8, 2
 #: The default budget as a share of the free device memory; encoding takes at most a fourth of the budget.
 _BUDGET_SHARE = 0.5
+#: Bytes that are gathered at once from a raw chunk that is not contiguous: they stay in the processor's cache.
+_PIECE_NBYTES = 2**19
+
+
+def writing_threads() -> int:
+    """Return how many threads write chunks from host memory."""
+    return max(4, min(16, usable_cores()))
 
 
 @dataclass(frozen=True)
 class Batch:
     """The size of the batches that the device encodes.
 
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host encodes.
-    pending : int
-        Number of batches whose stored bytes may be on the device at the same time, while they are written.
-    device_nbytes : int
-        Device memory that writing takes beyond a block.
+    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host
+      encodes.
+    - `pending`: number of batches whose stored bytes may be on the device at the same time, while they are written.
+    - `device_nbytes`: device memory that writing takes beyond a block.
     """
 
     nbytes: int
@@ -74,20 +90,15 @@ NO_BATCH = Batch(0, 1, 0)
 def plan_batch(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget: int | None = None) -> Batch:
     """Plan the size of the batches that a device encodes; :data:`NO_BATCH` if not even a chunk (or shard) fits.
 
-    Parameters
-    ----------
-    encoding : Encoding
-        Encoding of an (inner) chunk.
-    chunk_nbytes, object_nbytes : int
-        Bytes of the voxels of an (inner) chunk, and of a chunk or shard.
-    budget : int, optional
-        Bytes of device memory, of which encoding may take a fourth; by default only the fixed limits apply.
+    - `chunk_nbytes`, `object_nbytes`: bytes of the voxels of an (inner) chunk, and of a chunk or shard.
+    - `budget`: bytes of device memory, of which encoding may take a fourth; by default only the fixed limits apply.
     """
     allowed = math.inf if budget is None else budget // 4
     count = max(1, BATCH_NBYTES // object_nbytes)
+    max_pending = _MAX_PENDING if encoding.compressor or object_nbytes > chunk_nbytes else _MAX_RAW_PENDING
     while count:
         once, each = _device_nbytes(encoding, chunk_nbytes, count * object_nbytes)
-        pending = max(2, min(_MAX_PENDING, int(min(allowed, _MAX_DEVICE_NBYTES) - once) // each))
+        pending = max(2, min(max_pending, int(min(allowed, _MAX_DEVICE_NBYTES) - once) // each))
         needed = once + pending * each
         if needed <= (allowed if count == 1 else min(allowed, _MAX_DEVICE_NBYTES)):
             return Batch(count * object_nbytes, pending, needed)
@@ -123,6 +134,73 @@ def _warn_once(why: str) -> None:
     log.warning("%s: chunks are copied to the host, which encodes them", why)
 
 
+class Chunks(Protocol):
+    """A writer of the chunks of an array; `stored_nbytes` counts the bytes of the files that were written."""
+
+    array: zarr.Array
+    stored_nbytes: int
+
+    @property
+    def why_host(self) -> str:
+        """Why the host encodes chunks of device arrays; empty if the device does."""
+
+    def start(self, box: Box, block: Array) -> Finish:
+        """Start to write a box of whole chunks (or shards), and return a function that waits until it is written.
+
+        `block` may change when this returns; a device array, by work on CuPy's current stream.
+        """
+
+
+def chunks_of(
+    array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False, batch: Batch | None = None
+) -> Chunks:
+    """Choose how the chunks of an array, which is open for writing, are written.
+
+    - `pool`: the threads that write; the caller shuts the pool down.
+    - `renamed`: as for :class:`linumpy.write.chunk_file.ChunkFiles`.
+    - `batch`: the batches that a device encodes; by default batches that take up to an eighth of the device's free
+      memory.
+    """
+    layout, encoding = read_layout(array), encoding_of(array)
+    is_plain = not layout.swapped and layout.stored_axes == tuple(range(layout.rank))
+    if encoding is None or layout.unsupported is not None or layout.root is None or not is_plain:
+        return ZarrChunks(array, layout, pool)
+    return LocalChunks(array, layout, encoding, pool, threads, renamed=renamed, batch=batch)
+
+
+def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
+    """Read a box that was written, to the host by zarr or to the device by linumpy's reader."""
+    if on_device:
+        from linumpy.write.device_chunks import read_to_device
+
+        return read_to_device(array, box)
+    return read_on_host(array, box)
+
+
+class ZarrChunks:
+    """Chunks that zarr-python writes, for example with codecs that linumpy does not name, or axes in another order."""
+
+    def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor) -> None:
+        self.array, self._layout, self._pool, self.stored_nbytes = array, layout, pool, 0
+        self.why_host = "zarr-python applies " + (" and ".join(layout.codecs) or "the order of bytes and axes")
+
+    def start(self, box: Box, block: Array) -> Finish:
+        """Copy a device array to the host, and write it by zarr before this returns.
+
+        zarr runs in a thread of the pool, since it continues a write whose caller is interrupted: shutting down the
+        pool waits for that write.
+        """
+        block = to_host(block)
+        with host_codecs(self.array):
+            self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
+        for unit in split(box, self._layout.object_shape) if self._layout.root is not None else ():
+            index = tuple(b.start // s for b, s in zip(unit, self._layout.object_shape, strict=True))
+            with suppress(FileNotFoundError):
+                path = f"{self._layout.root}/{self.array.metadata.encode_chunk_key(index)}"
+                self.stored_nbytes += os.stat(path).st_size
+        return done
+
+
 @dataclass(frozen=True)
 class _Object:
     """A stored object: its file, its box, the index slots of its inner chunks (None without shards), their count."""
@@ -133,19 +211,10 @@ class _Object:
     count: int
 
 
-class EncodedChunks:
-    """Chunks with an :class:`~linumpy.plan.encode.encoding.Encoding`, in files of their own or in shards.
+class LocalChunks:
+    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards.
 
-    Parameters
-    ----------
-    array : zarr.Array
-        In a local folder, in C order and this machine's byte order.
-    layout : ArrayLayout
-        Layout of the array.
-    encoding : Encoding
-        Encoding of the (inner) chunks.
-    pool, threads, renamed, batch
-        As for :func:`linumpy.write.raw_chunks.chunks_of`.
+    `encoding` is the encoding of the (inner) chunks; the other parameters are those of :func:`chunks_of`.
     """
 
     def __init__(
@@ -162,8 +231,9 @@ class EncodedChunks:
         assert layout.fill_value is not None  # its dtype is supported
         self.array, self.encoding, self.stored_nbytes = array, encoding, 0
         self._layout, self._pool, self._threads = layout, pool, threads
-        self._files = ChunkFiles(layout, renamed=renamed)
-        self._given_batch = batch
+        self._files, self._given_batch = ChunkFiles(layout, renamed=renamed), batch
+        #: Whether a file holds the voxels of a chunk, whatever they are.
+        self._is_raw = layout.chain is None and layout.shard is None
         self._bits = np.dtype(f"u{layout.dtype.itemsize}")
         self._fill = np.asarray(layout.fill_value).view(self._bits)[()]
         self._encode_on_host = host_encoder(encoding)
@@ -189,9 +259,9 @@ class EncodedChunks:
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); see :meth:`linumpy.write.raw_chunks.Chunks.start`.
+        """Start to write a box of whole chunks (or shards); see :meth:`Chunks.start`.
 
-        Chunks that the host encodes are written before this returns.
+        Chunks of host arrays, and chunks that the host encodes, are written before this returns.
         """
         if is_device_array(block):
             if not self.why_host:
@@ -201,8 +271,7 @@ class EncodedChunks:
                 started[-1][0].synchronize()
                 return partial(finish_all, [finish for _, finish in started])
             _warn_once(self.why_host)
-            block = to_host(block)
-        self._write_from_host(self._objects(box), np.asarray(block), box)
+        self._write_from_host(box, to_host(block))
         return done
 
     def _objects(self, box: Box) -> list[_Object]:
@@ -232,19 +301,21 @@ class EncodedChunks:
 
         Returns the event after which `block` may change, and a function that waits for the files.
         """
-        from linumpy.write.device_chunks import start_encoding
+        from linumpy.write.device_chunks import start_encoding, write_by_kvikio
 
         self._pending.wait_for_slot()
         layout = self._layout
         objects = [] if layout.shard is None else self._objects(box)
         parts = [block[within(object_.box, box)] for object_ in objects] or [block]
         assert layout.fill_value is not None
-        stored_bytes = start_encoding(
-            parts, layout.chunk_shape, layout.fill_value, replace(self.encoding, checksum=False)
-        )
+        encoding = replace(self.encoding, checksum=False)
+        stored_bytes = start_encoding(parts, layout.chunk_shape, layout.fill_value, encoding, keep_fill=self._is_raw)
         if layout.shard is None:
             paths = self._files.paths(box, layout.object_shape)
             count, write_some = len(paths), partial(self._write_chunks, stored_bytes, paths)
+            if self._is_raw and (finish := write_by_kvikio(stored_bytes, paths, self._files)) is not None:
+                self._add_stored(count * layout.chunk_nbytes)
+                return stored_bytes.block_copied, finish
         else:
             count, write_some = len(objects), partial(self._write_shards, stored_bytes, objects)
         tasks = task_count(count, self._threads, self._batch.pending if layout.shard is None else 1)
@@ -275,20 +346,27 @@ class EncodedChunks:
             with stored_bytes.copied_to_host(split_bytes(int(offsets[0]), int(offsets[-1]))) as copies:
                 self._write(objects[number], PinnedSpans(copies).groups(spans, with_checksum=with_checksum), sizes)
 
-    def _write_from_host(self, objects: list[_Object], block: np.ndarray, box: Box) -> None:
-        """Encode each chunk in a thread of the pool; the thread that encodes the last chunk of an object writes it."""
-        chunk_shape = self._layout.chunk_shape
+    def _write_from_host(self, box: Box, block: np.ndarray) -> None:
+        """Write chunks in threads of the pool; the thread that encodes the last chunk of an object writes its file."""
+        if self._is_raw and shape_of(box) == self._layout.chunk_shape:  # one chunk needs no other thread
+            self._write_raw(self._files.paths(box, self._layout.chunk_shape)[0], block)
+            return
+        objects = self._objects(box)
         encoded: list[list[Bytes | None]] = [[None] * object_.count for object_ in objects]
         remaining = [object_.count for object_ in objects]
         chunks = [
             (number, index, part)
             for number, object_ in enumerate(objects)
-            for index, part in enumerate(split(object_.box, chunk_shape))
+            for index, part in enumerate(split(object_.box, self._layout.chunk_shape))
         ]
 
-        def encode(chunk_number: int) -> None:
+        def write(chunk_number: int) -> None:
             number, index, part = chunks[chunk_number]
-            encoded[number][index] = self._encoded(block[within(part, box)])
+            voxels = block[within(part, box)]
+            if self._is_raw:
+                self._write_raw(objects[number].path, voxels)
+                return
+            encoded[number][index] = self._encoded(voxels)
             with self._lock:
                 remaining[number] -= 1
                 is_complete = not remaining[number]
@@ -297,7 +375,28 @@ class EncodedChunks:
                 sizes = np.array([sum(map(len, buffers)) for buffers in stored])
                 self._write(objects[number], [[buffer for buffers in stored for buffer in buffers]], sizes)
 
-        in_tasks(self._pool, self._threads, encode, range(len(chunks)))
+        in_tasks(self._pool, self._threads, write, range(len(chunks)))
+
+    def _write_raw(self, path: str, part: np.ndarray) -> None:
+        """Write a chunk as it is; one that is not contiguous, or at the edge, is gathered piece by piece."""
+        layout = self._layout
+        if part.shape == layout.chunk_shape and part.dtype == layout.dtype and part.flags.c_contiguous:
+            self._add_stored(self._files.write(path, [[part]]))
+        else:
+            self._add_stored(self._files.write(path, ([piece] for piece in self._gathered(part))))
+
+    def _gathered(self, part: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the voxels of a chunk in pieces that are contiguous, with the fill value beyond the edge."""
+        layout = self._layout
+        pieces = _pieces(layout.chunk_shape, layout.dtype.itemsize)
+        scratch = np.empty(math.prod(shape_of(pieces[0])), layout.dtype)
+        for box in pieces:
+            piece = scratch[: math.prod(shape_of(box))].reshape(shape_of(box))
+            voxels = part[box]
+            if voxels.shape != piece.shape:
+                piece[...] = layout.fill_value
+            piece[tuple(map(slice, voxels.shape))] = voxels
+            yield piece
 
     def _encoded(self, part: np.ndarray) -> Bytes | None:
         """Encode a chunk, with the fill value beyond the edge; return None if the chunk holds only the fill value."""
@@ -324,3 +423,9 @@ def _slots(counts: Sequence[int], chunks_per_shard: Sequence[int]) -> np.ndarray
     """Return the numbers, in a shard's index, of the first `counts` inner chunks along each axis."""
     corner = np.ix_(*map(np.arange, counts))
     return np.asarray(np.ravel_multi_index(np.broadcast_arrays(*corner), chunks_per_shard)).reshape(-1)  # type: ignore[call-overload, no-any-return]
+
+
+def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Box]:
+    """Cut a chunk into boxes that are consecutive in its file, of at most :data:`_PIECE_NBYTES` or one voxel."""
+    step = grown((1,) * len(shape), shape, itemsize, _PIECE_NBYTES)
+    return list(split(tuple(slice(0, n) for n in shape), step))
