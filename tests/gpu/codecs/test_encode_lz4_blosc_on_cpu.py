@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from linumpy.benchmark.data import oct_voxels
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.encode.blosc import cut_chunk
 from linumpy.plan.encode.chunks import plan_encoding
 from linumpy.plan.encode.encoding import Encoding
+from linumpy.testing.stores import oct_voxels
 from tests.support.budget import examples
 from tests.support.gpu.decoders import Decoder
 from tests.support.gpu.emulator import needs_compiler
