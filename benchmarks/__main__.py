@@ -17,7 +17,6 @@ MODULES = {
     "remote": "benchmarks.remote",
     "write": "benchmarks.write",
     "resampling": "benchmarks.resampling",
-    "resample-zarr": "benchmarks.resample_zarr",
     "tissue": "benchmarks.tissue",
     "correction": "benchmarks.correction",
     "scripts": "benchmarks.scripts",

@@ -154,7 +154,9 @@ def _run(bench: Bench, args: argparse.Namespace) -> None:
 
 
 def _make(workload: Workload, folder: Path, bench: Bench, batches: int | None) -> Crops:
-    """Write the arrays, and draw the crops; the scale changes number and sides of arrays, not crops and chunks."""
+    """Write the arrays, and draw the crops; the scale changes numbers and sides of arrays and crops, not of chunks."""
+    crop, batch = (max(16, round(n * bench.scale)) for n in workload.crop), max(2, round(workload.batch * bench.scale))
+    workload = replace(workload, crop=tuple(crop), batch=batch)
     spec, count = workload.spec, max(1, round(workload.arrays * bench.scale))
     assert spec.shards is not None
     sides = zip(spec.shape, spec.shards, workload.crop, strict=True)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 GPU_PACKAGES = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "cuda", "rmm", "torch")
 #: Packages of the extras, and peers of benchmarks.
 OPTIONAL = {
-    "cucim", "dask", "distributed", "ipywidgets", "nerfacc", "nibabel", "obstore", "SimpleITK", "skimage", "tensorstore",
-    "tifffile", "trimesh", "vtk", "zarrs",
+    "cucim", "dask", "distributed", "ipywidgets", "nerfacc", "nibabel", "obstore", "SimpleITK", "skimage",
+    "tensorstore", "tifffile", "trimesh", "vtk", "zarrs",
 }  # fmt: skip
 #: Modules that another package loads, which they import.
 LOADED_BY = {
