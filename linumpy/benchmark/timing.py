@@ -324,7 +324,7 @@ def run_suite(program: str, suite: Suite, argv: Sequence[str] | None = None) -> 
         print(facts, end="\n\n")
         suite.run(bench, args)
         if args.json is not None:
-            _write_json(args.json, [program, *words], facts, cases)
+            _write_json(args.json, [*program.split(), *words], facts, cases)
         if args.plot is not None:
             draw(cases, args.plot)
 
