@@ -15,6 +15,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
@@ -117,7 +118,8 @@ def _by_pread(file: int, shape: tuple[int, int, int], coords: np.ndarray) -> np.
 def _on_the_device(bench: Bench, order: str, window: int, volume: Larger) -> None:
     import cupy
 
-    batch, options = volume.batch, {"ahead" if order == "iid" else "window": window}
+    batch = volume.batch
+    options: dict[str, Any] = {"ahead" if order == "iid" else "window": window}
     sampler = create_sampler(
         "zarr", "cuda_out_of_core", source=volume.folder / "volume.zarr", seed=1, order=order, range=(0, 60000),
         cache_bytes=math.prod(volume.shape) * 2 // 4, **options,

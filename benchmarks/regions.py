@@ -87,7 +87,7 @@ def _time(bench: Bench, name: str, path: Path, voxels: np.ndarray, reads: Reads)
     shape = [max(1, round(n * bench.scale)) for n in reads.shape]
     boxes = _boxes(voxels.shape, shape, reads, max(1, round(64 * bench.scale)))
     cache: dict[str, Any] = {"cache_bytes": 2 * voxels.nbytes} if reads.kept else {}
-    with Reader(device=bench.device, **cache) as reader:
+    with Reader(device=None if bench.on_gpu else "cpu", **cache) as reader:
         layout = reader.layout_of(path)
         if reads.kept:
             reader.submit_layout(layout, (slice(None),) * voxels.ndim).result()

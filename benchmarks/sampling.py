@@ -147,7 +147,7 @@ def _case(bench: Bench, name: str, *, order: str = "", raster: bool = False, dty
     voxels, count = _volume(bench, dtype), max(2**12, round(_SAMPLES * bench.scale**3))
     coords = None if order else _points(bench, count, raster=raster)
     sampler = _sampler(voxels, order or "iid")
-    drawn = sampler.sample(count) if coords is None else (coords, sampler.decode(coords))
+    drawn: Any = sampler.sample(count) if coords is None else (coords, sampler.decode(coords))
 
     def call() -> Samples:
         if coords is None:

@@ -213,7 +213,7 @@ def _time(bench: Bench, name: str, crops: Crops, busy: bool) -> None:
 def _ours(case: Case, name: str, crops: Crops, count: int, **options: Any) -> None:
     config = Config(
         batch_size=crops.workload.batch, host_buffer_bytes=4 * GIB, device_buffer_bytes=4 * GIB, dtype="bf16",
-        lookahead_batches=4, device=crops.device, n_zarrs_meta_cache=64, **options,
+        lookahead_batches=4, device=None if crops.device == "cuda" else "cpu", n_zarrs_meta_cache=64, **options,
     )  # fmt: skip
     check = _finite if config.augment is not None else _check(crops)
     with case.attempt(name), Pipeline(config) as pipeline:
