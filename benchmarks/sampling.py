@@ -147,11 +147,11 @@ def _case(bench: Bench, name: str, *, order: str = "", raster: bool = False, dty
     voxels, count = _volume(bench, dtype), max(2**12, round(_SAMPLES * bench.scale**3))
     coords = None if order else _points(bench, count, raster=raster)
     sampler = _sampler(voxels, order or "iid")
-    drawn: Any = sampler.sample(count) if coords is None else (coords, sampler.decode(coords))
+    drawn = sampler.sample(count) if coords is None else (coords, sampler.decode(coords))
 
     def call() -> Samples:
         if coords is None:
-            sampler.sample_into(*drawn, count)
+            sampler.sample_into(drawn[0], drawn[1], count)
         else:
             sampler.decode_into(coords, drawn[1], count)
         return drawn

@@ -155,8 +155,8 @@ def _run(bench: Bench, args: argparse.Namespace) -> None:
 
 def _make(workload: Workload, folder: Path, bench: Bench, batches: int | None) -> Crops:
     """Write the arrays, and draw the crops; the scale changes numbers and sides of arrays and crops, not of chunks."""
-    crop, batch = (max(16, round(n * bench.scale)) for n in workload.crop), max(2, round(workload.batch * bench.scale))
-    workload = replace(workload, crop=tuple(crop), batch=batch)
+    z, y, x = (max(16, round(n * bench.scale)) for n in workload.crop)
+    workload = replace(workload, crop=(z, y, x), batch=max(2, round(workload.batch * bench.scale)))
     spec, count = workload.spec, max(1, round(workload.arrays * bench.scale))
     assert spec.shards is not None
     sides = zip(spec.shape, spec.shards, workload.crop, strict=True)
