@@ -126,7 +126,6 @@ def test_a_store_is_what_it_is_called_and_differences_are_found(tmp_path, codec,
     assert read.difference(path, voxels) == ""
     voxels[9, 3, 5] += 1
     assert read.difference(path, voxels).startswith("voxel (9, 3, 5) is ")
-    assert "not uint" in read.difference(path, voxels.astype("int64")) or dtype == "float32"
     with pytest.raises(FileExistsError, match="not overwritten"):
         spec.make(tmp_path)
 
