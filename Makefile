@@ -69,8 +69,8 @@ bench: $(VENV)/.has-test
 	mkdir -p bench-out
 	$(BIN)/linum-benchmark-kvikio-zarr --suite raw --json bench-out/raw.json --plot bench-out/raw.png
 	$(BIN)/linum-benchmark-kvikio-zarr --suite codecs --json bench-out/codecs.json --plot bench-out/codecs.png
-	$(BIN)/linum-benchmark resampling --json bench-out/resampling.json --plot bench-out/resampling.png
-	$(BIN)/linum-benchmark tissue --json bench-out/tissue.json --plot bench-out/tissue.png
+	$(BIN)/python -m benchmarks resampling --json bench-out/resampling.json --plot bench-out/resampling.png
+	$(BIN)/python -m benchmarks tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
 # Sources that clang-format formats.
 CPP = $$(git ls-files '*.cu' '*.cuh' 'linumpy/core/src/*.cpp' 'linumpy/core/src/*.h*' 'tests/core/*.cpp' 'tests/core/*.hpp')

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    from linumpy.benchmark.command import suite_main
+    from linumpy.benchmark.read import SUITE
+    from linumpy.benchmark.timing import run_suite
 
-    return suite_main("linum-benchmark-kvikio-zarr", "read", arguments)
+    return run_suite("linum-benchmark-kvikio-zarr", SUITE, arguments)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,19 @@ from linumpy.arrays import Array
 
 ROOT = Path(__file__).parents[1]
 GPU_PACKAGES = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "cuda", "rmm", "torch")
+#: Packages of the extras, and peers of benchmarks.
+OPTIONAL = {
+    "cucim", "dask", "distributed", "ipywidgets", "nerfacc", "nibabel", "obstore", "SimpleITK", "skimage",
+    "tensorstore", "tifffile", "trimesh", "vtk", "zarrs",
+}  # fmt: skip
 #: Modules that another package loads, which they import.
 LOADED_BY = {
     "linumpy.interop.monai": "monai",
     "linumpy.interop.nnunet": "nnunetv2",
     "linumpy.interop.xarray_backend": "xarray",
 }
-FILES = sorted([*(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+FOLDERS = ("linumpy", "scripts", "benchmarks")
+FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 
 
 def top_level(body):
@@ -32,21 +38,21 @@ def top_level(body):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_gpu_package_at_the_top(file):
+def test_no_gpu_package_and_no_optional_one_at_the_top(file):
     names = set()
     for node in top_level(ast.parse(file.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
-    assert not names & set(GPU_PACKAGES)
+    assert not names & (set(GPU_PACKAGES) | OPTIONAL)
 
 
 def test_everything_imports_where_they_are_blocked():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for file in FILES
-        if file.is_relative_to(ROOT / "linumpy")
+        if not file.is_relative_to(ROOT / "scripts")
     ]
     modules = [name for name in modules if name not in LOADED_BY or importlib.util.find_spec(LOADED_BY[name])]
     code = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from linumpy.benchmark.suites.kernels.registration import by_simpleitk, corner_errors, known_pairs
+from benchmarks.tissue import by_simpleitk, corner_errors, known_pairs
 from linumpy.registration.masked_correlation import match_pairs
 from linumpy.registration.pairs import PairSearch, register_pairs
 from linumpy.registration.refine import Refinement, refine_pairs

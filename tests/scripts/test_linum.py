@@ -9,7 +9,6 @@ import tomllib
 import pytest
 
 import linumpy
-from linumpy.benchmark.suites import SUITES
 from linumpy.resample.target_images import LABELS
 from linumpy.voxel.mesh_image import UNITS
 from linumpy.write.new_image import ZARR_FORMATS
@@ -120,16 +119,22 @@ def imported(*commands):
 def test_no_help_imports_what_only_the_work_needs():
     light = [name.split("-", 1)[1:] for name in COMMANDS if "benchmark" not in name]
     assert imported(*light) == "[]"
-    ours = {"asyncio", "numcodecs", "zarr", "tqdm"}
-    with_zarr = [["benchmark"], ["benchmark-kvikio-zarr"], *(["benchmark", suite] for suite in SUITES)]
-    assert set(re.findall(r"[a-z.]+", imported(*with_zarr))) <= ours
+    loaded = imported(["benchmark-kvikio-zarr"], ["benchmark", "read"])
+    assert set(re.findall(r"[a-z.]+", loaded)) <= {"asyncio", "numcodecs", "zarr"}
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_the_list_of_suites_is_right(name):
-    from linumpy.benchmark.suites import load_suite
-
-    assert load_suite(name).name == name
+def test_the_installed_benchmark_reads_and_the_others_need_a_checkout(capsys, monkeypatch, tmp_path):
+    script = load("linum_benchmark")
+    called = []
+    monkeypatch.setattr("benchmarks.__main__.main", called.append)
+    script.main(["tissue", "--runs", "2"])
+    assert called == [["tissue", "--runs", "2"]]
+    monkeypatch.setattr(script, "__file__", str(tmp_path / "linumpy_scripts/linum_benchmark.py"))
+    for words, code in ((["read", "--help"], 0), (["tissue"], 2), (["--help"], 0)):
+        with pytest.raises(SystemExit) as stop:
+            script.main(words)
+        assert stop.value.code == code
+    assert "invalid choice: 'tissue'" in capsys.readouterr().err
 
 
 def test_version_and_requirements_are_alike_in_every_file():

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from linumpy.benchmark.data import oct_voxels
 from linumpy.plan.codecs import DecodeChain, Encoding
 from linumpy.plan.encode.chunks import cut_chunk, plan_encoding
+from linumpy.testing.stores import oct_voxels
 from tests.support.budget import examples
 from tests.support.gpu.decoders import Decoder
 from tests.support.gpu.emulator import needs_compiler

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from linumpy.benchmark.data import oct_voxels
+from linumpy.testing.stores import oct_voxels
 
 
 def oct_bytes(shape=(8, 32, 32), dtype="u2", change=0.2634):

@@ -1,1 +1,0 @@
-"""Code that several suites use: stored arrays, ways to read them, a local server, workloads of crops, callers."""
