@@ -23,9 +23,6 @@ from linumpy.arrays import Array
 from linumpy.benchmark.timing import Bench, CannotRunError, Case, Check, peer_module
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, RaySamples, generate_training_samples, march
-from linumpy.rays.cameras import draw_rays
-from linumpy.rays.marching import find_samples, point_at, positions_of, to_grid
-from linumpy.rays.setting import MOST_STEPS, make_setting
 
 _RAYS = 2**18
 _OCCUPIED = 0.1
@@ -127,14 +124,10 @@ def _generate(bench: Bench) -> None:
         return generate_training_samples(PCG32.seeded(1), images, None, grid, deterministic=deterministic, **options)
 
     def check(result: RaySamples) -> str:
-        drawn = draw_rays(PCG32.seeded(1), host_images, n_rays, image_cdf=None, snap=False)
-        setting = make_setting(host_grid.centre, host_grid.edge, 1, None, 0, _STEP, None, MOST_STEPS, 0)
-        first = (array[:_CHECKED] for array in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
-        grid_rays = to_grid(setting, *first)
-        samples = find_samples(setting, to_host(host_grid.bits), grid_rays)
-        t = point_at(setting, grid_rays.start[samples.ray], samples.point)
-        positions = (positions_of(grid_rays, samples.ray, t) - setting.box[0]) * setting.per_box
-        return _first_rays_differ(result, samples.count, positions.clip(0, 1))
+        expected = generate_training_samples(PCG32.seeded(1), host_images, None, host_grid, **options)
+        counts, first = np.zeros(_CHECKED, np.int64), expected.ray_indices < _CHECKED
+        counts[expected.ray_indices[first]] = expected.n_steps[first]
+        return _first_rays_differ(result, counts, to_host(expected.positions[: counts.sum()]))
 
     _time(bench, "generate_training_samples", call, check)
 

@@ -1,8 +1,9 @@
-"""Launch trace.cu: march rays, drawn from images or given, through a grid on the device.
+"""Run trace.cu: march rays, drawn from images or given, through a grid.
 
-In: CuPy arrays (in tests NumPy's, with an emulated kernel). Out: the arrays of
-:class:`~linumpy.rays.samples.RaySamples`. Nothing here synchronizes. Only tables are copied to the device: records and
-extra dimensions of images once, the table of sRGB once for each stream.
+In: CuPy arrays for the kernel on the device, NumPy arrays for its host build in the native core (in tests also for the
+emulated kernel). Out: the arrays of :class:`~linumpy.rays.samples.RaySamples`, equal bit for bit. Nothing here
+synchronizes. Only tables are copied to the device: records and extra dimensions of images once, the table of sRGB once
+for each stream. Errors: :class:`~linumpy.errors.CoreUnavailableError` for NumPy arrays without the native core.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, current_queue, load, uploaded
-from linumpy.rays.cameras import NUMBERS_PER_RAY, linear_of_bytes
 from linumpy.rays.images import RECORD, Images
-from linumpy.rays.lenses import NEWTON_STEPS
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
+#: Random numbers reserved for a ray. It uses the first five: u, v, time, jitter and level.
+NUMBERS_PER_RAY = 8
+#: Iterations of Newton's method, for lenses without a closed-form inverse.
+_NEWTON_STEPS = 12
 #: Threads of a block: one warp. With ORDERED a block waits for the blocks before it, and larger blocks wait longer.
 THREADS = 32
 #: Maximum number of runs of a ray in shared memory. A run is a sequence of points in occupied voxels. For a ray with
@@ -87,13 +90,13 @@ def kernel_spec(
         "THREADS": THREADS,
         "MOST_RUNS": most_runs,
         "MOST_POINTS": MOST_POINTS,
-        "NEWTON_STEPS": NEWTON_STEPS,
+        "NEWTON_STEPS": _NEWTON_STEPS,
         "NUMBERS_PER_RAY": NUMBERS_PER_RAY,
         "HEAD_WORDS": _HEAD_WORDS,
         "IMAGE_NBYTES": RECORD.itemsize,
         "BATCH_NBYTES": BATCH.itemsize,
     }
-    # No fused multiply-adds: the samples must equal the NumPy path's, bit for bit.
+    # No fused multiply-adds: the samples must equal those of the host build, bit for bit.
     flags = ("-fmad=false",)
     return KernelSpec(
         "trace", "trace", tuple((key, str(value)) for key, value in defines.items()), "linumpy.rays.cuda", flags
@@ -145,21 +148,36 @@ def _batch(
     return batch
 
 
-def _launch(spec: KernelSpec, n_rays: int, batch: np.ndarray) -> None:
-    if n_rays:
+def _run(spec: KernelSpec, n_rays: int, batch: np.ndarray, *, on_device: bool) -> None:
+    if not n_rays:
+        return
+    if on_device:
         load(spec)((-(-n_rays // THREADS),), (THREADS,), (batch,))
+        return
+    from linumpy.core.native import library
+
+    features = [int(value) for name in ("IMAGES", "CONE", "LENGTHS") for key, value in spec.defines if key == name]
+    wrong = library().waiting.lc_trace_rays(*features, batch.ctypes.data, batch.nbytes, RECORD.itemsize)
+    assert not wrong, "the native core has other records of rays"
+
+
+@functools.cache
+def _linear_of_bytes() -> np.ndarray:
+    """Return the linear value, float32, of each byte 0 to 255 of sRGB (IEC 61966-2-1)."""
+    value = np.arange(256) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
 
 @functools.lru_cache(maxsize=16)
 def _linear_upload(queue: tuple[int, int, int]) -> Uploaded:
     import cupy
 
-    return uploaded(cupy.asarray(linear_of_bytes()))
+    return uploaded(cupy.asarray(_linear_of_bytes()))
 
 
-def _uploads(images: Images) -> tuple[Array, Array, Array]:
-    if not images.on_device:  # in tests
-        return images.table, images.extra, linear_of_bytes()
+def _tables(images: Images) -> tuple[Array, Array, Array]:
+    if not images.on_device:
+        return images.table, images.extra, _linear_of_bytes()
     return (*images.uploads.get(), _linear_upload(current_queue()).get())
 
 
@@ -179,9 +197,10 @@ def generate(
     unit_directions: bool,
     per_sample: bool,
     deterministic: bool,
+    on_device: bool,
 ) -> dict[str, Array]:
     """Draw and march rays; return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
-    table, image_extra, linear = _uploads(images)
+    table, image_extra, linear = _tables(images)
     n_extra = image_extra.shape[1]
     arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)
@@ -195,7 +214,7 @@ def generate(
         images=True, grows=setting.grows, ordered=deterministic, weighted=image_cdf is not None or images.weighted,
         lengths=not unit_directions, per_sample=per_sample,
     )  # fmt: skip
-    _launch(spec, n_rays, batch)
+    _run(spec, n_rays, batch, on_device=on_device)
     return arrays
 
 
@@ -208,11 +227,13 @@ def march(
     *,
     max_samples: int,
     deterministic: bool,
+    on_device: bool,
 ) -> dict[str, Array]:
     """March given rays (n, 6); return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
     n_rays = len(rays)
     arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)
     batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
-    _launch(kernel_spec(images=False, grows=setting.grows, ordered=deterministic), n_rays, batch)
+    spec = kernel_spec(images=False, grows=setting.grows, ordered=deterministic)
+    _run(spec, n_rays, batch, on_device=on_device)
     return arrays

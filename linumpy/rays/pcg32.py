@@ -50,11 +50,6 @@ def output(state: np.ndarray) -> np.ndarray:
     return (shifted >> turn) | (shifted << ((np.uint32(32) - turn) & np.uint32(31)))
 
 
-def as_unit_float(numbers: np.ndarray) -> np.ndarray:
-    """Convert uint32 to float32 in [0, 1), which represents the upper 24 bits exactly."""
-    return (numbers >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
-
-
 @dataclass
 class PCG32:
     """A generator of random numbers.

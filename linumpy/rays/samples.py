@@ -15,21 +15,10 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.rays import launch
 from linumpy.rays.arrays import are_on_device, as_array, check_array, check_cdf, whole_number
-from linumpy.rays.cameras import NUMBERS_PER_RAY, DrawnRays, draw_rays
 from linumpy.rays.images import Images
-from linumpy.rays.marching import (
-    GridRays,
-    SampleIndices,
-    find_samples,
-    normalized,
-    point_at,
-    positions_of,
-    step_at,
-    to_grid,
-)
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
-from linumpy.rays.setting import MOST_STEPS, Setting, make_setting
+from linumpy.rays.setting import MOST_STEPS, make_setting
 
 #: Maximum number of rays of a call: the kernel counts them in 26 bits.
 _MAX_RAYS = 2**26 - 1
@@ -210,25 +199,13 @@ def generate_training_samples(
     setting = make_setting(
         grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
     )  # fmt: skip
-    if on_device:
-        arrays = launch.generate(
-            array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
-            image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,
-            unit_directions=unit_directions, per_sample=per_sample, deterministic=deterministic,
-        )  # fmt: skip
-        rng.advance(n_rays * NUMBERS_PER_RAY)
-        return _from_kernel(arrays)
-    drawn = draw_rays(
-        rng, images, n_rays, image_cdf=None if image_cdf is None else np.asarray(image_cdf), snap=snap_to_pixel_centers
-    )
-    rays_in_grid = to_grid(setting, drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked)
-    hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
-    rng.advance(n_rays * NUMBERS_PER_RAY)
-    kept = drawn.unmasked & ((hits.count > 0) | train_envmap)
-    return _from_draws(
-        setting, images, drawn, rays_in_grid, hits, kept, max_samples, random_level=random_max_level,
-        unit_directions=unit_directions, per_sample=per_sample,
+    arrays = launch.generate(
+        array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
+        image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,
+        unit_directions=unit_directions, per_sample=per_sample, deterministic=deterministic, on_device=on_device,
     )  # fmt: skip
+    rng.advance(n_rays * launch.NUMBERS_PER_RAY)
+    return _result(arrays, on_device=on_device)
 
 
 def march(
@@ -284,28 +261,12 @@ def march(
     max_samples = whole_number(max_samples, "max_samples", 0)
     whole_number(len(rays), "number of rays", 0, _MAX_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
-    if are_on_device(rays=rays, grid=grid.bits, jitter=jitter):
-        xp = array_module(rays)
-        arrays = launch.march(xp, rays, jitter, grid, setting, max_samples=max_samples, deterministic=deterministic)
-        return _from_kernel(arrays | {"rays": rays, "ray_indices": xp.arange(len(rays), dtype=np.uint32)})
-    origin = np.ascontiguousarray(rays[:, :3])
-    with np.errstate(all="ignore"):
-        has_finite_origin = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
-    direction, _, has_length = normalized(rays[:, 3:])
-    shift = np.zeros(len(rays), np.float32) if jitter is None else np.asarray(jitter)
-    rays_in_grid = to_grid(setting, origin, direction, shift, has_length & has_finite_origin)
-    hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
-    fits = np.cumsum(hits.count) <= max_samples
-    samples = _samples(setting, rays_in_grid, direction, hits, fits)
-    base = np.cumsum(hits.count) - hits.count
-    return RaySamples(
-        *samples,
-        ray_indices=np.arange(len(rays), dtype=np.uint32),
-        rays=rays,
-        n_steps=np.where(fits, hits.count, 0).astype(np.int32),
-        base=np.where(fits, base, 0),
-        **_counts(fits.sum(), len(samples[2]), (~fits).sum()),
+    on_device, xp = are_on_device(rays=rays, grid=grid.bits, jitter=jitter), array_module(rays)
+    arrays = launch.march(
+        xp, rays, jitter, grid, setting, max_samples=max_samples, deterministic=deterministic, on_device=on_device
     )
+    numbers = xp.arange(len(rays), dtype=np.uint32)
+    return _result(arrays | {"rays": rays, "ray_indices": numbers}, on_device=on_device)
 
 
 def _check_jitter(jitter: Array) -> None:
@@ -317,58 +278,7 @@ def _check_jitter(jitter: Array) -> None:
         raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: a value in [0, 1) is needed")
 
 
-def _from_kernel(arrays: dict[str, Array]) -> RaySamples:
+def _result(arrays: dict[str, Array], *, on_device: bool) -> RaySamples:
     counts = arrays.pop("counts")
-    return RaySamples(n_rays=counts[1], n_samples=counts[2], n_dropped=counts[3], **arrays)
-
-
-def _counts(n_rays: int, n_samples: int, n_dropped: int) -> dict[str, np.ndarray]:
-    values = {"n_rays": n_rays, "n_samples": n_samples, "n_dropped": n_dropped}
-    return {name: np.array(value, np.uint64) for name, value in values.items()}
-
-
-def _samples(
-    setting: Setting, rays_in_grid: GridRays, direction: np.ndarray, hits: SampleIndices, kept: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return positions, directions and steps of the samples of the kept rays, as :class:`RaySamples` holds them."""
-    is_kept = kept[hits.ray]
-    ray, point = hits.ray[is_kept], hits.point[is_kept]
-    t = point_at(setting, rays_in_grid.start[ray], point)
-    position = (positions_of(rays_in_grid, ray, t) - setting.box[0]) * setting.per_box
-    return (
-        np.fmin(np.fmax(position, np.float32(0)), np.float32(1)),
-        (direction[ray] + np.float32(1)) * np.float32(0.5),
-        step_at(setting, t) * setting.dt_scale,
-    )
-
-
-def _from_draws(
-    setting: Setting, images: Images, drawn: DrawnRays, rays_in_grid: GridRays, hits: SampleIndices, kept: np.ndarray,
-    max_samples: int, *, random_level: bool, unit_directions: bool, per_sample: bool,
-) -> RaySamples:  # fmt: skip
-    last = np.cumsum(np.where(kept, hits.count, 0))
-    fits = kept & (last <= max_samples)
-    rows = np.flatnonzero(fits)
-    count = hits.count[rows]
-    samples = _samples(setting, rays_in_grid, drawn.direction, hits, fits)
-    level = drawn.level[rows] * np.float32(2) if random_level else np.ones(len(rows), np.float32)
-    extra = images.extra[drawn.image[rows]]
-    direction = drawn.direction[rows]
-    if not unit_directions:
-        direction = direction * drawn.length[rows, None]
-    return RaySamples(
-        *samples,
-        ray_indices=rows.astype(np.uint32),
-        rays=np.concatenate([drawn.origin[rows], direction], axis=1),
-        n_steps=count.astype(np.int32),
-        base=last[rows] - count,
-        **_counts(len(rows), len(samples[2]), (kept & ~fits).sum()),
-        max_level=level,
-        extra=extra,
-        image_indices=drawn.image[rows].astype(np.int32),
-        uv=drawn.uv[rows],
-        colors=drawn.rgba[rows],
-        pdf=drawn.pdf[rows],
-        sample_max_level=np.repeat(level, count) if per_sample else None,
-        sample_extra=np.repeat(extra, count, axis=0) if per_sample else None,
-    )
+    found = RaySamples(n_rays=counts[1, ...], n_samples=counts[2, ...], n_dropped=counts[3, ...], **arrays)
+    return found if on_device else found.trimmed()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from linumpy.rays import PCG32
-from linumpy.rays.pcg32 import as_unit_float
 from tests.support.oracles.slow_rays import SlowPcg32
 
 #: First numbers that O'Neill's pcg32-demo prints for seed 42, stream 54.
@@ -58,8 +57,3 @@ def test_parts_of_the_sequence():
     before = PCG32(rng.state, rng.inc)
     assert np.array_equal(rng.numbers(indices, 8, 5), expected[indices, :5].T)
     assert rng == before
-
-
-def test_floats_are_below_one():
-    numbers = np.array([0, 255, 256, 2**31, 2**32 - 1], np.uint32)
-    assert as_unit_float(numbers).tolist() == [0, 0, 2.0**-24, 0.5, 1 - 2.0**-24]

@@ -14,6 +14,7 @@ from tests.support.gpu.emulator import Kernel, emulated, library, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
 from tests.support.oracles.ray_scenes import BOX, grid, images, to_device, without_distributions
 
+pytestmark = pytest.mark.needs_core
 SPECS = [
     launch.kernel_spec(images=from_images, grows=grows, ordered=ordered)
     for from_images in (False, True)
@@ -251,6 +252,29 @@ def test_a_block_adds_aggregates_back_to_an_inclusive_prefix(known):
         out = np.zeros(32, np.uint64)
         run((1,), (32,), (states, out, np.int32(block)))
         assert (out == sums[:block].sum()).all()
+
+
+_FUNCTIONS = """
+extern "C" __global__ void functions(const float *x, float *out, int n) {
+    for (int i = threadIdx.x; i < n; i += 32) {
+        sine_cosine(x[i], out[i], out[n + i]);
+        out[2 * n + i] = exact_exp2(x[i]), out[3 * n + i] = exact_log2(fabsf(x[i]));
+    }
+}
+"""
+
+
+@needs_compiler
+def test_elementary_functions():
+    x = np.concatenate([np.linspace(-50, 50, 20001), np.geomspace(1e-6, 1e2, 5000)]).astype("f4")
+    x, out = x[x != 0], np.zeros((4, np.count_nonzero(x)), "f4")
+    text = source_text("trace", "linumpy.rays.cuda") + _FUNCTIONS
+    run = Kernel(library(text, SPECS[7].defines, ("functions",)).emulate_functions)
+    run((1,), (32,), (x, out, np.int32(len(x))))
+    exact = x.astype(float)
+    assert np.abs(out[:2] - [np.sin(exact), np.cos(exact)]).max() < 6.1e-8
+    assert np.allclose(out[2], 2.0**exact, rtol=4e-7)
+    assert np.allclose(out[3], np.log2(np.abs(exact)), rtol=3e-7, atol=2e-7)
 
 
 @needs_compiler

@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import chisquare
 
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, PixelCDF, generate_training_samples, march
-from linumpy.rays.cameras import world_rays
-from tests.support.oracles.ray_scenes import BOX, CENTRE, EDGE, Foreign, grid, images, pose
+from tests.support.oracles.ray_scenes import BOX, CENTRE, EDGE, Foreign, drawn_rays, grid, images, pose
 from tests.support.oracles.slow_rays import (
     SlowPcg32,
     color_of,
@@ -21,6 +20,7 @@ from tests.support.oracles.slow_rays import (
     world_ray,
 )
 
+pytestmark = pytest.mark.needs_core
 F = np.float32
 SCALE = 128 / EDGE
 
@@ -41,16 +41,11 @@ def numbers_of(seed, stream, count):
     return [[slow.unit() for _ in range(8)] for _ in range(count)]
 
 
-def camera_rays(one, u, v, column, row):
-    """Rays in the camera's axes, directions as long as they are; lenses have tests of their own."""
-    if one.rays is not None and one.rays[row, column, 3:].any():
-        return one.rays[row, column, :3].astype(float), one.rays[row, column, 3:].astype(float)
-    still = replace(one, start_pose=np.eye(3, 4), end_pose=None)
-    (o,), (d,), (length,) = world_rays(
-        Images.of([still]), np.zeros(1, int), np.array([u], "f4"), np.array([v], "f4"), np.array([column]),
-        np.array([row]), np.zeros(1, "f4"),
-    )  # fmt: skip
-    return o.astype(float), d.astype(float) * length
+def camera_rays(scene, snap):
+    """Rays in the cameras' axes, by index, directions as long as they are; lenses have tests of their own."""
+    still = [replace(one, start_pose=np.eye(3, 4), end_pose=None) for one in scene.images]
+    found, _ = drawn_rays(still, 180, snap_to_pixel_centers=snap, unit_directions=False)
+    return dict(zip(found.ray_indices.tolist(), found.rays.astype(float), strict=True))
 
 
 @pytest.mark.parametrize("snap", [False, True])
@@ -58,7 +53,7 @@ def test_pixels_colors_and_rays_are_those_of_the_definition(snap):
     scene, n = images(), 180
     options = {"snap_to_pixel_centers": snap, "train_envmap": True, "random_max_level": True}
     found, as_long = generate(**options), generate(unit_directions=False, **options)
-    kept = []
+    kept, local = [], camera_rays(scene, snap)
     for i, (u, v, time, _, level) in enumerate(row[:5] for row in numbers_of(7, 3, n)):
         number = i * len(scene) // n % len(scene)
         one = scene.images[number]
@@ -74,7 +69,7 @@ def test_pixels_colors_and_rays_are_those_of_the_definition(snap):
         assert np.allclose(found.pdf[at], (1, pdf), rtol=1e-5)
         assert found.max_level[at] == 2 * level
         assert found.extra[at].tolist() == [number, -1.5]
-        o, d = camera_rays(one, u, v, column, row)
+        o, d = local[i][:3], local[i][3:]
         origin, direction = o, d
         if one.rays is None or one.rays_frame == "camera" or not one.rays[row, column, 3:].any():
             origin, direction = world_ray(one, d, o, u, v, float(time))

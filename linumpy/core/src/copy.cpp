@@ -8,6 +8,15 @@
 #include <utility>
 
 namespace lc {
+
+float float_of_half(uint16_t half) {
+    const u32 sign = static_cast<u32>(half & 0x8000u) << 16, exponent = (half >> 10) & 31, mantissa = half & 1023u;
+    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
+    if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+    const float small = static_cast<float>(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<u32>(small));
+}
+
 namespace {
 
 struct Bool { u8 bits; };
@@ -35,16 +44,6 @@ template <> struct TypeOf<LC_BFLOAT16> { using type = BFloat16; };
 
 constexpr i64 SOURCES = LC_BFLOAT16, TARGETS = LC_BFLOAT16 + 1;
 constexpr std::array<i64, TARGETS> NBYTES = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16, 2};
-
-// Convert float16 bit by bit: every compiler gives the same result, and NaN payloads are kept.
-float from_half(Half h) {
-    const u32 sign = static_cast<u32>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 31,
-              mantissa = h.bits & 1023u;
-    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
-    if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
-    const float small = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<u32>(small));
-}
 
 // Convert to float16 with a single rounding: to nearest, ties to even.
 Half to_half(double d) {
@@ -78,7 +77,7 @@ template <class R> constexpr bool is_complex<Complex<R>> = true;
 
 // A stored number as an arithmetic type of C++: float16 as float, a bool as 0 or 1.
 template <class S> auto arithmetic(S v) {
-    if constexpr (std::is_same_v<S, Half>) return from_half(v);
+    if constexpr (std::is_same_v<S, Half>) return float_of_half(v.bits);
     else if constexpr (std::is_same_v<S, Bool>) return static_cast<u8>(v.bits != 0);
     else return v;
 }

@@ -26,4 +26,7 @@ void copy_box(const Conversion &conversion, const Box &box, const u8 *source, u8
 // Fill a box with one value: an element of the output, of `itemsize` bytes.
 void fill_box(i64 itemsize, const u8 *value, const Box &box, u8 *target);
 
+// Convert float16 bit by bit: every compiler gives the same result, and NaN payloads are kept.
+float float_of_half(uint16_t half);
+
 }  // namespace lc

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 11
+#define LC_ABI 12
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -370,6 +370,12 @@ LC_API int64_t lc_write_files(const lc_output *, int64_t *number);
 // where nanoseconds are the time of the last modification. `lc_free` frees the text. Returns 0 or an errno.
 LC_API int64_t lc_list_files(const char *folder, char **text, int64_t *nbytes);
 LC_API void lc_free(void *);
+
+// Find samples along rays on the host. `batch` is `struct Batch` of rays/cuda/trace.cu, with addresses of host memory;
+// `images`, `grows` and `lengths` are its definitions IMAGES, CONE and LENGTHS. Returns -1, and does nothing, if a size
+// of a record differs, else 0.
+LC_API int64_t lc_trace_rays(int64_t images, int64_t grows, int64_t lengths, const void *batch, int64_t nbytes,
+                             int64_t image_nbytes);
 
 // `lc_after_fork`, in a forked child: forget the threads of the parent. `lc_shutdown`, at exit: join all threads.
 LC_API void lc_after_fork(void);

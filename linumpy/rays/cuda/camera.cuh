@@ -1,5 +1,4 @@
-// Pixels, lenses and poses: an image and random numbers → a pixel, and origin and direction of its ray. The counterpart
-// of linumpy.rays.cameras and linumpy.rays.lenses, operation for operation.
+// Pixels, lenses and poses: an image and random numbers → a pixel, and origin and direction of its ray.
 struct Image {
     uint64 pixels, rays, distortion, cdf_y, cdf_x;  // addresses
     int width, height, format, lens, map_width, map_height, cdf_width, cdf_height, straight, rays_in_camera;

@@ -1,5 +1,6 @@
-// Random numbers, and elementary functions as fixed sequences of IEEE operations, with the same bits as
-// linumpy.rays.pcg32 and linumpy.rays.arithmetic. Sources that include this file are compiled with -fmad=false.
+// Random numbers, and elementary functions as fixed sequences of IEEE operations: the math libraries of CPUs and GPUs
+// round differently, and these functions give the same bits everywhere. Sources that include this file are compiled with
+// -fmad=false, and -ffp-contract=off on the host.
 typedef unsigned long long uint64;
 
 struct Pcg32 { uint64 state, inc; };

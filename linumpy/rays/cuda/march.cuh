@@ -1,4 +1,4 @@
-// Points along a ray, and which of them lie in occupied voxels. The counterpart of linumpy.rays.marching.
+// Points along a ray, and which of them lie in occupied voxels.
 //
 // In the grid's coordinates voxels of mip 0 are cubes of edge 1, and the grid's centre is 0. The points of a ray are a
 // fixed sequence t(0), t(1), …, each a function of its index alone; the samples are the points in occupied voxels, in

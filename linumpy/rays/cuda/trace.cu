@@ -20,7 +20,8 @@
 #include "march.cuh"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
-constexpr int WARP = 32, WARPS = THREADS / WARP,
+// The host build (core/src/rays.cpp) has blocks and warps of one thread, which run one after another.
+constexpr int WARP = THREADS < 32 ? THREADS : 32, WARPS = THREADS / WARP,
               STRIDE = THREADS + 1;  // padded, so that the runs of a ray are in different banks
 constexpr int SAMPLE_BITS = 36;  // low bits of a word, for a number of samples; the other bits hold a number of rays
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
@@ -229,6 +230,7 @@ __device__ inline Vector broadcast(const Vector &v, int lane) {
 
 // Write max_level and extra dimensions of a ray for each of `here` samples.
 __device__ inline void write_per_sample(const Batch &batch, int64 first, int here, float level, int image) {
+    if (!batch.sample_max_level) return;
     const int lane = threadIdx.x % WARP;
     if (lane < here) batch.sample_max_level[first + lane] = level;
     const float *const values = batch.image_extra + static_cast<int64>(image) * batch.n_extra;

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from linumpy.rays import Image, Images, OccupancyGrid, PixelCDF
+from linumpy.rays import PCG32, Image, Images, OccupancyGrid, PixelCDF, generate_training_samples
 
 CENTRE, EDGE = (0.5, -0.25, 1.0), 2.0
 #: Larger than mip 0, inside mip 1.
@@ -112,6 +112,15 @@ def grid(kind="sparse", mips=2, seed=0):
         z, y, x = np.mgrid[:128, :128, :128]
         density = np.stack([np.sin(x / 9.0 + m) * np.sin(y / 11.0) * np.sin(z / 13.0) > 0.6 for m in range(mips)])
     return OccupancyGrid.of(density, centre=CENTRE, edge=EDGE)
+
+
+def drawn_rays(scene, n, **options):
+    """Rays drawn from images, without samples, and the moment in [0, 1) at which the shutter takes each."""
+    found = generate_training_samples(
+        PCG32.seeded(7, 3), Images.of(scene), None, grid("empty"), n_rays=n, max_samples=0, train_envmap=True, **options
+    )
+    times = PCG32.seeded(7, 3).numbers(found.ray_indices.astype(int), 8, 3)[2] >> 8
+    return found, times / 2**24
 
 
 class Foreign:
