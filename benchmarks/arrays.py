@@ -32,19 +32,12 @@ def time_arrays(
 ) -> None:  # fmt: skip
     """Time a function on arrays.
 
-    Parameters
-    ----------
-    bench, name, ours, check
-        The case, its call, and the check of the result.
-    array : array
-        What the case is described by.
-    nbytes : float
-        Bytes that must at least be read and written; the row "copy" reads and writes as many.
-    peer, peer_name, share
-        The same work by another function, by default of CuPy or, on the CPU, SciPy; `share` is the part of the work
-        that the call does.
-    others : mapping
-        Name and maker of the call of further peers, which may be missing.
+    - `bench`, `name`, `ours`, `check`: the case, its call, and the check of the result.
+    - `array`: what the case is described by.
+    - `nbytes`: bytes that must at least be read and written; the row "copy" reads and writes as many.
+    - `peer`, `peer_name`, `share`: the same work by another function, by default of CuPy or, on the CPU, SciPy; `share`
+      is the part of the work that the call does.
+    - `others`: name and maker of the call of further peers, which may be missing.
     """
     source = bench.xp.zeros(max(1, int(nbytes) // 2), "u1")
     target = bench.xp.empty_like(source)

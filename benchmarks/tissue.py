@@ -229,12 +229,8 @@ def known_pairs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Make pairs of synthetic images: the moving image is rotated by up to 3° and shifted by up to 3 % of the side.
 
-    Returns
-    -------
-    fixed, moving : numpy.ndarray of float32, (count, side, side)
-        Moving images have a gain of 2 and an offset of 10; each image has noise of its own.
-    matrices : numpy.ndarray, (count, 3, 3)
-        Map (y, x, 1) of the fixed image to the moving image, in pixels.
+    Returns: (1) Moving images have a gain of 2 and an offset of 10; each image has noise of its own. (2) Map (y, x, 1)
+    of the fixed image to the moving image, in pixels.
     """
     from scipy import ndimage
 

@@ -21,14 +21,7 @@ from typing import Annotated, Any, Literal, Union
 class Range:
     """The range of a number.
 
-    Attributes
-    ----------
-    above : float
-        The number is greater.
-    least, most : float
-        The number is not less, and not greater.
-    infinite : bool
-        Whether infinity is allowed.
+    - `least`, `most`: the number is not less, and not greater.
     """
 
     above: float = -math.inf
@@ -74,20 +67,11 @@ class Declared:
 def check_value(name: str, value: object, declaration: Any) -> None:
     """Check a value against a declaration.
 
-    Parameters
-    ----------
-    name : str
-        Name of the option, for the error.
-    value : object
-        The value.
-    declaration : annotation
-        ``bool``, ``int``, ``float``, ``str``, a ``Literal``, a tuple of fixed length, or a union of these and None;
-        also ``Annotated`` with :class:`Range` or :class:`Parsed`.
+    - `name`: name of the option, for the error.
+    - `declaration`: ``bool``, ``int``, ``float``, ``str``, a ``Literal``, a tuple of fixed length, or a union of these
+      and None; also ``Annotated`` with :class:`Range` or :class:`Parsed`.
 
-    Raises
-    ------
-    ValueError
-        The value is not allowed.
+    Raises `ValueError`: the value is not allowed.
     """
     if not _allows(declaration, value):
         raise ValueError(f"{name}={value!r}: pass {_described(declaration)}")

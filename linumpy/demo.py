@@ -35,14 +35,7 @@ _SMOOTH_UM = 50.0
 class Stage:
     """One stage of the demonstration.
 
-    Attributes
-    ----------
-    name : str
-        Name to print.
-    seconds : float
-        Duration.
-    nbytes : int or None
-        Bytes that were processed, for a rate; None for a stage without a rate.
+    - `nbytes`: bytes that were processed, for a rate; None for a stage without a rate.
     """
 
     name: str
@@ -54,22 +47,12 @@ class Stage:
 class DemoResult:
     """Results of the demonstration.
 
-    Attributes
-    ----------
-    device : Device
-        Device of the computations.
-    read_by : str
-        The reader that read the mosaic, as :class:`~linumpy.gpu.read.report.ReadReport` names it.
-    shape, spacing_um : tuple
-        Shape of the resampled volume, and its voxel spacing in µm.
-    error_voxels, bias_voxels : float
-        Median absolute error, and median error, of the surface against the truth, in voxels of the mosaic along Z.
-    error_um : float
-        The median absolute error in µm.
-    stages : tuple of Stage
-        Durations of the stages.
-    outputs : tuple of Path
-        The written images and pictures.
+    - `read_by`: the reader that read the mosaic, as :class:`~linumpy.gpu.read.report.ReadReport` names it.
+    - `shape`, `spacing_um`: shape of the resampled volume, and its voxel spacing in µm.
+    - `error_voxels`, `bias_voxels`: median absolute error, and median error, of the surface against the truth, in
+      voxels of the mosaic along Z.
+    - `error_um`: the median absolute error in µm.
+    - `outputs`: the written images and pictures.
     """
 
     device: Device

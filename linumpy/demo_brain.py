@@ -56,20 +56,11 @@ def drawn_brain(size: str, seed: int = SEED) -> BrainSpec:
 class BrainDemoResult:
     """Results of the demonstration.
 
-    Attributes
-    ----------
-    device : Device
-        Device of the computations.
-    nbytes : int
-        Bytes of the mosaic grids.
-    made_seconds : float
-        Seconds that making the mosaic grids took.
-    summary : Summary
-        Stages of the pipeline, with their times.
-    errors : tuple of StageError
-        Errors of the stages whose truth is known; a stage may have several.
-    compiled : Compiled
-        Kernels that this process compiled; others may have been compiled beside it (:mod:`linumpy.warm_up`).
+    - `nbytes`: bytes of the mosaic grids.
+    - `made_seconds`: seconds that making the mosaic grids took.
+    - `summary`: stages of the pipeline, with their times.
+    - `errors`: errors of the stages whose truth is known; a stage may have several.
+    - `compiled`: kernels that this process compiled; others may have been compiled beside it (:mod:`linumpy.warm_up`).
     """
 
     device: Device

@@ -69,12 +69,8 @@ class VoxelSessionError(LinumpyError, RuntimeError):
 def not_pickled(instance: object, instead: str) -> TypeError:
     """Return the error for ``__reduce__`` of an object that holds threads, memory or open files of its process.
 
-    Parameters
-    ----------
-    instance : object
-        The object that cannot be pickled or copied.
-    instead : str
-        What to send to another process instead, as advice in the message.
+    - `instance`: the object that cannot be pickled or copied.
+    - `instead`: what to send to another process instead, as advice in the message.
     """
     name = type(instance).__name__
     return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

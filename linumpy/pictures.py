@@ -46,14 +46,9 @@ _COLORS = {
 class Colors:
     """How values become colours.
 
-    Attributes
-    ----------
-    limits : (float, float)
-        Values of the first and the last colour.
-    label : str
-        Label of the colour bar.
-    name : {"viridis", "gray"}
-        The colours.
+    - `limits` (float, float): values of the first and the last colour.
+    - `label`: label of the colour bar.
+    - `name` ("viridis", "gray"): the colours.
     """
 
     limits: tuple[float, float]
@@ -65,18 +60,11 @@ class Colors:
 class Line:
     """A line, points or an area, in the units of the axes; without the points that are not finite.
 
-    Attributes
-    ----------
-    x, y : numpy.ndarray, (N,)
-        The points.
-    color : str
-        As ``"#rrggbb"``.
-    label : str
-        Text in the legend; a line without text is not there.
-    style : {"-", "--", ":", ".", "fill"}
-        A line, long or short dashes, single points, or the area that the points surround.
-    width : float
-        In pixels.
+    - `x`, `y` (N,): the points.
+    - `color`: As ``"#rrggbb"``.
+    - `label`: text in the legend; a line without text is not there.
+    - `style` ("-", "--", ":", ".", "fill"): a line, long or short dashes, single points, or the area that the points
+      surround.
     """
 
     x: np.ndarray
@@ -91,22 +79,13 @@ class Line:
 class Panel:
     """Axes with an image, lines or both.
 
-    Attributes
-    ----------
-    title, x_label, y_label : str
-        Texts above, below and on the left.
-    size : (float, float)
-        Width and height of the axes, without texts, in inches of 120 pixels.
-    x_limits, y_limits : (float, float)
-        Coordinates of the left and right edge, and of the upper and lower edge.
-    image : numpy.ndarray, (rows, columns), optional
-        Values, which fill the axes; values that are not finite are white.
-    colors : Colors, optional
-        Colours of the image. The title of the colour bar is the share of values that its limits clip.
-    lines : tuple of Line
-        In the order in which they are drawn.
-    has_scale_bar : bool
-        Whether to draw a scale bar, for x in µm.
+    - `title`, `x_label`, `y_label`: texts above, below and on the left.
+    - `size` (float, float): width and height of the axes, without texts, in inches of 120 pixels.
+    - `x_limits`, `y_limits` (float, float): coordinates of the left and right edge, and of the upper and lower edge.
+    - `image` (rows, columns): values, which fill the axes; values that are not finite are white.
+    - `colors`: colours of the image. The title of the colour bar is the share of values that its limits clip.
+    - `lines`: in the order in which they are drawn.
+    - `has_scale_bar`: whether to draw a scale bar, for x in µm.
     """
 
     title: str
@@ -132,14 +111,8 @@ class Picture:
 def save(picture: Picture, path: str | Path, suffix: str = "") -> None:
     """Write a picture.
 
-    Parameters
-    ----------
-    picture : Picture
-        The picture.
-    path : str or Path
-        The file to write.
-    suffix : str
-        ``".png"``, or ``".pdf"`` or ``".svg"``, which contain the same pixels; by default the suffix of the path.
+    - `suffix`: ``".png"``, or ``".pdf"`` or ``".svg"``, which contain the same pixels; by default the suffix of the
+      path.
     """
     pixels, suffix, source = render(picture), (suffix or Path(path).suffix).lower(), _printable(picture.source)
     if suffix == ".pdf":
@@ -180,12 +153,7 @@ def render(picture: Picture) -> Image:
 class _Axes:
     """A panel in pixels.
 
-    Attributes
-    ----------
-    width, height : int
-        Size of the axes.
-    before, after, below : int
-        Space for texts on the left, on the right and below; above, it is :data:`_ABOVE`.
+    - `before`, `after`, `below`: space for texts on the left, on the right and below; above, it is :data:`_ABOVE`.
     """
 
     def __init__(self, panel: Panel) -> None:

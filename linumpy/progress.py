@@ -10,17 +10,9 @@ from contextlib import contextmanager
 def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere.
 
-    Parameters
-    ----------
-    label : str
-        Text beside the bar.
-    total : int
-        Bytes of all the work.
+    - `total`: bytes of all the work.
 
-    Yields
-    ------
-    callable
-        Call it with the number of bytes that were processed since the last call.
+    Yields: Call it with the number of bytes that were processed since the last call.
     """
     from tqdm import tqdm
 

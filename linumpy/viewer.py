@@ -41,18 +41,8 @@ ReadPlane = Callable[[tuple[int | slice, ...]], np.ndarray]
 class _ShownVolume:
     """A volume of three axes, or an image of two, whose sections are read one by one.
 
-    Attributes
-    ----------
-    name : str
-        Name, for the title.
-    axes : str
-        Names of the axes, such as ``"zyx"``.
-    shape : tuple of int
-        Voxels along each axis.
-    spacing : tuple of float or None
-        Voxel spacing in µm; None if it is unknown.
-    read : ReadPlane
-        Reads a section.
+    - `axes`: names of the axes, such as ``"zyx"``.
+    - `spacing`: voxel spacing in µm; None if it is unknown.
     """
 
     name: str

@@ -63,14 +63,8 @@ class DeepLight:
     backscatter the same share of the light that they attenuate, the slope is 1 and the level is the light at the
     surface. If T does not depend on Σ I, the slope is 0.
 
-    Attributes
-    ----------
-    level : float
-        In units of the intensity, after the background was subtracted and the loss of the beam was divided out.
-    slope : float
-        From 0 to 1.
-    lowest, highest : float
-        Bounds of T.
+    - `level`: in units of the intensity, after the background was subtracted and the loss of the beam was divided out.
+    - `slope`: from 0 to 1.
     """
 
     level: float
@@ -96,30 +90,17 @@ def attenuation(
 ) -> Array:
     """Return the attenuation coefficient of every voxel.
 
-    Parameters
-    ----------
-    volume : numpy.ndarray or cupy.ndarray, (Z, ...)
-        Linear intensity. Voxels that are not finite count as dark.
-    spacing_um : float
-        Voxel spacing along Z.
-    beam : Beam, optional
-        Loss of the beam, by which intensities are divided first.
-    end_per_mm : float
-        Attenuation below the range; 0 for no light from there, as in the paper.
-    deep : DeepLight, optional
-        Light from below the range, in place of the estimate from `end_per_mm` and the last planes of each A-line.
-    background : float
-        Intensity without light, subtracted first.
+    - `volume` (Z, ...): linear intensity. Voxels that are not finite count as dark.
+    - `beam`: loss of the beam, by which intensities are divided first.
+    - `end_per_mm`: attenuation below the range; 0 for no light from there, as in the paper.
+    - `deep`: light from below the range, in place of the estimate from `end_per_mm` and the last planes of each A-line.
+    - `background`: intensity without light, subtracted first.
 
-    Returns
-    -------
-    array of float32, (Z, ...)
-        In 1/mm; 0 where a voxel is dark. NaN where a voxel is not finite, or has light but no light comes from below.
+    Returns: In 1/mm; 0 where a voxel is dark. NaN where a voxel is not finite, or has light but no light comes from
+    below.
 
-    Raises
-    ------
-    ValueError
-        A spacing that is not positive, a negative attenuation, no planes, or voxels that are not real numbers.
+    Raises `ValueError`: a spacing that is not positive, a negative attenuation, no planes, or voxels that are not real
+    numbers.
     """
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     # NumPy scalars, because np.where of Python numbers would make everything float64.
@@ -141,24 +122,13 @@ def compensate(
 ) -> Array:
     """Return intensities without the loss of light in tissue and in the instrument.
 
-    Parameters
-    ----------
-    volume, spacing_um, beam, end_per_mm, deep, background
-        As for :func:`attenuation`.
-    scale : float
-        Factor of all intensities. The loss of the beam is that at its focus without it.
-    max_gain : float
-        Maximum of the whole factor (of `scale`, beam and attenuation), which limits the noise of dark voxels.
+    - `volume`, `spacing_um`, `beam`, `end_per_mm`, `deep`, `background`: As for :func:`attenuation`.
+    - `scale`: factor of all intensities. The loss of the beam is that at its focus without it.
+    - `max_gain`: maximum of the whole factor (of `scale`, beam and attenuation), which limits the noise of dark voxels.
 
-    Returns
-    -------
-    array of float32, (Z, ...)
-        NaN where `volume` is not finite.
+    Returns: NaN where `volume` is not finite.
 
-    Raises
-    ------
-    ValueError
-        As :func:`attenuation`; `max_gain` below 1.
+    Raises `ValueError`: As :func:`attenuation`; `max_gain` below 1.
     """
     if not max_gain >= 1:
         raise ValueError(f"max_gain={max_gain}: pass a factor from 1 on")
@@ -181,23 +151,12 @@ def estimate_deep_light(
     the last planes, which would bias the slope. The slope is therefore the ratio of their covariances with the light
     from the upper half of the tissue (an instrumental variable).
 
-    Parameters
-    ----------
-    volume, spacing_um, beam, background
-        As for :func:`attenuation`: some thousand A-lines, spread over the tissue. A-lines that show no tissue
-        (:func:`linumpy.correction.beam.tissue_lines`) are left out.
-    end_per_mm : float
-        Attenuation below the range.
+    - `volume`, `spacing_um`, `beam`, `background`: As for :func:`attenuation`: some thousand A-lines, spread over the
+      tissue. A-lines that show no tissue (:func:`linumpy.correction.beam.tissue_lines`) are left out.
 
-    Returns
-    -------
-    DeepLight
-        With bounds of a third of the mean of T and three times the mean; 0 everywhere without an A-line of tissue.
+    Returns: With bounds of a third of the mean of T and three times the mean; 0 everywhere without an A-line of tissue.
 
-    Raises
-    ------
-    ValueError
-        As :func:`attenuation`.
+    Raises `ValueError`: As :func:`attenuation`.
     """
     xp, light = clear_light(volume, spacing_um, beam, end_per_mm, background)
     lines = light.reshape((len(light), -1))
@@ -219,14 +178,8 @@ def estimate_deep_light(
 class Tissue:
     """The A-lines of tissue in a part of a volume.
 
-    Attributes
-    ----------
-    lines : numpy.ndarray or cupy.ndarray of float32, (Z, N)
-        Linear intensity.
-    first, stop : int
-        The planes where the mean A-line shows tissue and is brighter than the background.
-    background : float
-        Intensity without light.
+    - `lines` (float32, (Z, N)): linear intensity.
+    - `first`, `stop`: the planes where the mean A-line shows tissue and is brighter than the background.
     """
 
     lines: Any
@@ -276,22 +229,12 @@ def estimate_end(tissues: Sequence[Tissue], spacing_um: float, beam: Beam | None
     The mean attenuation of a profile would be too low if the tissue varies, because the light from dense parts vanishes
     first. In a single slice tissue need not be the same at all depths; the mean of many slices varies less.
 
-    Parameters
-    ----------
-    tissues : sequence of Tissue
-        Of one slice, or of several slices of a brain. Those that cannot be told are left out.
-    spacing_um, beam
-        As for :func:`attenuation`.
+    - `tissues`: of one slice, or of several slices of a brain. Those that cannot be told are left out.
+    - `spacing_um`, `beam`: As for :func:`attenuation`.
 
-    Returns
-    -------
-    float
-        In 1/mm, from 0.05 to 50; 0 if no attenuation can be told.
+    Returns: In 1/mm, from 0.05 to 50; 0 if no attenuation can be told.
 
-    Raises
-    ------
-    ValueError
-        As :func:`attenuation`.
+    Raises `ValueError`: As :func:`attenuation`.
     """
     usable = [tissue for tissue in tissues if tissue.can_be_told]
     if not usable:

@@ -49,19 +49,11 @@ _MIN_EVIDENCE, _MIN_BEND = (0.95, 2.5), 0.02
 class Beam:
     """Loss of light along depth that does not depend on the tissue.
 
-    Attributes
-    ----------
-    focus_um : float
-        Depth of the focus, from the first plane.
-    rayleigh_um : float
-        Rayleigh length of the beam in tissue; infinite for no loss outside the focus.
-    falloff_per_mm : float
-        Fall-off of the spectrometer's sensitivity: ``exp(-(falloff_per_mm * z)²)``, z in mm.
+    - `focus_um`: depth of the focus, from the first plane.
+    - `rayleigh_um`: Rayleigh length of the beam in tissue; infinite for no loss outside the focus.
+    - `falloff_per_mm`: fall-off of the spectrometer's sensitivity: ``exp(-(falloff_per_mm * z)²)``, z in mm.
 
-    Raises
-    ------
-    ValueError
-        A number out of range.
+    Raises `ValueError`: a number out of range.
     """
 
     focus_um: float = 0.0
@@ -84,18 +76,10 @@ class Beam:
 class Profile:
     """The mean logarithm of the light along depth, in a block of a slice.
 
-    Attributes
-    ----------
-    number : int
-        The slice.
-    block : int
-        The block, which has the same number in all slices.
-    logs : numpy.ndarray of float64, (Z,)
-        Mean logarithm of the light of the A-lines of tissue, without background.
-    first, stop : int
-        The planes where all A-lines show tissue and are brighter than the background.
-    surface : float
-        Median plane of the surface.
+    - `block`: the block, which has the same number in all slices.
+    - `logs` (float64, (Z,)): mean logarithm of the light of the A-lines of tissue, without background.
+    - `first`, `stop`: the planes where all A-lines show tissue and are brighter than the background.
+    - `surface`: median plane of the surface.
     """
 
     number: int
@@ -114,22 +98,14 @@ _Misfits = list[tuple[Profile, tuple[np.ndarray, int]]]
 class BeamEstimate:
     """The result of :func:`estimate_beam`.
 
-    Attributes
-    ----------
-    beam : Beam or None
-        The beam, or None if it cannot be told from the attenuation.
-    explained : float
-        Share of the misfit without a beam that the beam takes away in slices that were left out of its fit; negative if
-        the beam of other slices makes the misfit larger.
-    standard_errors : float
-        Mean of what the beam takes away from a slice, in standard errors of that mean.
-    bend : float
-        Root mean square deviation of the logarithm of the beam's loss from a straight line, which an attenuation would
-        have.
-    profiles, pairs : int
-        Number of profiles, and number of pairs of profiles that show the same tissue at two depths.
-    reason : str
-        Why there is no beam; empty if there is one.
+    - `beam`: the beam, or None if it cannot be told from the attenuation.
+    - `explained`: share of the misfit without a beam that the beam takes away in slices that were left out of its fit;
+      negative if the beam of other slices makes the misfit larger.
+    - `standard_errors`: mean of what the beam takes away from a slice, in standard errors of that mean.
+    - `bend`: root mean square deviation of the logarithm of the beam's loss from a straight line, which an attenuation
+      would have.
+    - `profiles`, `pairs`: number of profiles, and number of pairs of profiles that show the same tissue at two depths.
+    - `reason`: why there is no beam; empty if there is one.
     """
 
     beam: Beam | None
@@ -150,17 +126,11 @@ def estimate_background(volume: Array) -> float:
     fitted to the dim planes of tissue and extrapolated to strength 0. This fails for a detector whose noise is as
     strong as its background: measure the background there.
 
-    Parameters
-    ----------
-    volume : numpy.ndarray or cupy.ndarray, (Z, ..., X)
-        Linear intensity. Only A-lines of tissue whose voxels are all finite and above 0 are used.
+    - `volume` (Z, ..., X): linear intensity. Only A-lines of tissue whose voxels are all finite and above 0 are used.
 
-    Returns
-    -------
-    float
-        From 0 to the mean of the darkest plane of tissue. It is 0 if there are no neighbouring A-lines to use, fewer
-        than six dim planes, or no line of positive slope, and if the darkest plane has more than a fifth of the mean of
-        the brightest.
+    Returns: From 0 to the mean of the darkest plane of tissue. It is 0 if there are no neighbouring A-lines to use,
+    fewer than six dim planes, or no line of positive slope, and if the darkest plane has more than a fifth of the mean
+    of the brightest.
     """
     xp = array_module(volume)
     usable = (xp.isfinite(volume) & (volume > 0)).all(axis=0)
@@ -210,19 +180,11 @@ def block_profile(lines: Any, number: int, block: int, background: float) -> Pro
 
     The logarithm of a mean would flatten with depth, because the light from dense parts vanishes first.
 
-    Parameters
-    ----------
-    lines : numpy.ndarray or cupy.ndarray, (Z, N)
-        Linear intensity of the A-lines of tissue (:func:`tissue_lines`).
-    number, block : int
-        As in :class:`Profile`.
-    background : float
-        Intensity without light, subtracted first.
+    - `lines` (Z, N): linear intensity of the A-lines of tissue (:func:`tissue_lines`).
+    - `number`, `block`: As in :class:`Profile`.
+    - `background`: intensity without light, subtracted first.
 
-    Returns
-    -------
-    Profile or None
-        None with fewer than eight planes to use.
+    Returns: None with fewer than eight planes to use.
     """
     if lines.shape[1] < MIN_PLANES or len(lines) < MIN_PLANES:
         return None
@@ -261,21 +223,12 @@ def estimate_beam(
     added up, each in units of its variance. A slice is then left out in turn, the beam of the others is applied to it,
     and its misfit is compared with that without a beam; with fewer than three slices the same is done with blocks.
 
-    Parameters
-    ----------
-    profiles : sequence of Profile
-        Of :func:`block_profile`.
-    spacing_um : float
-        Voxel spacing along Z.
-    interval_um : float, optional
-        Thickness that is cut off between slices. Without it, bends of the profiles alone are used.
-    falloff_per_mm : float
-        Fall-off of sensitivity. It is hard to distinguish from the far side of a focus, and therefore not fitted.
+    - `profiles`: of :func:`block_profile`.
+    - `interval_um`: thickness that is cut off between slices. Without it, bends of the profiles alone are used.
+    - `falloff_per_mm`: fall-off of sensitivity. It is hard to distinguish from the far side of a focus, and therefore
+      not fitted.
 
-    Returns
-    -------
-    BeamEstimate
-        With a focus in the tissue.
+    Returns: With a focus in the tissue.
     """
     if not profiles:
         return BeamEstimate(
@@ -393,10 +346,8 @@ def clear_light(
 
     Voxels that are not finite have no light.
 
-    Raises
-    ------
-    ValueError
-        A spacing that is not positive, a negative attenuation, no planes, or voxels that are not real numbers.
+    Raises `ValueError`: a spacing that is not positive, a negative attenuation, no planes, or voxels that are not real
+    numbers.
     """
     if not 0 < spacing_um < math.inf or not 0 <= end_per_mm < math.inf:
         raise ValueError(f"spacing_um={spacing_um}, end_per_mm={end_per_mm}: pass a spacing above 0, and 0 or more")

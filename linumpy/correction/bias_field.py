@@ -33,28 +33,15 @@ _WORKING_VOXELS = 2**21
 class BiasOptions:
     """How a bias field is estimated; defaults are those of N4.
 
-    Attributes
-    ----------
-    spans : int
-        Spans of the spline along each axis at the first level, doubled from level to level.
-    levels, iterations : int
-        Number of levels, and maximum number of iterations of each.
-    tolerance : float
-        Coefficient of variation of the change of the field, below which a level has converged.
-    fwhm : float
-        Full width at half maximum of the field's distribution, in units of the logarithm.
-    noise : float
-        Noise of the Wiener filter.
-    bins : int
-        Bins of the histogram.
-    shrink : int, optional
-        Factor by which the image is reduced first, by means over blocks; by default at most about 2 million
-        voxels are left.
+    - `spans`: spans of the spline along each axis at the first level, doubled from level to level.
+    - `levels`, `iterations`: number of levels, and maximum number of iterations of each.
+    - `tolerance`: coefficient of variation of the change of the field, below which a level has converged.
+    - `fwhm`: full width at half maximum of the field's distribution, in units of the logarithm.
+    - `noise`: noise of the Wiener filter.
+    - `shrink`: factor by which the image is reduced first, by means over blocks; by default at most about 2 million
+      voxels are left.
 
-    Raises
-    ------
-    ValueError
-        A number out of range.
+    Raises `ValueError`: a number out of range.
     """
 
     spans: int = 1
@@ -76,25 +63,15 @@ class BiasOptions:
 def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOptions | None = None) -> Array:
     """Estimate the bias field of an image.
 
-    Parameters
-    ----------
-    image : numpy.ndarray or cupy.ndarray, (Y, X) or (Z, Y, X)
-        Intensities. Only voxels that are finite and above 0 are used, because they have a logarithm.
-    mask : array of bool, same shape, optional
-        Voxels to use.
-    options : BiasOptions, optional
-        How to estimate the field.
+    - `image` ((Y, X) or (Z, Y, X)): intensities. Only voxels that are finite and above 0 are used, because they have a
+      logarithm.
+    - `options`: how to estimate the field.
 
-    Returns
-    -------
-    array of float32, same shape
-        The field, by which the image is to be divided: positive, with a geometric mean of 1 over the voxels that are
-        used. It is 1 everywhere if no voxel is used or all intensities are equal.
+    Returns: The field, by which the image is to be divided: positive, with a geometric mean of 1 over the voxels that
+    are used. It is 1 everywhere if no voxel is used or all intensities are equal.
 
-    Raises
-    ------
-    ValueError
-        Another number of axes, an axis without voxels, voxels that are not real numbers, a mask of another shape.
+    Raises `ValueError`: another number of axes, an axis without voxels, voxels that are not real numbers, a mask of
+    another shape.
     """
     options = options or BiasOptions()
     if image.ndim not in (2, 3) or 0 in image.shape or image.dtype.kind not in "biuf":

@@ -36,20 +36,12 @@ _MIN_TILES, _SAME_PART = 6, 8
 class Evidence:
     """What an illumination is known from.
 
-    Attributes
-    ----------
-    tiles : int
-        Number of tiles with light.
-    independent_tiles : float
-        Of as many independent ones; neighbouring slices show much of the same tissue.
-    coverage : float
-        Share of the tiles that tell of a position of the field, at the position with the fewest.
-    unevenness : float
-        RMS deviation of the estimated flat field from 1.
-    error : float
-        Expected RMS error of the estimated flat field.
-    left_out : str
-        Why the fields are left out; empty if they are not.
+    - `tiles`: number of tiles with light.
+    - `independent_tiles`: of as many independent ones; neighbouring slices show much of the same tissue.
+    - `coverage`: share of the tiles that tell of a position of the field, at the position with the fewest.
+    - `unevenness`: RMS deviation of the estimated flat field from 1.
+    - `error`: expected RMS error of the estimated flat field.
+    - `left_out`: why the fields are left out; empty if they are not.
     """
 
     tiles: int
@@ -64,16 +56,11 @@ class Evidence:
 class Illumination:
     """Illumination of a field of view.
 
-    Attributes
-    ----------
-    flat : array of float32, (..., Y, X)
-        Factor of the intensity, with a mean of about 1 over a tile; from 1/5 to 5. 1 if the fields are left out.
-    dark : array of float32, (..., Y, X)
-        Offset in units of intensity, not negative; 0 unless it was asked for.
-    baseline : array of float32, (N, ...)
-        Mean brightness of each tile in units of intensity.
-    evidence : Evidence
-        What the fields are known from.
+    - `flat` (float32, (..., Y, X)): factor of the intensity, with a mean of about 1 over a tile; from 1/5 to 5. 1 if
+      the fields are left out.
+    - `dark` (float32, (..., Y, X)): offset in units of intensity, not negative; 0 unless it was asked for.
+    - `baseline` (float32, (N, ...)): mean brightness of each tile in units of intensity.
+    - `evidence`: what the fields are known from.
     """
 
     flat: Array
@@ -121,10 +108,7 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
 def reduce_tile(tile: Array) -> Array:
     """Reduce a tile (..., Y, X) to at most 20 planes of 32 × 32 pixels by means of the finite voxels.
 
-    Returns
-    -------
-    array of float32, (depths, h, w)
-        NaN where no voxel is finite.
+    Returns: NaN where no voxel is finite.
     """
     xp = array_module(tile)
     voxels = tile.astype(np.float32, copy=False).reshape(-1, *tile.shape[-2:])
@@ -143,21 +127,12 @@ def illumination_of(
 ) -> Illumination:
     """Estimate the illumination from reduced tiles.
 
-    Parameters
-    ----------
-    reduced : sequence of numpy.ndarray
-        Results of :func:`reduce_tile` on the host, one for each tile.
-    shape : tuple of int
-        Shape (..., Y, X) of a tile.
-    options : ShadingOptions, optional
-        How to estimate the fields.
-    places : numpy.ndarray of int, (N, 3), optional
-        As for :func:`linumpy.correction.shading.estimate_shading`.
+    - `reduced`: results of :func:`reduce_tile` on the host, one for each tile.
+    - `shape`: shape (..., Y, X) of a tile.
+    - `options`: how to estimate the fields.
+    - `places` (N, 3): As for :func:`linumpy.correction.shading.estimate_shading`.
 
-    Returns
-    -------
-    Illumination
-        On the host.
+    Returns: On the host.
     """
     options, images = options or ShadingOptions(), np.stack(reduced)
     shading = estimate_shading(images, options, places)

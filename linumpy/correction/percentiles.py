@@ -22,10 +22,7 @@ BINS = 2**16
 def check_shares(low: float, high: float) -> None:
     """Check two percentiles: from 0 to 100, the lower one first.
 
-    Raises
-    ------
-    ValueError
-        Naming both.
+    Raises `ValueError`: naming both.
     """
     if not 0 <= low < high <= 100:
         raise ValueError(f"low={low:g}, high={high:g}: pass two percentiles from 0 to 100, the lower one first")
@@ -83,19 +80,11 @@ def histogram_percentiles(counts: np.ndarray, shares: tuple[float, float]) -> np
 def normalise(volume: Array, bounds: Array, *, clip: bool = True) -> Array:
     """Map two intensities of each plane to 0 and 1.
 
-    Parameters
-    ----------
-    volume : numpy.ndarray or cupy.ndarray, (Z, ...)
-        Intensities.
-    bounds : array of float32, (2, Z)
-        The intensities that become 0 and 1.
-    clip : bool
-        Whether results are clipped to 0 and 1.
+    - `volume` (Z, ...): intensities.
+    - `bounds` (float32, (2, Z)): the intensities that become 0 and 1.
+    - `clip`: whether results are clipped to 0 and 1.
 
-    Returns
-    -------
-    array of float32, (Z, ...)
-        NaN where `volume` is NaN; 0 in a plane whose two intensities are equal or NaN.
+    Returns: NaN where `volume` is NaN; 0 in a plane whose two intensities are equal or NaN.
     """
     xp = array_module(volume)
     low, high = (xp.asarray(bound).reshape(-1, *(1,) * (volume.ndim - 1)) for bound in bounds)

@@ -60,19 +60,12 @@ _ROUNDS, _ITERATIONS, _LAST_ITERATIONS = 4, 8, 24
 class ShadingOptions(Declared):
     """How the fields are estimated.
 
-    Attributes
-    ----------
-    dark : bool
-        Whether to return a dark field; otherwise it is zero.
-    smoothness : float
-        Factor of the variance that the tiles' structure seems to have: a larger one makes the flat field more even.
-    force : bool
-        Whether to return fields that are too uncertain to be of use.
+    - `dark`: whether to return a dark field; otherwise it is zero.
+    - `smoothness`: factor of the variance that the tiles' structure seems to have: a larger one makes the flat field
+      more even.
+    - `force`: whether to return fields that are too uncertain to be of use.
 
-    Raises
-    ------
-    ValueError
-        A smoothness that is not positive.
+    Raises `ValueError`: a smoothness that is not positive.
     """
 
     dark: bool = False
@@ -84,24 +77,16 @@ class ShadingOptions(Declared):
 class Shading:
     """The fields of a field of view, and how well they are known.
 
-    Attributes
-    ----------
-    coefficients : array of float64, (polynomials, 2)
-        The logarithm of the flat field: its mean over depth, and its change.
-    depths : (float, float)
-        First and last depth that has light, from 0 to 1 over a tile; beyond them the flat field does not change.
-    dark : array of float64, (polynomials + 2,)
-        Brightness of the darkest planes, its share that is light, and the pattern of the planes.
-    floor : float
-        The darkest pixels, which limit the dark field.
-    tiles : int
-        Number of tiles with light.
-    independent_tiles : float
-        Of as many independent ones, since slices resemble their neighbours.
-    coverage : float
-        Share of the tiles that tell of a position of the field: at the position with the fewest.
-    unevenness, error : float
-        RMS of the logarithm of the flat field, and its expected RMS error.
+    - `coefficients` (float64, (polynomials, 2)): the logarithm of the flat field: its mean over depth, and its change.
+    - `depths` (float, float): first and last depth that has light, from 0 to 1 over a tile; beyond them the flat field
+      does not change.
+    - `dark` (float64, (polynomials + 2,)): brightness of the darkest planes, its share that is light, and the pattern
+      of the planes.
+    - `floor`: the darkest pixels, which limit the dark field.
+    - `tiles`: number of tiles with light.
+    - `independent_tiles`: of as many independent ones, since slices resemble their neighbours.
+    - `coverage`: share of the tiles that tell of a position of the field: at the position with the fewest.
+    - `unevenness`, `error`: RMS of the logarithm of the flat field, and its expected RMS error.
     """
 
     coefficients: np.ndarray
@@ -126,16 +111,11 @@ class Shading:
 def estimate_shading(images: np.ndarray, options: ShadingOptions, places: np.ndarray | None = None) -> Shading:
     """Estimate the flat field and the dark field.
 
-    Parameters
-    ----------
-    images : numpy.ndarray of float32, (images, depths, height, width)
-        Intensities; NaN where there is none.
-    options : ShadingOptions
-        How to estimate the fields.
-    places : numpy.ndarray of int, (images, 3), optional
-        Slice, row and column of each image. How much images at one place of neighbouring slices resemble each other
-        tells how many are independent, and images at neighbouring places of a slice may overlap. By default all images
-        are independent.
+    - `images` (float32, (images, depths, height, width)): intensities; NaN where there is none.
+    - `options`: how to estimate the fields.
+    - `places` (images, 3): slice, row and column of each image. How much images at one place of neighbouring slices
+      resemble each other tells how many are independent, and images at neighbouring places of a slice may overlap. By
+      default all images are independent.
     """
     return _Fit(images, options, places).solve()
 

@@ -35,18 +35,10 @@ class FocalCurvature:
     Let v and u be coordinates along the first and the second lateral axis, from -1 at the first voxel of a tile to 1 at
     the last. The surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
 
-    Attributes
-    ----------
-    tile_shape : (int, int)
-        Voxels of a tile along the lateral axes.
-    vv, vu, uu : float
-        In voxels along depth.
-    rms : float
-        Root mean square of the residual when the mean tile is fitted, in voxels.
-    tiles : int
-        Number of tiles used.
-    tissue : (float, float, float)
-        The same three coefficients for the curvature of the tissue itself, which is not corrected.
+    - `tile_shape` (int, int): voxels of a tile along the lateral axes.
+    - `rms`: root mean square of the residual when the mean tile is fitted, in voxels.
+    - `tissue` (float, float, float): the same three coefficients for the curvature of the tissue itself, which is not
+      corrected.
     """
 
     tile_shape: tuple[int, int]
@@ -82,28 +74,16 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     axis of one tile, tissue is assumed to be flat. The estimate is multiplied by 1 less the ratio of its squared
     standard error over tiles to its square, or by 0: to correct a random curvature would be worse than nothing.
 
-    Parameters
-    ----------
-    surface : numpy.ndarray or cupy.ndarray, (height, width)
-        Depth of the surface in voxels, by :func:`linumpy.geometry.interface.find_tissue_interface`. Negative and
-        non-finite values are unknown. The first tile begins at its first voxel; incomplete tiles at the end are
-        ignored.
-    tile_shape : (int, int)
-        Voxels of a tile along both axes.
+    - `surface` (height, width): depth of the surface in voxels, by
+      :func:`linumpy.geometry.interface.find_tissue_interface`. Negative and non-finite values are unknown. The first
+      tile begins at its first voxel; incomplete tiles at the end are ignored.
+    - `tile_shape` (int, int): voxels of a tile along both axes.
 
-    Returns
-    -------
-    FocalCurvature
-        Its numbers are on the host.
+    Returns: Its numbers are on the host.
 
-    Raises
-    ------
-    ValueError
-        A map that is not of rank 2 or not of real numbers; no complete tile, or none with a known surface in a quarter
-        of its voxels; tiles of less than three voxels along an axis.
+    Raises `ValueError`: a map that is not of rank 2 or not of real numbers; no complete tile, or none with a known
+    surface in a quarter of its voxels; tiles of less than three voxels along an axis.
 
-    Notes
-    -----
     Eight numbers are copied to the host, which waits for the device.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf":
@@ -150,18 +130,11 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
 def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24) -> Array:
     """Return the mean tile of a mosaic: the median over tiles of the surface without its plane.
 
-    Parameters
-    ----------
-    surface, tile_shape
-        As for :func:`detect_focal_curvature`.
-    most : int
-        Maximum voxels of the surface to use, approximately; of more tiles only every n-th is used.
+    - `surface`, `tile_shape`: As for :func:`detect_focal_curvature`.
+    - `most`: maximum voxels of the surface to use, approximately; of more tiles only every n-th is used.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of float64, (height, width)
-        In voxels along depth; its median is 0. NaN where the surface is known in no tile that is used. In the memory of
-        the surface.
+    Returns: In voxels along depth; its median is 0. NaN where the surface is known in no tile that is used. In the
+    memory of the surface.
     """
     height, width = (int(n) for n in tile_shape)
     grid = surface.shape[0] // height, surface.shape[1] // width
@@ -194,38 +167,19 @@ def correct_focal_curvature(
     Each A-line is shifted towards the surface by the curvature at its coordinates in its tile, so that a flat surface
     becomes flat; the middle of a tile is not shifted.
 
-    Parameters
-    ----------
-    vol : numpy.ndarray or cupy.ndarray, rank 3
-        The mosaic or a part of it, of real numbers.
-    curvature : FocalCurvature
-        The curvature to remove.
-    depth_axis : int
-        Axis of depth.
-    origin : (int, int)
-        Lateral offset of the volume's first A-line in the mosaic.
-    interpolate : bool
-        Whether to shift by fractions of voxels, with linear interpolation along depth. Otherwise shifts are rounded to
-        whole voxels, and the values of voxels do not change.
-    wrap : bool
-        Whether voxels that leave at one end enter at the other; otherwise missing voxels are filled.
-    fill_value : float, optional
-        Value of missing voxels. By default the nearest measured voxel of the A-line is repeated: it makes no edge that
-        would disturb surface detection. :func:`measured_planes` returns the measured voxels.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the volume.
+    - `vol`: the mosaic or a part of it, of real numbers.
+    - `origin` (int, int): lateral offset of the volume's first A-line in the mosaic.
+    - `interpolate`: whether to shift by fractions of voxels, with linear interpolation along depth. Otherwise shifts
+      are rounded to whole voxels, and the values of voxels do not change.
+    - `wrap`: whether voxels that leave at one end enter at the other; otherwise missing voxels are filled.
+    - `fill_value`: value of missing voxels. By default the nearest measured voxel of the A-line is repeated: it makes
+      no edge that would disturb surface detection. :func:`measured_planes` returns the measured voxels.
+    - `use_gpu`: true computes on the GPU, False on the CPU; by default on the device of the volume.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of the shape and dtype of `vol`, in its memory.
+    Returns: Of the shape and dtype of `vol`, in its memory.
 
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`linumpy.gpu.oct.shift.shift_along_depth`.
-    GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+    Raises `ValueError`, `TypeError`: As :func:`linumpy.gpu.oct.shift.shift_along_depth`. `GpuUnavailableError`:
+    `use_gpu` is True and there is no CUDA device.
     """
     transfer, back = transfers(vol, use_gpu)
     moved = transfer(vol)
@@ -247,22 +201,14 @@ def measured_planes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the measured voxels of each A-line after :func:`correct_focal_curvature` without `wrap`.
 
-    Parameters
-    ----------
-    curvature, origin, interpolate
-        As for :func:`correct_focal_curvature`.
-    lateral_shape : (int, int)
-        A-lines of the volume along its lateral axes.
-    planes : int
-        Voxels of the volume along depth.
-    within : (numpy.ndarray, numpy.ndarray), optional
-        Measured voxels before the correction, as this function returns them; by default all.
+    - `curvature`, `origin`, `interpolate`: As for :func:`correct_focal_curvature`.
+    - `lateral_shape` (int, int): a-lines of the volume along its lateral axes.
+    - `planes`: voxels of the volume along depth.
+    - `within` (numpy.ndarray, numpy.ndarray): measured voxels before the correction, as this function returns them; by
+      default all.
 
-    Returns
-    -------
-    first, stop : numpy.ndarray of int32, `lateral_shape`
-        The voxels from `first` to before `stop` are measured, all others were filled; `stop` equals `first` for an
-        A-line without measured voxels.
+    Returns: The voxels from `first` to before `stop` are measured, all others were filled; `stop` equals `first` for an
+    A-line without measured voxels.
     """
     tile = tuple(curvature.tile_shape)
     form = curvature.vv, curvature.vu, curvature.uu

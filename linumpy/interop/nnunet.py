@@ -34,13 +34,8 @@ class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
     def read_images(self, image_fnames: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]:
         """Read the channels of a case, from one or several images of the same grid.
 
-        Returns
-        -------
-        images : numpy.ndarray of float32, (channel, z, y, x)
-            The channels of all files.
-        properties : dict
-            ``"spacing"`` in mm along z, y, x, which along z is 999 for an image without that axis; and ``"linumpy"``,
-            the spacing and origin in µm, for :meth:`write_seg`.
+        Returns: (1) The channels of all files. (2) ``"spacing"`` in mm along z, y, x, which along z is 999 for an image
+        without that axis; and ``"linumpy"``, the spacing and origin in µm, for :meth:`write_seg`.
         """
         case = [open_volumes(path) for path in image_fnames]
         images = [_read(volumes) for volumes in case]

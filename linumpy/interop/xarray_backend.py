@@ -85,27 +85,19 @@ class LinumpyBackend(BackendEntrypoint):
     ) -> xarray.Dataset:
         """Open a resolution level of an image, or a single array; see :func:`xarray.open_dataset`.
 
-        Parameters
-        ----------
-        filename_or_obj : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-            An OME-Zarr image, or an array of zarr format 2 or 3, which gets no coordinates.
-        drop_variables : str or iterable of str, optional
-            Variables and coordinates to leave out.
-        level : int
-            Resolution level of an image; 0 is the finest.
-        spacing : sequence of float, or mapping of axis names to float, optional
-            Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
-        device : int or {"cpu", "cuda", "auto"}
-            Memory of the values: ``"cpu"`` for NumPy arrays; ``"cuda"`` for CuPy arrays on the current CUDA device, or
-            its number for another device; ``"auto"`` for the current CUDA device if there is one, else the CPU.
-            Coordinates are NumPy arrays. A CUDA device cannot be combined with `chunks`, for which xarray makes NumPy
-            arrays: :func:`linumpy.gpu.zarr_to_dask` makes blocks on a device.
+        - `filename_or_obj` (Store, str): an OME-Zarr image, or an array of zarr format 2 or 3, which gets no
+          coordinates.
+        - `drop_variables`: variables and coordinates to leave out.
+        - `level`: resolution level of an image; 0 is the finest.
+        - `spacing`: voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
+        - `device` ("cpu", "cuda", "auto"): memory of the values: ``"cpu"`` for NumPy arrays; ``"cuda"`` for CuPy arrays
+          on the current CUDA device, or its number for another device; ``"auto"`` for the current CUDA device if there
+          is one, else the CPU. Coordinates are NumPy arrays. A CUDA device cannot be combined with `chunks`, for which
+          xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask` makes blocks on a device.
 
-        Raises
-        ------
-        FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-            As :func:`linumpy.open_image` and :func:`linumpy.read_zarr`. An image without a unit of length needs
-            `spacing`; a single array does not take it.
+        Raises `FileNotFoundError`, `SourceError`, `MetadataError`, `ValueError`, `TypeError`, `GpuUnavailableError`: As
+        :func:`linumpy.open_image` and :func:`linumpy.read_zarr`. An image without a unit of length needs `spacing`; a
+        single array does not take it.
         """
         source, level = _expanded(filename_or_obj), checked_level(level)
         node = open_node(source)
@@ -130,10 +122,7 @@ class LinumpyBackend(BackendEntrypoint):
     ) -> xarray.DataTree:
         """Open all levels of an image, as nodes ``"0"`` for the finest, ``"1"``, …; see :func:`xarray.open_datatree`.
 
-        Parameters
-        ----------
-        filename_or_obj, drop_variables, spacing, device
-            As for :meth:`open_dataset`.
+        - `filename_or_obj`, `drop_variables`, `spacing`, `device`: As for :meth:`open_dataset`.
         """
         datasets = self.open_groups_as_dict(
             filename_or_obj, drop_variables=drop_variables, spacing=spacing, device=device

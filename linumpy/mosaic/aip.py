@@ -40,14 +40,9 @@ _WHITE = 65535
 class MosaicProjection:
     """Summary of a projection.
 
-    Attributes
-    ----------
-    shape : (int, int)
-        Pixels of the output.
-    nbytes : int
-        Bytes of the mosaic.
-    window : (float, float) or None
-        Intensities that are black and white in the picture; None for an OME-Zarr image.
+    - `shape` (int, int): pixels of the output.
+    - `window` ((float, float) or None): intensities that are black and white in the picture; None for an OME-Zarr
+      image.
     """
 
     shape: tuple[int, int]
@@ -153,12 +148,8 @@ def project_mosaic_to_png(
 def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:
     """Map intensities to 16 bits, with the percentiles :data:`WINDOW` of the finite pixels as black and white.
 
-    Returns
-    -------
-    picture : array of uint16, in the shape of `pixels`
-        Non-finite pixels are black.
-    window : (float, float)
-        The intensities that are black and white; (0, 0) without a finite pixel.
+    Returns: (1) Non-finite pixels are black. (2) The intensities that are black and white; (0, 0) without a finite
+    pixel.
     """
     finite = pixels[xp.isfinite(pixels)]
     if not finite.size:
@@ -191,21 +182,12 @@ def project_columns(
 ) -> None:
     """Compute the means of all volumes along depth, or another projection, column by column.
 
-    Parameters
-    ----------
-    image : MosaicImage
-        The mosaic.
-    size : tuple of int
-        Shape of a column.
-    write : callable
-        Takes the index of a column in the projections (an integer for each time and channel axis, then two slices), and
-        the projection of the column.
-    work : TileWork
-        Where columns are read and computed.
-    progress : callable, optional
-        Called with the number of bytes of the mosaic projected since the last call.
-    projection : callable, optional
-        Takes a column, which it may overwrite, its measured voxels, or None if all are, and its axis of depth.
+    - `write`: takes the index of a column in the projections (an integer for each time and channel axis, then two
+      slices), and the projection of the column.
+    - `work`: where columns are read and computed.
+    - `progress`: called with the number of bytes of the mosaic projected since the last call.
+    - `projection`: takes a column, which it may overwrite, its measured voxels, or None if all are, and its axis of
+      depth.
     """
     (first, second), use_gpu = image.lateral_axes, work.use_gpu
     work(

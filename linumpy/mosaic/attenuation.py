@@ -60,28 +60,13 @@ _MIN_SURFACE = 0.3
 class AttenuationUsed:
     """The parameters and the effect of a compensation.
 
-    Attributes
-    ----------
-    light : BrainLight
-        Parameters of the brain.
-    deep : DeepLight
-        Light from below the recorded range.
-    attenuation_per_mm : float or None
-        Mean attenuation of the tissue, from its mean profile; None if it cannot be told.
-    remaining_per_mm : float or None
-        The same after compensation.
-    gain_at_surface : float
-        Mean factor of the intensities of tissue at the surface; 1 if the volume was left alone.
-    max_gain : float
-        Largest factor that a voxel may have.
-    dtype : str
-        Dtype of the output.
-    clipped : float
-        Share of the voxels of the output that are at the largest value of its dtype.
-    warnings : tuple of str
-        What a user should know.
-    left_out : str
-        Why the intensities were left alone; empty if they were compensated.
+    - `deep`: light from below the recorded range.
+    - `attenuation_per_mm`: mean attenuation of the tissue, from its mean profile; None if it cannot be told.
+    - `gain_at_surface`: mean factor of the intensities of tissue at the surface; 1 if the volume was left alone.
+    - `max_gain`: largest factor that a voxel may have.
+    - `clipped`: share of the voxels of the output that are at the largest value of its dtype.
+    - `warnings`: what a user should know.
+    - `left_out`: why the intensities were left alone; empty if they were compensated.
     """
 
     light: BrainLight

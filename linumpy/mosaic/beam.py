@@ -87,34 +87,17 @@ class AttenuationMethod(Declared):
 class BrainLight:
     """Parameters that the slices of a brain share.
 
-    Attributes
-    ----------
-    beam : Beam
-        Loss of the beam; without loss if none is known.
-    beam_from : str
-        ``"options"``, ``"profiles"`` if it was estimated, or ``"none"``.
-    estimate : BeamEstimate
-        How well the beam could be told.
-    background : float
-        Intensity without light.
-    end_per_mm : float
-        Attenuation below the recorded range.
-    deep : DeepLight
-        Mean of the slices' light from below the range.
-    slices : int
-        Number of slices from which the attenuation was told.
-    surface : float
-        Mean intensity of tissue at the surface.
-    scale : float
-        Factor of all intensities, with which tissue at the surface keeps its mean over the slices.
-    max_gain : float
-        Maximum factor of compensation.
-    dtype : str
-        The slices' dtype, or float32 if more than 0.1 % of the voxels of a slice would be clipped.
-    warnings : tuple of str
-        What a user should know.
-    left_out : str
-        Why attenuation is not compensated; empty if it is.
+    - `beam`: loss of the beam; without loss if none is known.
+    - `beam_from`: ``"options"``, ``"profiles"`` if it was estimated, or ``"none"``.
+    - `estimate`: how well the beam could be told.
+    - `end_per_mm`: attenuation below the recorded range.
+    - `deep`: mean of the slices' light from below the range.
+    - `slices`: number of slices from which the attenuation was told.
+    - `surface`: mean intensity of tissue at the surface.
+    - `scale`: factor of all intensities, with which tissue at the surface keeps its mean over the slices.
+    - `dtype`: the slices' dtype, or float32 if more than 0.1 % of the voxels of a slice would be clipped.
+    - `warnings`: what a user should know.
+    - `left_out`: why attenuation is not compensated; empty if it is.
     """
 
     beam: Beam
@@ -351,12 +334,7 @@ def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = 
 def read_brain_light(path: str | Path) -> BrainLight:
     """Read what :func:`write_brain_light` wrote.
 
-    Raises
-    ------
-    FileNotFoundError
-        The file does not exist.
-    SourceError
-        A file that has no parameters of a brain.
+    Raises `FileNotFoundError`: the file does not exist. `SourceError`: a file that has no parameters of a brain.
     """
     try:
         content = read_result(path)

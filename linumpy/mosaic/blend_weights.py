@@ -30,17 +30,10 @@ def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[
     alone, and 0 beyond its borders where other tiles continue. There is no flux through the border of the mosaic.
     Weights have no kinks, even where tiles are displaced.
 
-    Parameters
-    ----------
-    tile_shape : (int, int)
-        Voxels of a tile.
-    positions : numpy.ndarray, (tiles, 2)
-        First voxel of each tile; rounded to whole voxels.
+    - `tile_shape` (int, int): voxels of a tile.
+    - `positions` (tiles, 2): first voxel of each tile; rounded to whole voxels.
 
-    Returns
-    -------
-    list of numpy.ndarray of float32, (height, width)
-        In the order of `positions`.
+    Returns: In the order of `positions`.
     """
     corners = np.rint(positions).astype(np.int64)
     minimum = distance_weights(tile_shape)

@@ -47,16 +47,10 @@ log = logging.getLogger(__name__)
 class CommonSpace:
     """The grid of a stack of registered slices, and the box of each slice in it; pure.
 
-    Attributes
-    ----------
-    spacing, origin : (float, float, float)
-        Voxel spacing, and coordinates of the first voxel in the space of the transforms, in µm along z, y and x.
-    plan : StackPlan
-        The box of each slice in the stack: its planes, and the whole lateral grid.
-    grids : tuple of AffineGrid
-        For each slice the map from the voxels of its box to the voxels of the slice.
-    nbytes : int
-        Bytes of the stack.
+    - `spacing`, `origin` (float, float, float): voxel spacing, and coordinates of the first voxel in the space of the
+      transforms, in µm along z, y and x.
+    - `plan`: the box of each slice in the stack: its planes, and the whole lateral grid.
+    - `grids`: for each slice the map from the voxels of its box to the voxels of the slice.
     """
 
     spacing: tuple[float, float, float]
@@ -73,20 +67,11 @@ def plan_common_space(
 ) -> CommonSpace:
     """Plan the grid that holds all slices; pure.
 
-    Parameters
-    ----------
-    transforms : SliceTransforms
-        Transforms of the slices.
-    images : sequence of MosaicImage
-        The slices, in their order.
-    new_spacing : float or (float, float, float), optional
-        Voxel spacing of the stack in µm, along all axes or along z, y and x; by default the spacing of the slices.
-        Slices are smoothed if a step is more than 1 % coarser than theirs.
+    - `images`: the slices, in their order.
+    - `new_spacing` (float, float, float): voxel spacing of the stack in µm, along all axes or along z, y and x; by
+      default the spacing of the slices. Slices are smoothed if a step is more than 1 % coarser than theirs.
 
-    Raises
-    ------
-    ValueError
-        A spacing that is neither one nor three positive numbers.
+    Raises `ValueError`: a spacing that is neither one nor three positive numbers.
     """
     steps = np.atleast_1d(np.array(images[0].spacing if new_spacing is None else new_spacing, np.float64))
     if steps.shape not in ((1,), (3,)) or not (steps > 0).all() or not np.isfinite(steps).all():

@@ -46,13 +46,9 @@ _ROWS = 8
 class GalvoShift:
     """The number of columns by which tiles are rotated.
 
-    Attributes
-    ----------
-    columns : int
-        Column x of a tile is at ``(x + columns) % width``; 0 for correct tiles.
-    contrast : float
-        Difference of the columns at the seam, relative to the greatest difference of other neighbours. Below about 1.5
-        a seam cannot be distinguished from structure.
+    - `columns`: column x of a tile is at ``(x + columns) % width``; 0 for correct tiles.
+    - `contrast`: difference of the columns at the seam, relative to the greatest difference of other neighbours. Below
+      about 1.5 a seam cannot be distinguished from structure.
     """
 
     columns: int
@@ -62,16 +58,10 @@ class GalvoShift:
 def detect_galvo_shift(tiles: Array) -> GalvoShift:
     """Find the seam that all tiles of a slice share.
 
-    Parameters
-    ----------
-    tiles : numpy.ndarray or cupy.ndarray, (N, Y, X)
-        Projections of tiles along depth. Groups of eight lines along X are averaged; a group is left out if its mean is
-        constant or not finite.
+    - `tiles` (N, Y, X): projections of tiles along depth. Groups of eight lines along X are averaged; a group is left
+      out if its mean is constant or not finite.
 
-    Returns
-    -------
-    GalvoShift
-        0 columns with a contrast of 0 if no group has contrast, or for fewer than four columns.
+    Returns: 0 columns with a contrast of 0 if no group has contrast, or for fewer than four columns.
     """
     xp, (count, height, width) = array_module(tiles), tiles.shape
     rows = max(1, min(_ROWS, height))
@@ -159,10 +149,8 @@ def find_galvo_shift(
 ) -> GalvoShift:
     """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 
-    Raises
-    ------
-    FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        As :func:`fix_galvo_shift`.
+    Raises `FileNotFoundError`, `SourceError`, `MetadataError`, `ValueError`, `GpuUnavailableError`: As
+    :func:`fix_galvo_shift`.
     """
     image, tile = _open(source, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:

@@ -39,12 +39,7 @@ log = logging.getLogger(__name__)
 class ResampledGrid:
     """Summary of a resampled mosaic grid.
 
-    Attributes
-    ----------
-    grid : TileGrid
-        The tiles before and after, along the axes of the mosaic.
-    nbytes : int
-        Bytes of the source.
+    - `grid`: the tiles before and after, along the axes of the mosaic.
     """
 
     grid: TileGrid

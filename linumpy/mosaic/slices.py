@@ -42,25 +42,14 @@ log = logging.getLogger(__name__)
 class PairDecision:
     """The decision for two neighbouring slices, one row of the table.
 
-    Attributes
-    ----------
-    fixed_id, moving_id : int
-        Numbers of the slices.
-    expected_overlap : float
-        In planes, from the slicing interval.
-    found_overlap : int
-        In planes, at the greatest correlation. Across missing slices nothing is searched: the expected overlap, which
-        is negative where a gap is left.
-    correlation : float
-        The greatest correlation; NaN across missing slices.
-    mended : bool
-        Whether the overlap was replaced by the typical overlap or, if that exceeds a thin slice, by its planes.
-    overlap : int
-        In planes, as used in the stack.
-    y_shift_mm, x_shift_mm : float
-        Shift of the moving slice relative to the fixed one.
-    z_start, y_start, x_start : int
-        First voxel of the moving slice in the stack.
+    - `expected_overlap`: in planes, from the slicing interval.
+    - `found_overlap`: in planes, at the greatest correlation. Across missing slices nothing is searched: the expected
+      overlap, which is negative where a gap is left.
+    - `correlation`: the greatest correlation; NaN across missing slices.
+    - `mended`: whether the overlap was replaced by the typical overlap or, if that exceeds a thin slice, by its planes.
+    - `overlap`: in planes, as used in the stack.
+    - `y_shift_mm`, `x_shift_mm`: shift of the moving slice relative to the fixed one.
+    - `z_start`, `y_start`, `x_start`: first voxel of the moving slice in the stack.
     """
 
     fixed_id: int
@@ -79,17 +68,7 @@ class PairDecision:
 
 @dataclass(frozen=True)
 class Stack:
-    """Summary of a stack.
-
-    Attributes
-    ----------
-    plan : StackPlan
-        Offsets of the slices.
-    decisions : tuple of PairDecision
-        One for each pair.
-    nbytes : int
-        Bytes of all slices.
-    """
+    """Summary of a stack."""
 
     plan: StackPlan
     decisions: tuple[PairDecision, ...]

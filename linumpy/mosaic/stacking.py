@@ -90,14 +90,10 @@ def best_overlap(
 ) -> tuple[int, float]:
     """Return the overlap of the greatest correlation, and the correlation; see :func:`find_z_overlap`.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        The last planes of a slice and the first planes of the next, both on the host or both on a device.
-    overlaps, expected
-        As :func:`candidate_overlaps` returns them.
-    measured
-        As for :func:`linumpy.gpu.oct.correlation.overlap_correlations`.
+    - `fixed`, `moving` (Z, Y, X): the last planes of a slice and the first planes of the next, both on the host or both
+      on a device.
+    - `overlaps`, `expected`: As :func:`candidate_overlaps` returns them.
+    - `measured`: As for :func:`linumpy.gpu.oct.correlation.overlap_correlations`.
     """
     correlations = to_host(overlap_correlations(fixed, moving, overlaps, measured))
     best = min(range(len(overlaps)), key=lambda i: (-correlations[i], abs(overlaps[i] - expected)))
@@ -109,10 +105,7 @@ def candidate_overlaps(
 ) -> tuple[list[int], float]:
     """Return the overlaps to try, in rising order, and the expected overlap; see :func:`find_z_overlap`.
 
-    Raises
-    ------
-    ValueError
-        An interval or a spacing that is not positive, a negative range, or a range without an overlap.
+    Raises `ValueError`: an interval or a spacing that is not positive, a negative range, or a range without an overlap.
     """
     for name, value in (("slicing_interval_mm", slicing_interval_mm), ("z_spacing", z_spacing)):
         if not 0 < value < math.inf:
@@ -139,14 +132,9 @@ def candidate_overlaps(
 class ConsistentOverlaps:
     """Overlaps of a stack, with outliers replaced.
 
-    Attributes
-    ----------
-    overlaps : tuple of int
-        In planes, one for each pair of neighbouring slices.
-    mended : tuple of bool
-        Whether the overlap was replaced.
-    typical : int
-        The overlap that replaces outliers.
+    - `overlaps`: in planes, one for each pair of neighbouring slices.
+    - `mended`: whether the overlap was replaced.
+    - `typical`: the overlap that replaces outliers.
     """
 
     overlaps: tuple[int, ...]
@@ -169,23 +157,14 @@ def enforce_z_consistency(
     trusted, or if its distance from the median exceeds both `tolerance` and `max_deviation` robust standard deviations
     (1.4826 times the median absolute deviation).
 
-    Parameters
-    ----------
-    overlaps : sequence of int
-        In planes, one for each pair of neighbouring slices.
-    correlations : sequence of float, optional
-        The correlation of each overlap, from :func:`find_z_overlap`; without correlations all overlaps are trusted.
-    min_correlation : float
-        An overlap whose correlation is less, or NaN, is not trusted. If no overlap reaches it, all are trusted.
-    max_deviation : float
-        In robust standard deviations.
-    tolerance : float
-        In planes. A trusted overlap within this distance of the median is never replaced.
+    - `overlaps`: in planes, one for each pair of neighbouring slices.
+    - `correlations`: the correlation of each overlap, from :func:`find_z_overlap`; without correlations all overlaps
+      are trusted.
+    - `min_correlation`: an overlap whose correlation is less, or NaN, is not trusted. If no overlap reaches it, all are
+      trusted.
+    - `tolerance`: in planes. A trusted overlap within this distance of the median is never replaced.
 
-    Raises
-    ------
-    ValueError
-        No overlaps, an overlap that is not finite, or another number of correlations.
+    Raises `ValueError`: no overlaps, an overlap that is not finite, or another number of correlations.
     """
     planes = np.asarray(overlaps, np.float64)
     if planes.ndim != 1 or not planes.size or not np.isfinite(planes).all():
@@ -219,24 +198,17 @@ def blend_overlap(
     the fixed slice ``1 - w``. A voxel that is 0 or not finite is invalid. Where the voxel of one slice is invalid, the
     other slice is taken; where both are, the result is 0.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Planes at the end of one slice and at the beginning of the next; of one shape and dtype.
-    first, planes : int, optional
-        `fixed` and `moving` begin at plane `first` of an overlap of `planes` planes; by default they are all of it.
-    measured : (array of bool, array of bool), optional
-        Measured voxels of each slice. Other voxels are used only where neither slice has a valid measured voxel.
+    - `fixed`, `moving` (Z, Y, X): planes at the end of one slice and at the beginning of the next; of one shape and
+      dtype.
+    - `first`, `planes`: `fixed` and `moving` begin at plane `first` of an overlap of `planes` planes; by default they
+      are all of it.
+    - `measured` (array of bool, array of bool): measured voxels of each slice. Other voxels are used only where neither
+      slice has a valid measured voxel.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        In the dtype of `fixed`, integers rounded.
+    Returns: In the dtype of `fixed`, integers rounded.
 
-    Raises
-    ------
-    ValueError
-        Shapes that are not of rank 3; shapes or dtypes that differ; planes that are not in the overlap.
+    Raises `ValueError`: shapes that are not of rank 3; shapes or dtypes that differ; planes that are not in the
+    overlap.
     """
     if fixed.ndim != 3 or fixed.shape != moving.shape or fixed.dtype != moving.dtype:
         raise ValueError(
@@ -274,14 +246,9 @@ def blend_overlap(
 class StackPlan:
     """Offsets of the slices in a stack.
 
-    Attributes
-    ----------
-    shape : (int, int, int)
-        Voxels of the stack (Z, Y, X).
-    offsets : tuple of (int, int, int)
-        First voxel (Z, Y, X) of each slice in the stack.
-    shapes : tuple of (int, int, int)
-        Voxels of each slice.
+    - `shape` (int, int, int): voxels of the stack (Z, Y, X).
+    - `offsets` (int, int, int): first voxel (Z, Y, X) of each slice in the stack.
+    - `shapes` (int, int, int): voxels of each slice.
     """
 
     shape: tuple[int, int, int]
@@ -306,21 +273,13 @@ def plan_stack(
 ) -> StackPlan:
     """Plan the smallest stack that holds all slices; pure.
 
-    Parameters
-    ----------
-    shapes : sequence of (int, int, int)
-        Voxels of each slice (Z, Y, X).
-    overlaps : sequence of int
-        Planes that each slice shares with the next; negative for planes that are missing between them.
-    shifts : sequence of (float, float), optional
-        Shift of each slice but the first to the slice above, in voxels along Y and X: voxel p is at p + shift above.
-        Shifts are summed, then rounded to whole voxels; by default all are 0.
+    - `shapes` (int, int, int): voxels of each slice (Z, Y, X).
+    - `overlaps`: planes that each slice shares with the next; negative for planes that are missing between them.
+    - `shifts` (float, float): shift of each slice but the first to the slice above, in voxels along Y and X: voxel p is
+      at p + shift above. Shifts are summed, then rounded to whole voxels; by default all are 0.
 
-    Raises
-    ------
-    ValueError
-        No slices; another number of overlaps or shifts than of pairs; a shift that is not finite; an overlap that
-        exceeds one of its slices.
+    Raises `ValueError`: no slices; another number of overlaps or shifts than of pairs; a shift that is not finite; an
+    overlap that exceeds one of its slices.
     """
     pairs = len(shapes) - 1
     if pairs < 0:
@@ -354,20 +313,11 @@ def compose(
 ) -> Array:
     """Compute a box of a stack. Its voxels do not depend on how the stack is cut into boxes.
 
-    Parameters
-    ----------
-    plan : StackPlan
-        Offsets of the slices.
-    box : tuple of slice
-        Box of the stack, with start and stop.
-    read : callable
-        Takes the number of a slice and a box of the slice; returns its voxels as an array of `xp`.
-    xp : module
-        CuPy or NumPy.
-    dtype : dtype
-        Data type of all slices and the stack.
-    measured : callable, optional
-        Takes the arguments of `read`; returns which of the voxels were measured, as an array of bool, or True for all.
+    - `box`: box of the stack, with start and stop.
+    - `read`: takes the number of a slice and a box of the slice; returns its voxels as an array of `xp`.
+    - `dtype`: data type of all slices and the stack.
+    - `measured`: takes the arguments of `read`; returns which of the voxels were measured, as an array of bool, or True
+      for all.
     """
     measured_voxels = None if measured is None else xp.zeros(box_shape(box), bool)
     out = xp.zeros(box_shape(box), dtype)

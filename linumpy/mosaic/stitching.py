@@ -54,17 +54,11 @@ Tile = tuple[int, int]
 class StitchPlan:
     """The offsets of the tiles in a stitched volume.
 
-    Attributes
-    ----------
-    size : (int, int)
-        Lateral voxels of the volume.
-    tile_shape : (int, int)
-        Lateral voxels of a tile.
-    origin : (float, float)
-        Position of the volume's first voxel, in voxels from the first voxel of the first tile.
-    offsets : mapping of (int, int) to numpy.ndarray
-        Position of each tile's first voxel in the volume, to fractions of a voxel, by row and column; missing tiles are
-        left out.
+    - `size` (int, int): lateral voxels of the volume.
+    - `tile_shape` (int, int): lateral voxels of a tile.
+    - `origin` (float, float): position of the volume's first voxel, in voxels from the first voxel of the first tile.
+    - `offsets` ((int, int) to numpy.ndarray): position of each tile's first voxel in the volume, to fractions of a
+      voxel, by row and column; missing tiles are left out.
     """
 
     size: tuple[int, int]
@@ -98,17 +92,10 @@ class StitchPlan:
 def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchPlan:
     """Plan the smallest volume that holds all tiles; pure.
 
-    Parameters
-    ----------
-    found : TilePositions
-        The positions; missing tiles are left out.
-    interpolate : bool
-        Whether tiles are placed at fractions of voxels; otherwise positions are rounded to whole voxels.
+    - `found`: the positions; missing tiles are left out.
+    - `interpolate`: whether tiles are placed at fractions of voxels; otherwise positions are rounded to whole voxels.
 
-    Raises
-    ------
-    ValueError
-        All tiles are missing, or they lie much further apart than side by side, as with a wrong unit.
+    Raises `ValueError`: all tiles are missing, or they lie much further apart than side by side, as with a wrong unit.
     """
     tiles = [(int(i), int(j)) for i, j in np.argwhere(found.present)]
     if not tiles:
@@ -135,14 +122,8 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
 class Stitched:
     """Summary of a stitched mosaic.
 
-    Attributes
-    ----------
-    plan : StitchPlan
-        Offsets of the tiles.
-    nbytes : int
-        Bytes of the tiles that are not missing.
-    read_nbytes : int
-        Bytes that were read, decoded; 0 if workers of a cluster read.
+    - `nbytes`: bytes of the tiles that are not missing.
+    - `read_nbytes`: bytes that were read, decoded; 0 if workers of a cluster read.
     """
 
     plan: StitchPlan
@@ -343,17 +324,9 @@ def _max_kept_nbytes(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) 
 class _TileReader:
     """Reads the tiles that boxes need.
 
-    Parameters
-    ----------
-    image : MosaicImage
-        The mosaic grid.
-    plan : StitchPlan
-        Offsets of the tiles.
-    use_gpu : bool
-        Whether to read to the GPU.
-    kept : sequence of Box
-        All boxes in the order in which they will be read, to read whole rows of tiles once and keep them until their
-        last box; empty to read the tiles of each box separately.
+    - `use_gpu`: whether to read to the GPU.
+    - `kept`: all boxes in the order in which they will be read, to read whole rows of tiles once and keep them until
+      their last box; empty to read the tiles of each box separately.
     """
 
     def __init__(self, image: MosaicImage, plan: StitchPlan, use_gpu: bool, kept: Sequence[Box]) -> None:

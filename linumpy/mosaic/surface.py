@@ -80,12 +80,7 @@ class SurfaceMethod(Declared):
 class MosaicSurface:
     """Summary of a surface map.
 
-    Attributes
-    ----------
-    shape : (int, int)
-        Voxels of the map.
-    nbytes : int
-        Bytes of the mosaic.
+    - `shape` (int, int): voxels of the map.
     """
 
     shape: tuple[int, int]
@@ -188,12 +183,7 @@ def read_column(
 ) -> tuple[Array, tuple[slice, slice]]:
     """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin of `rim` voxels along the lateral axes.
 
-    Returns
-    -------
-    column : numpy.ndarray or cupy.ndarray
-        The box with its margin, as far as the mosaic has it.
-    inside : (slice, slice)
-        The lateral voxels of the box in `column`.
+    Returns: (1) The box with its margin, as far as the mosaic has it. (2) The lateral voxels of the box in `column`.
     """
     with_margin, inside = list(box), []
     for axis in image.lateral_axes:
@@ -208,13 +198,10 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
 
     It is computed from the positive voxels of five columns.
 
-    Returns
-    -------
-    float or None
-        None (the surface detection then chooses) without `use_log`, and if the five columns have no positive voxel. For
-        ``"linumpy"`` also None, unless voxels are floats, some are not positive, and the mean logarithm of the positive
-        ones is below 0: detection would take 0 as the logarithm of the others, which is brighter than tissue. A log
-        line (warning) says so.
+    Returns: None (the surface detection then chooses) without `use_log`, and if the five columns have no positive
+    voxel. For ``"linumpy"`` also None, unless voxels are floats, some are not positive, and the mean logarithm of the
+    positive ones is below 0: detection would take 0 as the logarithm of the others, which is brighter than tissue. A
+    log line (warning) says so.
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
         return None
@@ -297,16 +284,10 @@ def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: 
 class _Sketch:
     """Collects the data of the picture, subsampled to its pixels, on the host or the device.
 
-    Attributes
-    ----------
-    surface : array, (rows, columns)
-        The map.
-    section : array, (Z, columns)
-        Voxels along the lateral row `row`.
-    line, edge : array, (columns,)
-        The surface along that row: by the chosen method, and as an edge.
-    steps : list of int
-        Voxels from one pixel to the next, along the lateral axes.
+    - `surface` (rows, columns): the map.
+    - `section` (Z, columns): voxels along the lateral row `row`.
+    - `line`, `edge` (columns,): the surface along that row: by the chosen method, and as an edge.
+    - `steps`: voxels from one pixel to the next, along the lateral axes.
     """
 
     def __init__(self, xp: ModuleType, image: MosaicImage, method: SurfaceMethod) -> None:

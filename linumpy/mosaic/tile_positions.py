@@ -122,14 +122,8 @@ def project_structure(column: Array, measured: MeasuredVoxels | None, depth_axis
     projection is the mean logarithm of intensities relative to the mean of their A-line, plus a share of the logarithm
     of this mean, which alone shows structure that is the same at all depths.
 
-    Parameters
-    ----------
-    column : numpy.ndarray or cupy.ndarray
-        Intensities of a box of the whole depth.
-    measured : MeasuredVoxels or None
-        Voxels that count; None if all do. Voxels that are not finite do not.
-    depth_axis : int
-        Axis along depth.
+    - `column`: intensities of a box of the whole depth.
+    - `measured`: voxels that count; None if all do. Voxels that are not finite do not.
     """
     xp = array_module(column)
     voxels = column.astype(np.float32)
@@ -153,12 +147,7 @@ def project_structure(column: Array, measured: MeasuredVoxels | None, depth_axis
 class _ReducedTiles:
     """The tiles of a projection that arrives in parts, reduced to at most :data:`PIXELS` along an axis.
 
-    Parameters
-    ----------
-    xp : module
-        The array module.
-    shape, tile : (int, int)
-        Pixels of the projection and of a tile.
+    - `shape`, `tile` (int, int): pixels of the projection and of a tile.
     """
 
     def __init__(self, xp: ModuleType, shape: tuple[int, int], tile: tuple[int, int]) -> None:

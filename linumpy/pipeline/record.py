@@ -27,14 +27,9 @@ FOLDER = ".pipeline"
 class Record:
     """A finished task.
 
-    Attributes
-    ----------
-    request : str
-        Digest of the stage, its options, the settings of the run, linumpy's version and the identities of the inputs.
-    outputs : dict of str to str
-        The identity of each output, by its path in the folder of the results.
-    seconds : float
-        Duration of the task.
+    - `request`: digest of the stage, its options, the settings of the run, linumpy's version and the identities of the
+      inputs.
+    - `outputs`: the identity of each output, by its path in the folder of the results.
     """
 
     request: str
@@ -61,15 +56,8 @@ class Records:
     def add(self, task: Task, request: str, seconds: float) -> Record:
         """Record that a task is finished, which means that all its outputs are complete.
 
-        Parameters
-        ----------
-        task : Task
-            The task.
-        request : str
-            Result of :func:`request_of` from before the task began. If an input changes while the task runs, the record
-            does not match, and the next run repeats the task.
-        seconds : float
-            Duration of the task.
+        - `request`: result of :func:`request_of` from before the task began. If an input changes while the task runs,
+          the record does not match, and the next run repeats the task.
         """
         record = Record(request, self._identities(task), round(seconds, 3))
         with replacing(self._path(task), overwrite=True) as path:
@@ -104,14 +92,9 @@ def request_of(task: Task) -> str:
 def open_records(output: Path, *, overwrite: bool = False) -> Iterator[Records]:
     """Yield the records of a folder of results; the folder is made if it does not exist, and locked.
 
-    Raises
-    ------
-    FileNotFoundError
-        The parent of the folder does not exist.
-    FileExistsError
-        The folder has files but no records, and `overwrite` is False. With `overwrite` results may replace files.
-    ResumeError
-        Another run fills the folder.
+    Raises `FileNotFoundError`: the parent of the folder does not exist. `FileExistsError`: the folder has files but no
+    records, and `overwrite` is False. With `overwrite` results may replace files. `ResumeError`: another run fills the
+    folder.
     """
     folder = output / FOLDER
     if output.is_dir() and not folder.is_dir() and any(output.iterdir()) and not overwrite:

@@ -39,19 +39,12 @@ _Files = dict[str, tuple[Path, ...]]
 class StageSummary:
     """The tasks of a stage, and their times.
 
-    Attributes
-    ----------
-    name : str
-        The stage.
-    done, kept : int
-        Number of tasks that this run carried out, and number of tasks that an earlier run had carried out.
-    seconds : float
-        Sum of the durations of all tasks, including those of earlier runs.
-    wall_seconds : float
-        Duration of the stage in this run.
-    files : tuple of str
-        All outputs of the stage that belong to this run, relative to the folder of the results. The folder of the stage
-        may have further files, of earlier runs.
+    - `done`, `kept`: number of tasks that this run carried out, and number of tasks that an earlier run had carried
+      out.
+    - `seconds`: sum of the durations of all tasks, including those of earlier runs.
+    - `wall_seconds`: duration of the stage in this run.
+    - `files`: all outputs of the stage that belong to this run, relative to the folder of the results. The folder of
+      the stage may have further files, of earlier runs.
     """
 
     name: str
@@ -66,18 +59,11 @@ class StageSummary:
 class Summary:
     """The stages and results of a run.
 
-    Attributes
-    ----------
-    slices : tuple of str
-        Names of all slices, also of those that were left out.
-    empty : tuple of str
-        Slices that were left out, because nothing was recorded in them.
-    stages : tuple of StageSummary
-        In the order in which they ran.
-    left_out : tuple of str
-        Stages that the run leaves out.
-    results : dict of str to tuple of Path
-        Last files of each role: one of the brain, such as ``stack``, or one of each slice, such as ``image``.
+    - `slices`: names of all slices, also of those that were left out.
+    - `empty`: slices that were left out, because nothing was recorded in them.
+    - `stages`: in the order in which they ran.
+    - `left_out`: stages that the run leaves out.
+    - `results`: last files of each role: one of the brain, such as ``stack``, or one of each slice, such as ``image``.
     """
 
     slices: tuple[str, ...]

@@ -30,16 +30,8 @@ log = logging.getLogger(__name__)
 class Common:
     """Settings of the run that outputs depend on.
 
-    Attributes
-    ----------
-    levels : int
-        Resolutions of every volume.
-    codec : str or None
-        How chunks are compressed.
-    slicing_interval_mm : float or None
-        Thickness that is cut off between slices; None for tasks of a slice.
-    tile_shape : (int, int) or None
-        Voxels of a tile of the mosaics; None: from their metadata.
+    - `slicing_interval_mm`: thickness that is cut off between slices; None for tasks of a slice.
+    - `tile_shape` ((int, int) or None): voxels of a tile of the mosaics; None: from their metadata.
     """
 
     levels: int
@@ -52,21 +44,11 @@ class Common:
 class Task:
     """One stage of one slice, or of the brain.
 
-    Attributes
-    ----------
-    stage : str
-        Name of the stage.
-    name : str
-        Name of the slice, or ``"brain"``.
-    options : record
-        One of :mod:`linumpy.pipeline.options`.
-    common : Common
-        Settings that all tasks share.
-    inputs : mapping of str to tuple of Path
-        By role. In a task of a slice a role has one path; in a task of the brain it has one path for each slice, or one
-        path that belongs to the brain.
-    outputs : mapping of str to Path
-        By role.
+    - `name`: name of the slice, or ``"brain"``.
+    - `options`: one of :mod:`linumpy.pipeline.options`.
+    - `common`: settings that all tasks share.
+    - `inputs`: by role. In a task of a slice a role has one path; in a task of the brain it has one path for each
+      slice, or one path that belongs to the brain.
     """
 
     stage: str
@@ -86,12 +68,8 @@ class Task:
 class Where:
     """Where a task is carried out: the device and the cluster.
 
-    Attributes
-    ----------
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    distributed : distributed.Client or None
-        The caller's cluster, for tasks of the brain; None for tasks of a slice.
+    - `use_gpu`: whether to read to the GPU and compute there.
+    - `distributed`: the caller's cluster, for tasks of the brain; None for tasks of a slice.
     """
 
     use_gpu: bool
@@ -102,18 +80,9 @@ class Where:
 class Stage:
     """A stage.
 
-    Attributes
-    ----------
-    call : callable
-        Carries out a task.
-    needs : tuple of str
-        Roles of the inputs.
-    makes : mapping of str to str
-        Role of each output, and the suffix of its name, or its whole name if that begins with no dot.
-    of_brain : bool
-        Whether a task of the stage takes all slices together.
-    optional : tuple of str
-        Roles of further inputs, which may be missing.
+    - `makes`: role of each output, and the suffix of its name, or its whole name if that begins with no dot.
+    - `of_brain`: whether a task of the stage takes all slices together.
+    - `optional`: roles of further inputs, which may be missing.
     """
 
     call: Callable[[Task, Where], object]

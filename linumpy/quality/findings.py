@@ -34,16 +34,10 @@ MAX_RATIO = 1.3
 class Finding:
     """A fault, or a decision that a reader should know.
 
-    Attributes
-    ----------
-    text : str
-        What is to be said.
-    stages : tuple of str
-        Names of the stages, which are those of their folders.
-    slices : tuple of int
-        Numbers of the slices; none for a finding of the whole brain.
-    left_out : bool
-        Whether the stage left the data as they were.
+    - `text`: what is to be said.
+    - `stages`: names of the stages, which are those of their folders.
+    - `slices`: numbers of the slices; none for a finding of the whole brain.
+    - `left_out`: whether the stage left the data as they were.
     """
 
     text: str

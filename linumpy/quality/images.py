@@ -32,12 +32,8 @@ _SHARED = 30
 class Gray:
     """A small gray picture.
 
-    Attributes
-    ----------
-    values : numpy.ndarray of float32, (rows, columns)
-        Means over blocks of pixels, at most :data:`PIXELS` along each axis.
-    pixel : (float, float)
-        Height and width of a pixel in µm.
+    - `values` (float32, (rows, columns)): means over blocks of pixels, at most :data:`PIXELS` along each axis.
+    - `pixel` (float, float): height and width of a pixel in µm.
     """
 
     values: np.ndarray
@@ -67,33 +63,18 @@ class Gray:
 class ImageSummary:
     """Figures of merit and pictures of an image, or of some of its planes.
 
-    Attributes
-    ----------
-    path : Path
-        The image.
-    shape, spacing : tuple
-        Voxels of the finest resolution, and their spacing in µm.
-    axes : str
-        Names of the axes of space.
-    dtype : str
-        Data type of the voxels.
-    level : int
-        The resolution that was read.
-    projection : Gray
-        Mean along depth, with 0 for voxels that are not finite; for an image of two axes the image itself.
-    section : Gray or None
-        The middle section, depth first; None for an image of two axes.
-    mask : numpy.ndarray of bool
-        Tissue in the projection; all False for an image of two axes or with equal voxels.
-    tissue, sharpness : float
-        Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes or with equal
-        voxels.
-    median : float
-        Median of the finite voxels of an image of two axes; NaN for others.
-    not_finite : float
-        Share of the read voxels that are NaN or infinite.
-    constant : bool
-        Whether all read voxels are equal; voxels that are not finite count as 0.
+    - `shape`, `spacing`: voxels of the finest resolution, and their spacing in µm.
+    - `axes`: names of the axes of space.
+    - `dtype`: data type of the voxels.
+    - `level`: the resolution that was read.
+    - `projection`: mean along depth, with 0 for voxels that are not finite; for an image of two axes the image itself.
+    - `section`: the middle section, depth first; None for an image of two axes.
+    - `mask`: tissue in the projection; all False for an image of two axes or with equal voxels.
+    - `tissue`, `sharpness`: share of tissue in the projection, and the projection's sharpness; NaN for an image of two
+      axes or with equal voxels.
+    - `median`: median of the finite voxels of an image of two axes; NaN for others.
+    - `not_finite`: share of the read voxels that are NaN or infinite.
+    - `constant`: whether all read voxels are equal; voxels that are not finite count as 0.
     """
 
     path: Path
@@ -115,19 +96,11 @@ class ImageSummary:
 def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, use_gpu: bool = False) -> ImageSummary:
     """Read an image, and compute its figures of merit.
 
-    Parameters
-    ----------
-    path : Path
-        An OME-Zarr image of two or three axes of space; of several times and channels the first is read.
-    depth_um : (float, float), optional
-        Coordinates along z between which planes are read, at least one; by default all planes.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
+    - `path`: an OME-Zarr image of two or three axes of space; of several times and channels the first is read.
+    - `depth_um` (float, float): coordinates along z between which planes are read, at least one; by default all planes.
+    - `use_gpu`: whether to read to the GPU and compute there.
 
-    Raises
-    ------
-    SourceError, MetadataError, ValueError, OSError
-        An image that cannot be read, or has no spacing.
+    Raises `SourceError`, `MetadataError`, `ValueError`, `OSError`: an image that cannot be read, or has no spacing.
     """
     finest = open_volumes(path)
     chosen, level = _resolution_to_read(path, finest)

@@ -18,17 +18,10 @@ from linumpy.registration.robust import robust_deviation
 def sharpness(images: Array, mask: Array | None = None) -> Array:
     """Return the normalised gradient energy of each image: energy of Sobel's filter over the squared mean (Tenengrad).
 
-    Parameters
-    ----------
-    images : numpy.ndarray or cupy.ndarray, (n, Y, X)
-        Real numbers.
-    mask : array of bool, (n, Y, X), optional
-        Pixels that count.
+    - `images` (n, Y, X): real numbers.
+    - `mask` (n, Y, X): pixels that count.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of float64, (n,)
-        The energy does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
+    Returns: The energy does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
     """
     xp = array_module(images)
     pixels = images.astype(np.float64)

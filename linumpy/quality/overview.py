@@ -35,14 +35,9 @@ _ORDER = (
 class Column:
     """The images that a stage made of slices.
 
-    Attributes
-    ----------
-    stage : str
-        Name of the stage, which is that of its folder.
-    images : mapping of int to ImageSummary
-        By number of the slice, in the order of the numbers.
-    unchanged : frozenset of int
-        Slices whose image is a link to that of an earlier stage.
+    - `stage`: name of the stage, which is that of its folder.
+    - `images`: by number of the slice, in the order of the numbers.
+    - `unchanged`: slices whose image is a link to that of an earlier stage.
     """
 
     stage: str
@@ -109,16 +104,10 @@ def _extent(column: Column) -> tuple[float, float, float]:
 class Cells:
     """The drawn cells of a column.
 
-    Attributes
-    ----------
-    pictures : mapping of int to numpy.ndarray of uint8, (rows, columns)
-        By number of the slice; all of one shape.
-    plan_limits, section_limits : (float, float)
-        Intensities of black and white in all plans, and in all sections.
-    pixel_um : float
-        Length of a pixel of the plans, and across the sections.
-    stretch : float
-        Factor by which sections are drawn deeper than they are; 0 without sections.
+    - `pictures` (mapping of int to numpy.ndarray of uint8, (rows, columns)): by number of the slice; all of one shape.
+    - `plan_limits`, `section_limits` (float, float): intensities of black and white in all plans, and in all sections.
+    - `pixel_um`: length of a pixel of the plans, and across the sections.
+    - `stretch`: factor by which sections are drawn deeper than they are; 0 without sections.
     """
 
     pictures: Mapping[int, np.ndarray]

@@ -80,24 +80,12 @@ figcaption {{ font-size: 12px; color: #555; height: 2.8em; overflow: hidden; ove
 class Contents:
     """What a page shows.
 
-    Attributes
-    ----------
-    run : RunFolder
-        The folder.
-    images : tuple of ImageSummary
-        All images.
-    others : tuple of ImageSummary
-        Images that are none of a slice, such as the whole stack.
-    columns : tuple of Column
-        The images of slices, by stage.
-    findings : tuple of Finding
-        What a reader should know.
-    faults : mapping of (str, int) to list of str
-        Those that concern a slice in a stage, which is red.
-    ratios : mapping of str to mapping of (int, int) to float
-        By stage, the brightness of a slice over that of the slice above.
-    matches : mapping of (int, int) to Match
-        How neighbours match in the stack.
+    - `others`: images that are none of a slice, such as the whole stack.
+    - `columns`: the images of slices, by stage.
+    - `findings`: what a reader should know.
+    - `faults` ((str, int) to list of str): those that concern a slice in a stage, which is red.
+    - `ratios` ((int, int) to float): by stage, the brightness of a slice over that of the slice above.
+    - `matches` ((int, int) to Match): how neighbours match in the stack.
     """
 
     run: RunFolder

@@ -35,12 +35,8 @@ _MADE_FROM = {"illumination": "shading", "stack": "register"}
 class Report:
     """The content of a page.
 
-    Attributes
-    ----------
-    images : tuple of ImageSummary
-        In the order of their paths.
-    warnings : tuple of str
-        Results that a user should check.
+    - `images`: in the order of their paths.
+    - `warnings`: results that a user should check.
     """
 
     images: tuple[ImageSummary, ...]

@@ -32,34 +32,17 @@ _ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs")
 class RunFolder:
     """The contents of a folder; all paths are in the order of their names.
 
-    Attributes
-    ----------
-    folder : Path
-        The folder.
-    images : tuple of Path
-        OME-Zarr images.
-    links : tuple of Path
-        Symbolic links to OME-Zarr images that are not followed, or that lead to images of the folder: by them a stage
-        passes on an image that it leaves unchanged.
-    documents : mapping of Path to mapping
-        Objects in JSON files, other than summaries of ``linum-pipeline``.
-    positions : tuple of (Path, TilePositions)
-        Positions of tiles, from JSON.
-    tables : tuple of (Path, tuple of tuple of str)
-        CSV tables, the head first: at most 200 rows.
-    pictures : tuple of Path
-        PNG files.
-    stages : tuple of mapping
-        Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds and wall_seconds.
-    empty : tuple of str
-        Slices that the pipeline left out, because nothing was recorded in them.
-    left_out : tuple of str
-        Stages that the run left out, as the summary of ``linum-pipeline`` says.
-    earlier : mapping of str to int
-        By stage, the number of files of earlier runs in its folder, which the last run did not write or use. They are
-        not among the contents.
-    unread : tuple of str
-        Errors of positions, tables and summaries that cannot be read.
+    - `links`: symbolic links to OME-Zarr images that are not followed, or that lead to images of the folder: by them a
+      stage passes on an image that it leaves unchanged.
+    - `documents`: objects in JSON files, other than summaries of ``linum-pipeline``.
+    - `positions` (Path, TilePositions): positions of tiles, from JSON.
+    - `tables` (Path, tuple of tuple of str): CSV tables, the head first: at most 200 rows.
+    - `stages`: stages of ``linum-pipeline``, from its summary: name, done, kept, seconds and wall_seconds.
+    - `empty`: slices that the pipeline left out, because nothing was recorded in them.
+    - `left_out`: stages that the run left out, as the summary of ``linum-pipeline`` says.
+    - `earlier`: by stage, the number of files of earlier runs in its folder, which the last run did not write or use.
+      They are not among the contents.
+    - `unread`: errors of positions, tables and summaries that cannot be read.
     """
 
     folder: Path
@@ -79,12 +62,8 @@ class RunFolder:
 def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     """List the contents of a folder and of folders below it; `follow_links` includes those behind symbolic links.
 
-    Raises
-    ------
-    FileNotFoundError
-        The folder does not exist.
-    SourceError
-        The folder has no contents that a report shows.
+    Raises `FileNotFoundError`: the folder does not exist. `SourceError`: the folder has no contents that a report
+    shows.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -37,16 +37,10 @@ _LEAST, _MORE, _PIXELS = 0.1, 0.15, 2.0
 class Match:
     """How two neighbouring slices of a stack match.
 
-    Attributes
-    ----------
-    correlation : float
-        Pearson's correlation of the structure where both meet; NaN if too few pixels are shared.
-    best : float
-        The greatest correlation at any shift.
-    shift_um : (float, float)
-        The shift of the greatest correlation, along the lateral axes.
-    is_bad : bool
-        Whether a reader should look at the pair.
+    - `correlation`: Pearson's correlation of the structure where both meet; NaN if too few pixels are shared.
+    - `best`: the greatest correlation at any shift.
+    - `shift_um` (float, float): the shift of the greatest correlation, along the lateral axes.
+    - `is_bad`: whether a reader should look at the pair.
     """
 
     correlation: float

@@ -22,22 +22,12 @@ _MAX_ROUNDS = 1000
 def otsu_threshold(values: Array, bins: int = 256) -> float:
     """Return the threshold with the greatest variance between both classes (Otsu, 1979).
 
-    Parameters
-    ----------
-    values : numpy.ndarray or cupy.ndarray
-        Integers or floats of any shape; values that are not finite are left out.
-    bins : int
-        Bins of the histogram of floats, and of integers whose range is 2**20 or more; otherwise each integer has a bin.
+    - `values`: integers or floats of any shape; values that are not finite are left out.
+    - `bins`: bins of the histogram of floats, and of integers whose range is 2**20 or more; otherwise each integer has
+      a bin.
 
-    Raises
-    ------
-    ValueError
-        No finite value.
-    TypeError
-        Values that are neither integers nor floats.
+    Raises `ValueError`: no finite value. `TypeError`: values that are neither integers nor floats.
 
-    Notes
-    -----
     The call waits for the device.
     """
     xp, finite = array_module(values), _finite(values)
@@ -61,22 +51,11 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
 def li_threshold(values: Array, tolerance: float | None = None) -> float:
     """Return the threshold of minimum cross entropy, by iteration from the mean (Li and Tam, 1998).
 
-    Parameters
-    ----------
-    values : numpy.ndarray or cupy.ndarray
-        Integers or floats of any shape; values that are not finite are left out.
-    tolerance : float, optional
-        A smaller step ends the iteration; by default 0.5 for integers, and 1e-6 of the range for floats.
+    - `values`: integers or floats of any shape; values that are not finite are left out.
+    - `tolerance`: a smaller step ends the iteration; by default 0.5 for integers, and 1e-6 of the range for floats.
 
-    Raises
-    ------
-    ValueError
-        No finite value.
-    TypeError
-        Values that are neither integers nor floats.
+    Raises `ValueError`: no finite value. `TypeError`: values that are neither integers nor floats.
 
-    Notes
-    -----
     Each step copies two numbers to the host, which waits for the device.
     """
     xp, finite = array_module(values), _finite(values)

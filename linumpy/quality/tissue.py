@@ -24,30 +24,18 @@ def tissue_mask(
 ) -> Array:
     """Find tissue: smooth, threshold, remove thin parts, fill enclosed holes.
 
-    Parameters
-    ----------
-    volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Intensity. Voxels that are not finite are not tissue. Pass a projection as a volume of one plane.
-    method : {"otsu", "li"}
-        :func:`~linumpy.quality.thresholds.otsu_threshold` or :func:`~linumpy.quality.thresholds.li_threshold`.
-    sigma : float
-        Standard deviation of the Gaussian before the threshold, in voxels.
-    radius : float
-        Radius in voxels of the ball by which the mask is opened; 0 for no opening.
-    use_log : bool
-        Whether to smooth and threshold logarithms, because intensities of OCT have a wide range.
+    - `volume` (Z, Y, X): intensity. Voxels that are not finite are not tissue. Pass a projection as a volume of one
+      plane.
+    - `method` ("otsu", "li"): :func:`~linumpy.quality.thresholds.otsu_threshold` or
+      :func:`~linumpy.quality.thresholds.li_threshold`.
+    - `sigma`: standard deviation of the Gaussian before the threshold, in voxels.
+    - `radius`: radius in voxels of the ball by which the mask is opened; 0 for no opening.
+    - `use_log`: whether to smooth and threshold logarithms, because intensities of OCT have a wide range.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of bool, (Z, Y, X)
-        All False if all smoothed voxels are equal.
+    Returns: All False if all smoothed voxels are equal.
 
-    Raises
-    ------
-    ValueError
-        Another method, or a volume of another rank.
-    GpuUnavailableError
-        A device array, and Warp, which the morphology needs on a device, is missing.
+    Raises `ValueError`: another method, or a volume of another rank. `GpuUnavailableError`: a device array, and Warp,
+    which the morphology needs on a device, is missing.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: choose one of {', '.join(METHODS)}")

@@ -35,10 +35,7 @@ def as_array(array: Any) -> Array | None:
 def are_on_device(**arrays: Array | None) -> bool:
     """Return whether all arrays are on a device; None is ignored.
 
-    Raises
-    ------
-    TypeError
-        Some arrays are on a device and some on the host: arrays are not copied between both.
+    Raises `TypeError`: some arrays are on a device and some on the host: arrays are not copied between both.
     """
     on_device = {name: is_device_array(array) for name, array in arrays.items() if array is not None}
     if len(set(on_device.values())) > 1:

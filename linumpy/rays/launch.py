@@ -63,22 +63,13 @@ def kernel_spec(
 ) -> KernelSpec:
     """Return the specification of trace.cu for the features that a call uses; unused features take no registers.
 
-    Parameters
-    ----------
-    images : bool
-        Whether rays are drawn from images; otherwise they are given.
-    grows : bool
-        Whether steps grow with distance.
-    ordered : bool
-        Whether rays are in the order of their indices.
-    weighted : bool
-        Whether images or pixels have distributions.
-    lengths : bool
-        Whether directions keep the lengths that they had before normalization.
-    per_sample : bool
-        Whether `max_level` and extra dimensions are also written for each sample.
-    most_runs : int
-        Maximum number of runs of a ray in shared memory.
+    - `images`: whether rays are drawn from images; otherwise they are given.
+    - `grows`: whether steps grow with distance.
+    - `ordered`: whether rays are in the order of their indices.
+    - `weighted`: whether images or pixels have distributions.
+    - `lengths`: whether directions keep the lengths that they had before normalization.
+    - `per_sample`: whether `max_level` and extra dimensions are also written for each sample.
+    - `most_runs`: maximum number of runs of a ray in shared memory.
     """
     defines = {
         "IMAGES": int(images),

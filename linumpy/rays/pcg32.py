@@ -18,17 +18,9 @@ _MASK = 2**64 - 1
 def jump(delta: int, inc: int) -> tuple[int, int]:
     """Combine many steps of a generator into one: ``state_after = state * multiplier + summand`` (modulo 2^64).
 
-    Parameters
-    ----------
-    delta : int
-        Number of steps, modulo 2^64; a negative number steps back.
-    inc : int
-        Increment of the generator.
+    - `delta`: number of steps, modulo 2^64; a negative number steps back.
 
-    Returns
-    -------
-    multiplier, summand : int
-        The combined step.
+    Returns: The combined step.
     """
     multiplier, summand = 1, 0
     step_multiplier, step_summand = _MULTIPLIER, inc

@@ -34,26 +34,15 @@ STEPS = np.dtype([(name, "f4") for name in (
 class Setting:
     """Parameters of ray marching, as the kernels read them.
 
-    Attributes
-    ----------
-    box : (2, 3) float32
-        Lower and upper corner (x, y, z), in the grid's coordinates.
-    per_box : (3,) float32
-        1 / the box's edges, in the grid's coordinates.
-    centre : (3,) float32
-        Centre of the grid, in the world's units.
-    voxels_per_unit : numpy.float32
-        Voxels of mip 0 per unit of length.
-    near : numpy.float32
-        Minimum t of samples.
-    dt_scale : numpy.float32
-        1 / the box's longest edge, in the world's units.
-    max_steps : int
-        Maximum number of samples of a ray.
-    grows : bool
-        Whether steps grow with distance.
-    steps : numpy.void of STEPS
-        The steps, in the world's units.
+    - `box` ((2, 3) float32): lower and upper corner (x, y, z), in the grid's coordinates.
+    - `per_box` ((3,) float32): 1 / the box's edges, in the grid's coordinates.
+    - `centre` ((3,) float32): centre of the grid, in the world's units.
+    - `voxels_per_unit` (numpy.float32): voxels of mip 0 per unit of length.
+    - `near` (numpy.float32): minimum t of samples.
+    - `dt_scale` (numpy.float32): 1 / the box's longest edge, in the world's units.
+    - `max_steps`: maximum number of samples of a ray.
+    - `grows`: whether steps grow with distance.
+    - `steps`: the steps, in the world's units.
     """
 
     box: np.ndarray
@@ -80,17 +69,12 @@ def make_setting(
 ) -> Setting:
     """Check parameters, and convert them for a grid.
 
-    Parameters
-    ----------
-    centre, edge, mips
-        As for :class:`~linumpy.rays.OccupancyGrid`.
-    aabb, cone_angle, min_step, max_step, max_steps, near
-        As for :func:`linumpy.rays.generate_training_samples`.
+    - `centre`, `edge`, `mips`: As for :class:`~linumpy.rays.OccupancyGrid`.
+    - `aabb`, `cone_angle`, `min_step`, `max_step`, `max_steps`, `near`: As for
+      :func:`linumpy.rays.generate_training_samples`.
 
-    Raises
-    ------
-    ValueError
-        A parameter is out of its range, the box reaches beyond the grid, or the box's diagonal has too many steps.
+    Raises `ValueError`: a parameter is out of its range, the box reaches beyond the grid, or the box's diagonal has too
+    many steps.
     """
     low, high = _box(aabb, np.asarray(centre, np.float64), edge, mips)
     shortest = math.sqrt(3) / MOST_STEPS * edge if min_step is None else float(min_step)

@@ -35,16 +35,11 @@ _ROUNDS = 30
 class PairLink:
     """A measured transform between two images.
 
-    Attributes
-    ----------
-    fixed, moving : int
-        Numbers of the images, in their order from 0.
-    matrix : numpy.ndarray, (rank + 1, rank + 1)
-        Homogeneous, in µm: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving one.
-    error_um : float
-        Standard error of a position. A link whose error is infinite is not used.
-    evidence : float
-        Probability that the link is right, from 0 to 1: its weight.
+    - `fixed`, `moving`: numbers of the images, in their order from 0.
+    - `matrix` (rank + 1, rank + 1): homogeneous, in µm: a point p of the fixed image is at ``matrix @ (p, 1)`` in the
+      moving one.
+    - `error_um`: standard error of a position. A link whose error is infinite is not used.
+    - `evidence`: probability that the link is right, from 0 to 1: its weight.
     """
 
     fixed: int
@@ -58,18 +53,13 @@ class PairLink:
 class ChainSolution:
     """Transforms of images to a common space.
 
-    Attributes
-    ----------
-    matrices : numpy.ndarray, (N, rank + 1, rank + 1)
-        Homogeneous, in µm: a point p of an image is at ``matrix @ (p, 1)`` in the common space.
-    residuals_um : numpy.ndarray, (number of links,)
-        Root mean square distance in the common space between the corners of the fixed image, placed by its transform,
-        and the same corners, placed by the link and the transform of the moving image.
-    rejected : numpy.ndarray of bool, (number of links,)
-        Links that the solution leaves out, also because their error is infinite.
-    placed_by : tuple of str, (N,)
-        "pairs" for an image with a link that is used; for others, which the prior places, "neighbours" if there are
-        such images on both sides, otherwise "motor".
+    - `matrices` (N, rank + 1, rank + 1): homogeneous, in µm: a point p of an image is at ``matrix @ (p, 1)`` in the
+      common space.
+    - `residuals_um` (number of links,): root mean square distance in the common space between the corners of the fixed
+      image, placed by its transform, and the same corners, placed by the link and the transform of the moving image.
+    - `rejected` (number of links,): links that the solution leaves out, also because their error is infinite.
+    - `placed_by` (N,): "pairs" for an image with a link that is used; for others, which the prior places, "neighbours"
+      if there are such images on both sides, otherwise "motor".
     """
 
     matrices: np.ndarray
@@ -92,33 +82,20 @@ def solve_chain(
 ) -> ChainSolution:
     """Solve for the transforms of all images.
 
-    Parameters
-    ----------
-    count : int
-        Number of images.
-    links : sequence of PairLink
-        The links, in any order.
-    extent_um : sequence of float
-        Size of an image along each axis, in µm: residuals are distances at its corners.
-    rigid : bool
-        Whether the transforms are rotations and translations; otherwise they are affine.
-    prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
-        Assumed transform from each image to the next, as in :class:`PairLink`; by default the identity.
-    prior_error_um : float
-        Standard error of the prior, above 0; by default it has a millionth of the median weight of the links.
-    reference : int, optional
-        The image whose transform is the identity; by default the middle one.
-    max_deviation : float
-        Robust standard deviations beyond which a link is rejected.
-    tolerance_um : float, optional
-        A link with a smaller residual is never rejected, nor one whose residual is as small relative to its error; by
-        default 0.2 % of the largest extent.
+    - `links`: the links, in any order.
+    - `extent_um`: size of an image along each axis, in µm: residuals are distances at its corners.
+    - `rigid`: whether the transforms are rotations and translations; otherwise they are affine.
+    - `prior` (count - 1, rank + 1, rank + 1): assumed transform from each image to the next, as in :class:`PairLink`;
+      by default the identity.
+    - `prior_error_um`: standard error of the prior, above 0; by default it has a millionth of the median weight of the
+      links.
+    - `reference`: the image whose transform is the identity; by default the middle one.
+    - `max_deviation`: robust standard deviations beyond which a link is rejected.
+    - `tolerance_um`: a link with a smaller residual is never rejected, nor one whose residual is as small relative to
+      its error; by default 0.2 % of the largest extent.
 
-    Raises
-    ------
-    ValueError
-        No images; a reference or links to images that do not exist; a link of an image to itself; matrices or a prior
-        whose shape does not fit.
+    Raises `ValueError`: no images; a reference or links to images that do not exist; a link of an image to itself;
+    matrices or a prior whose shape does not fit.
     """
     extent = np.asarray(extent_um, np.float64)
     rank = len(extent)
@@ -202,27 +179,15 @@ def agreement(
     are random in three dimensions (shift and rotation): a right link is near, with a normal distribution, and a wrong
     one is anywhere in a ball. The ratio of their densities at d multiplies the odds that the link is right.
 
-    Parameters
-    ----------
-    links : sequence of PairLink
-        The links. Those of infinite error, whose probability is 0, say nothing of others.
-    prior : numpy.ndarray, (count - 1, rank + 1, rank + 1)
-        As in :func:`solve_chain`.
-    extent_um : sequence of float
-        Size of an image along each axis, in µm.
-    range_um : float
-        About the greatest distance from the prior that was searched.
-    assumed_error_um : float
-        Standard error of the prior between neighbours, before any link is known.
-    tolerance_um : float
-        Error that links have from distortions of the images.
+    - `links`: the links. Those of infinite error, whose probability is 0, say nothing of others.
+    - `prior` (count - 1, rank + 1, rank + 1): As in :func:`solve_chain`.
+    - `extent_um`: size of an image along each axis, in µm.
+    - `range_um`: about the greatest distance from the prior that was searched.
+    - `assumed_error_um`: standard error of the prior between neighbours, before any link is known.
+    - `tolerance_um`: error that links have from distortions of the images.
 
-    Returns
-    -------
-    evidence : numpy.ndarray, (number of links,)
-        The probabilities.
-    prior_error_um : float
-        Standard error of the prior between neighbours, by the links; at least the tolerance.
+    Returns: (1) The probabilities. (2) Standard error of the prior between neighbours, by the links; at least the
+    tolerance.
     """
     corners = _corners([(0.0, e) for e in extent_um])
     distances = np.array([_apart(link.matrix, _composed(prior, link), corners) for link in links])

@@ -39,22 +39,15 @@ _SAMPLE = 3
 class CoarseMatches:
     """The best shift and angle of each pair: voxel p of the fixed image is at ``matrix @ (p, 1)`` in the moving image.
 
-    Attributes
-    ----------
-    matrices : numpy.ndarray, (N, rank + 1, rank + 1)
-        Homogeneous, from the fixed to the moving image, in voxels.
-    angles : numpy.ndarray, (N,)
-        In degrees, from Y to X.
-    correlations : numpy.ndarray, (N,)
-        From 0 to 1; 0 for pairs without contrast, overlap or a positive correlation, whose matrix is the identity.
-    overlaps : numpy.ndarray, (N,)
-        Fraction of the smaller mask that both images share.
-    evidence : numpy.ndarray, (N,)
-        Probability, from 0 to 1, that images which do not match have no score as high as the best one. From the
-        greatest scores of blocks of wrong shifts, as extreme values (Gumbel's distribution), and from the distance to
-        the second-best peak.
-    is_at_edge : numpy.ndarray of bool, (N,)
-        Whether the best shift or angle is at the end of those that were tried.
+    - `matrices` (N, rank + 1, rank + 1): homogeneous, from the fixed to the moving image, in voxels.
+    - `angles` (N,): in degrees, from Y to X.
+    - `correlations` (N,): from 0 to 1; 0 for pairs without contrast, overlap or a positive correlation, whose matrix is
+      the identity.
+    - `overlaps` (N,): fraction of the smaller mask that both images share.
+    - `evidence` (N,): probability, from 0 to 1, that images which do not match have no score as high as the best one.
+      From the greatest scores of blocks of wrong shifts, as extreme values (Gumbel's distribution), and from the
+      distance to the second-best peak.
+    - `is_at_edge` (N,): whether the best shift or angle is at the end of those that were tried.
     """
 
     matrices: np.ndarray
@@ -77,30 +70,17 @@ def match_pairs(
 ) -> CoarseMatches:
     """Find the shift and the angle of the greatest score of many pairs.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images, all of one shape. Voxels that are not finite are not valid.
-    masks : (array of bool or None, array of bool or None)
-        Valid voxels of the fixed and the moving images, in their shape; None for all.
-    angles : sequence of float
-        Angles to try, in degrees: rotations about the centre, in the plane of the last two axes.
-    max_shift : float or sequence of float
-        Maximum shift along each axis, as a fraction of the image.
-    min_overlap : float
-        Fraction of the smaller mask that must overlap.
-    spacing : sequence of float, optional
-        Voxel spacing in any unit, for the rotation; by default the same along all axes.
+    - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape. Voxels that are not finite are not valid.
+    - `masks` (array of bool or None, array of bool or None): valid voxels of the fixed and the moving images, in their
+      shape; None for all.
+    - `angles`: angles to try, in degrees: rotations about the centre, in the plane of the last two axes.
+    - `max_shift`: maximum shift along each axis, as a fraction of the image.
+    - `min_overlap`: fraction of the smaller mask that must overlap.
+    - `spacing`: voxel spacing in any unit, for the rotation; by default the same along all axes.
 
-    Returns
-    -------
-    CoarseMatches
-        On the host.
+    Returns: On the host.
 
-    Raises
-    ------
-    ValueError
-        As :func:`check_pairs`; no angles, or angles that are not finite; fractions outside of 0 to 1.
+    Raises `ValueError`: As :func:`check_pairs`; no angles, or angles that are not finite; fractions outside of 0 to 1.
     """
     check_pairs(fixed, moving, masks)
     shape = fixed.shape[1:]
@@ -145,14 +125,9 @@ def match_pairs(
 def _evidence(score: float, position: np.ndarray, maxima: np.ndarray, blocks: Sequence[Sequence[slice]]) -> float:
     """Return the probability that a score is not the greatest of many wrong shifts.
 
-    Parameters
-    ----------
-    score, position
-        The greatest score, and its index among the shifts.
-    maxima
-        Greatest score of each block of shifts, over all angles.
-    blocks
-        The blocks along each axis.
+    - `score`, `position`: the greatest score, and its index among the shifts.
+    - `maxima`: greatest score of each block of shifts, over all angles.
+    - `blocks`: the blocks along each axis.
     """
     apart = [[max(b.start - p, p - b.stop + 1) for b in line] for p, line in zip(position, blocks, strict=True)]
     distance = np.max(np.meshgrid(*apart, indexing="ij"), axis=0)
@@ -171,11 +146,8 @@ def _evidence(score: float, position: np.ndarray, maxima: np.ndarray, blocks: Se
 def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | None]) -> None:
     """Check that images and masks form pairs.
 
-    Raises
-    ------
-    ValueError
-        Images of other axes, of different shapes or of fewer than four voxels along an axis; masks of another shape;
-        arrays of which some are on the device and others on the host.
+    Raises `ValueError`: images of other axes, of different shapes or of fewer than four voxels along an axis; masks of
+    another shape; arrays of which some are on the device and others on the host.
     """
     if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
         raise ValueError(

@@ -33,16 +33,10 @@ class PairState:
 
     The model of a fixed image is ``weights[0] * moving + weights[1]``, plus ``weights[2] * shadows`` if there are any.
 
-    Attributes
-    ----------
-    matrices : numpy.ndarray, (N, rank + 1, rank + 1)
-        Transforms in µm.
-    weights : numpy.ndarray, (N, 2 or 3)
-        Weights of the model.
-    scales : numpy.ndarray, (N,)
-        Robust standard deviation of the residuals; infinite if unknown.
-    converged : numpy.ndarray of bool, (N,)
-        Whether the last step was below the tolerance.
+    - `matrices` (N, rank + 1, rank + 1): transforms in µm.
+    - `weights` (N, 2 or 3): weights of the model.
+    - `scales` (N,): robust standard deviation of the residuals; infinite if unknown.
+    - `converged` (N,): whether the last step was below the tolerance.
     """
 
     def __init__(self, matrices: np.ndarray, *, shadows: bool) -> None:
@@ -62,21 +56,14 @@ class PairState:
 class NormalEquations:
     """The normal equations of pairs at their transforms, and further sums; on the host.
 
-    Attributes
-    ----------
-    hessian, slope : numpy.ndarray, (N, P, P) and (N, P)
-        Matrix and right side of the equations. The P parameters are the directions of an update, then the weights of
-        the model (:class:`PairState`).
-    cost : numpy.ndarray, (N,)
-        Mean loss of the shared voxels.
-    shared_voxels : numpy.ndarray, (N,)
-        Number of voxels that are valid in both images.
-    variance : numpy.ndarray, (N,)
-        Mean square of the residuals, with their robust weights.
-    moments : numpy.ndarray, (N, 3, 3)
-        Sums over the shared voxels of the products of the fixed image without shadows, the moving image and 1.
-    residuals : numpy.ndarray, (N, samples)
-        Every n-th residual; NaN outside of the masks.
+    - `hessian`, `slope` ((N, P, P) and (N, P)): matrix and right side of the equations. The P parameters are the
+      directions of an update, then the weights of the model (:class:`PairState`).
+    - `cost` (N,): mean loss of the shared voxels.
+    - `shared_voxels` (N,): number of voxels that are valid in both images.
+    - `variance` (N,): mean square of the residuals, with their robust weights.
+    - `moments` (N, 3, 3): sums over the shared voxels of the products of the fixed image without shadows, the moving
+      image and 1.
+    - `residuals` (N, samples): every n-th residual; NaN outside of the masks.
     """
 
     hessian: np.ndarray

@@ -29,16 +29,11 @@ _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 48, 8, 96
 class PairSearch:
     """The range in which the first transforms are searched.
 
-    Attributes
-    ----------
-    max_angle, angle_step : float
-        Maximum angle to each side, and step between angles, in degrees, in the plane of the last two axes.
-    max_shift : float
-        Maximum shift, as a fraction of the image along each axis.
-    min_overlap : float
-        Fraction of the smaller mask that must overlap.
-    voxels : int
-        Approximate maximum of voxels along an axis of the coarse grid.
+    - `max_angle`, `angle_step`: maximum angle to each side, and step between angles, in degrees, in the plane of the
+      last two axes.
+    - `max_shift`: maximum shift, as a fraction of the image along each axis.
+    - `min_overlap`: fraction of the smaller mask that must overlap.
+    - `voxels`: approximate maximum of voxels along an axis of the coarse grid.
     """
 
     max_angle: float = 10.0
@@ -74,36 +69,20 @@ def register_pairs(
 ) -> PairTransforms:
     """Find the transforms between pairs of images.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images, all of one shape; smaller images are padded by NaN. The images of a pair may differ by a gain and an
-        offset that change slowly along Y and X, by noise, and in parts of their contents.
-    masks : (array of bool or None, array of bool or None)
-        Valid voxels, in the shape of the images; None for all that are finite.
-    shadows : array, optional
-        Images that the fixed images also contain, by an unknown factor, such as shadows of the tissue above: in the
-        shape of the fixed images, 0 for no shadow.
-    spacing : sequence of float, optional
-        Voxel spacing in µm; by default 1.
-    search : PairSearch, optional
-        The range to search.
-    method : Refinement, optional
-        How to refine.
+    - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape; smaller images are padded by NaN. The images of a
+      pair may differ by a gain and an offset that change slowly along Y and X, by noise, and in parts of their
+      contents.
+    - `masks` (array of bool or None, array of bool or None): valid voxels, in the shape of the images; None for all
+      that are finite.
+    - `shadows`: images that the fixed images also contain, by an unknown factor, such as shadows of the tissue above:
+      in the shape of the fixed images, 0 for no shadow.
+    - `spacing`: voxel spacing in µm; by default 1.
 
-    Returns
-    -------
-    PairTransforms
-        On the host.
+    Returns: On the host.
 
-    Raises
-    ------
-    ValueError
-        As :func:`~linumpy.registration.masked_correlation.match_pairs` and
-        :func:`~linumpy.registration.refine.refine_pairs`.
+    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.match_pairs` and
+    :func:`~linumpy.registration.refine.refine_pairs`.
 
-    Notes
-    -----
     On the device memory holds about fourteen copies of the images as float32, and up to 1 GiB each for the search and
     for the refinement.
     """
@@ -157,18 +136,11 @@ def _without_shadows(images: Array, shadows: Array) -> Any:
 def flattened(images: Array, mask: Array | None = None) -> Array:
     """Remove slow changes along the last two axes of images: subtract the local mean, and even out local contrast.
 
-    Parameters
-    ----------
-    images : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images.
-    mask : array of bool, optional
-        Valid voxels, in the shape of the images; None for all that are finite.
+    - `images` (N, [Z,] Y, X): the images.
+    - `mask`: valid voxels, in the shape of the images; None for all that are finite.
 
-    Returns
-    -------
-    array of float32, in the shape of the images
-        NaN where a voxel is not valid. Where the local contrast is below half of the image's contrast it is mostly
-        noise, and is not fully evened out.
+    Returns: NaN where a voxel is not valid. Where the local contrast is below half of the image's contrast it is mostly
+    noise, and is not fully evened out.
     """
     xp = array_module(images)
     image, valid = standardized(images, mask)
@@ -195,12 +167,7 @@ def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tu
 
     Incomplete blocks at the end of an axis are left out.
 
-    Returns
-    -------
-    means : array of float32
-        One voxel for each block.
-    masks : array of bool
-        Whether the block is valid.
+    Returns: (1) One voxel for each block. (2) Whether the block is valid.
     """
     xp = array_module(images)
     valid = xp.isfinite(images) if mask is None else xp.isfinite(images) & mask.astype(bool)

@@ -28,10 +28,7 @@ COLUMNS = ("row", "column", "y", "x", "present")
 def check_positions_file(path: str | Path, *, overwrite: bool) -> None:
     """Refuse a path that exists, unless it may be replaced, or whose name ends neither in .json nor in .csv.
 
-    Raises
-    ------
-    FileExistsError, ValueError
-        Naming the path.
+    Raises `FileExistsError`, `ValueError`: naming the path.
     """
     if Path(path).suffix.lower() not in (".json", ".csv"):
         raise ValueError(f"{path}: positions are written as JSON and CSV: give it a name that ends in .json or .csv")
@@ -43,23 +40,11 @@ def write_positions(
 ) -> None:
     """Write positions.
 
-    Parameters
-    ----------
-    path : str or Path
-        ``*.json`` or ``*.csv``.
-    found : TilePositions
-        The positions.
-    source : str
-        Name of the mosaic.
-    spacing : (float, float)
-        Lateral voxel spacing in µm.
-    overwrite : bool
-        Whether to replace an existing file.
+    - `path`: ``*.json`` or ``*.csv``.
+    - `spacing` (float, float): lateral voxel spacing in µm.
+    - `overwrite`: whether to replace an existing file.
 
-    Raises
-    ------
-    FileExistsError, ValueError
-        As :func:`check_positions_file`.
+    Raises `FileExistsError`, `ValueError`: As :func:`check_positions_file`.
     """
     check_positions_file(path, overwrite=overwrite)
     by_pairs = found.by_pairs
@@ -101,25 +86,14 @@ def write_positions(
 def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositions:
     """Read positions.
 
-    Parameters
-    ----------
-    path : str or Path
-        A file of :func:`write_positions`.
-    tile_shape : (int, int)
-        Voxels of a tile of the mosaic that the positions are for.
+    - `path`: a file of :func:`write_positions`.
+    - `tile_shape` (int, int): voxels of a tile of the mosaic that the positions are for.
 
-    Returns
-    -------
-    TilePositions
-        A CSV table has no pairs and no model; its model is the regular grid with the mean steps between neighbours.
-        Files of earlier versions have no evidence and no warnings.
+    Returns: A CSV table has no pairs and no model; its model is the regular grid with the mean steps between
+    neighbours. Files of earlier versions have no evidence and no warnings.
 
-    Raises
-    ------
-    FileNotFoundError
-        The file does not exist.
-    SourceError
-        A file of another form, a missing or repeated tile, or tiles of another shape.
+    Raises `FileNotFoundError`: the file does not exist. `SourceError`: a file of another form, a missing or repeated
+    tile, or tiles of another shape.
     """
     try:
         if Path(path).suffix.lower() == ".csv":

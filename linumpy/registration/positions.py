@@ -50,20 +50,12 @@ _ROUNDS, _BATCH = 10, 256
 class TilePair:
     """Two neighbouring tiles.
 
-    Attributes
-    ----------
-    fixed, moving : (int, int)
-        Row and column of each tile.
-    shift : (float, float)
-        Measured position of the moving tile relative to the fixed one, in pixels along Y and X.
-    confidence : float
-        Correlation of the overlap, from -1 to 1.
-    residual : float
-        Distance of the shift from the positions that are solved without this pair, in pixels.
-    rejected : str
-        The reason why the shift was not used; empty if it was used.
-    evidence : float
-        Probability that the shift is right, judged by the scores of all other shifts; NaN if unknown.
+    - `fixed`, `moving` (int, int): row and column of each tile.
+    - `shift` (float, float): measured position of the moving tile relative to the fixed one, in pixels along Y and X.
+    - `confidence`: correlation of the overlap, from -1 to 1.
+    - `residual`: distance of the shift from the positions that are solved without this pair, in pixels.
+    - `rejected`: the reason why the shift was not used; empty if it was used.
+    - `evidence`: probability that the shift is right, judged by the scores of all other shifts; NaN if unknown.
     """
 
     fixed: tuple[int, int]
@@ -79,10 +71,8 @@ class TilePair:
 class AcquisitionModel:
     """The regular affine grid of the acquisition: tile (i, j) is at ``i * row + j * column``.
 
-    Attributes
-    ----------
-    row, column : (float, float)
-        Step from a tile to the tile in the next row, and to the tile in the next column, in pixels along Y and X.
+    - `row`, `column` (float, float): step from a tile to the tile in the next row, and to the tile in the next column,
+      in pixels along Y and X.
     """
 
     row: tuple[float, float]
@@ -108,20 +98,12 @@ class AcquisitionModel:
 class TilePositions:
     """Positions of the tiles of a slice.
 
-    Attributes
-    ----------
-    positions : numpy.ndarray of float64, (rows, columns, 2)
-        First pixel of each tile along Y and X, relative to the first pixel of tile (0, 0).
-    present : numpy.ndarray of bool, (rows, columns)
-        False for missing tiles, which have no contrast.
-    tile_shape : (int, int)
-        Pixels of a tile.
-    model : AcquisitionModel
-        The regular grid.
-    pairs : tuple of TilePair
-        All pairs of neighbouring tiles that are present.
-    warnings : tuple of str
-        What a user should know about the positions, in complete sentences.
+    - `positions` (float64, (rows, columns, 2)): first pixel of each tile along Y and X, relative to the first pixel of
+      tile (0, 0).
+    - `present` (rows, columns): false for missing tiles, which have no contrast.
+    - `tile_shape` (int, int): pixels of a tile.
+    - `pairs`: all pairs of neighbouring tiles that are present.
+    - `warnings`: what a user should know about the positions, in complete sentences.
     """
 
     positions: np.ndarray
@@ -170,30 +152,19 @@ def locate_tiles(
 ) -> TilePositions:
     """Find the positions of tiles by their overlaps.
 
-    Parameters
-    ----------
-    tiles : numpy.ndarray or cupy.ndarray, (rows, columns, Y, X)
-        Projections of the tiles. A tile without contrast, or without a finite pixel, is missing.
-    overlap : float
-        Nominal overlap of neighbours along each axis, as a share of a tile: above 0 and at most 0.5. The true overlap
-        may differ by three quarters of the nominal one, and tiles may be displaced by the same distance along the other
-        axis.
-    min_evidence : float
-        Minimum probability that the shift of an accepted pair is right.
-    tile_shape : (int, int), optional
-        Pixels of a tile, if `tiles` are reduced: each of their pixels is one of ``f × f`` pixels, f the same for both
-        axes. Positions are in pixels that are not reduced.
+    - `tiles` (rows, columns, Y, X): projections of the tiles. A tile without contrast, or without a finite pixel, is
+      missing.
+    - `overlap`: nominal overlap of neighbours along each axis, as a share of a tile: above 0 and at most 0.5. The true
+      overlap may differ by three quarters of the nominal one, and tiles may be displaced by the same distance along the
+      other axis.
+    - `min_evidence`: minimum probability that the shift of an accepted pair is right.
+    - `tile_shape` (int, int): pixels of a tile, if `tiles` are reduced: each of their pixels is one of ``f × f``
+      pixels, f the same for both axes. Positions are in pixels that are not reduced.
 
-    Returns
-    -------
-    TilePositions
-        Its warnings say which positions are not known from the tiles.
+    Returns: Its warnings say which positions are not known from the tiles.
 
-    Raises
-    ------
-    ValueError
-        An array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside of 0 to 1; no
-        tile with contrast; tiles whose structure, though there is some, does not match anywhere.
+    Raises `ValueError`: an array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside
+    of 0 to 1; no tile with contrast; tiles whose structure, though there is some, does not match anywhere.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
@@ -264,18 +235,10 @@ def solve_positions(
 ) -> TilePositions:
     """Solve for the positions of all tiles of a grid; pure.
 
-    Parameters
-    ----------
-    present : numpy.ndarray of bool, (rows, columns)
-        False for missing tiles.
-    tile_shape : (int, int)
-        Pixels of a tile.
-    nominal : AcquisitionModel
-        The grid from which the model deviates as far as pairs show it.
-    measured : MeasuredPairs
-        Pairs of neighbours.
-    min_evidence : float
-        A pair of less evidence is rejected.
+    - `present` (rows, columns): false for missing tiles.
+    - `tile_shape` (int, int): pixels of a tile.
+    - `nominal`: the grid from which the model deviates as far as pairs show it.
+    - `min_evidence`: a pair of less evidence is rejected.
     """
     rejected = np.where(measured.evidence < min_evidence, "no evidence", "").astype(object)
     model, scatter = _regular_grid(nominal, measured, rejected)
@@ -371,19 +334,7 @@ def _two_floats(values: Sequence[float]) -> tuple[float, float]:
 
 
 class _Solver:
-    """Least squares over the pairs of a grid, with a link of the model's step between all neighbours.
-
-    Parameters
-    ----------
-    grid : tuple of int
-        Rows and columns.
-    model : AcquisitionModel
-        The regular grid.
-    link : float
-        Weight of each link.
-    measured : MeasuredPairs
-        The pairs.
-    """
+    """Least squares over the pairs of a grid, with a link of the model's step between all neighbours."""
 
     def __init__(self, grid: tuple[int, ...], model: AcquisitionModel, link: float, measured: MeasuredPairs) -> None:
         self._grid, self._link, self._pairs = grid, link, len(measured.fixed)

@@ -27,14 +27,9 @@ _COARSEST = 24
 class PyramidSettings:
     """How levels are made.
 
-    Attributes
-    ----------
-    levels : int or None
-        Maximum number of levels; None for as many as the size of the images allows.
-    smoothing : float
-        Standard deviation of the Gaussian, in voxels of each level.
-    order : int
-        Order of the spline that samples the moving images on the finest level; on coarser levels it is 1.
+    - `levels`: maximum number of levels; None for as many as the size of the images allows.
+    - `smoothing`: standard deviation of the Gaussian, in voxels of each level.
+    - `order`: order of the spline that samples the moving images on the finest level; on coarser levels it is 1.
     """
 
     levels: int | None
@@ -46,21 +41,13 @@ class PyramidSettings:
 class Level:
     """Both images at one resolution: smoothed, with masks and gradients.
 
-    Attributes
-    ----------
-    fixed, fixed_mask : array of float32, (N, [Z,] Y, X)
-        The fixed images, and 1 where they are valid.
-    shadows : array of float32, optional
-        Images that the fixed images also contain, in the shape of the fixed images. Only the finest level has them: far
-        from the match they would compensate a wrong shift.
-    gradients : tuple of array
-        Gradients of the fixed images along each axis, per µm.
-    moving, moving_mask : StackedImages
-        The moving images, and 1 where they are valid.
-    spacing : numpy.ndarray
-        Voxel spacing along each axis of space, in µm.
-    smoothing : float
-        Standard deviation of the Gaussian, in voxels of this level.
+    - `fixed`, `fixed_mask` (float32, (N, [Z,] Y, X)): the fixed images, and 1 where they are valid.
+    - `shadows` (float32): images that the fixed images also contain, in the shape of the fixed images. Only the finest
+      level has them: far from the match they would compensate a wrong shift.
+    - `gradients`: gradients of the fixed images along each axis, per µm.
+    - `moving`, `moving_mask`: the moving images, and 1 where they are valid.
+    - `spacing`: voxel spacing along each axis of space, in µm.
+    - `smoothing`: standard deviation of the Gaussian, in voxels of this level.
     """
 
     fixed: Array
@@ -98,16 +85,9 @@ def pyramid(
 ) -> Iterator[Level]:
     """Yield the levels, the finest first.
 
-    Parameters
-    ----------
-    fixed, moving : (array, array)
-        Images and their masks, as float32.
-    shadows : array, optional
-        Images that the fixed images also contain, valid where the fixed images are.
-    spacing : numpy.ndarray
-        Voxel spacing of the images along each axis of space, in µm.
-    settings : PyramidSettings
-        How levels are made.
+    - `fixed`, `moving` (array, array): images and their masks, as float32.
+    - `shadows`: images that the fixed images also contain, valid where the fixed images are.
+    - `spacing`: voxel spacing of the images along each axis of space, in µm.
     """
     sides = [
         (image * mask, mask) for image, mask in (fixed, moving, *([] if shadows is None else [(shadows, fixed[1])]))

@@ -32,29 +32,18 @@ MODELS = ("translation", "rigid", "affine")
 class Refinement:
     """How transforms are refined.
 
-    Attributes
-    ----------
-    model : {"rigid", "affine", "translation"}
-        Kind of the transforms by which first transforms, which may be of any kind, are updated.
-    levels : int, optional
-        Maximum number of resolutions, each half of the one before; by default down to at least 24 voxels.
-    iterations : int
-        Maximum number of steps on each level.
-    smoothing : float
-        Standard deviation, in voxels of each level, of the Gaussian that smooths both images.
-    tolerance : float
-        A pair is finished on a level when a step moves no corner by more than about this many voxels.
-    order : {1, 3}
-        Order of the spline that samples the moving image on the finest level; coarser levels are sampled linearly.
-    robust : bool
-        Whether voxels with large residuals get small weights.
-    min_overlap : float
-        Fraction of the fixed mask that must stay inside the moving mask.
+    - `model` ("rigid", "affine", "translation"): kind of the transforms by which first transforms, which may be of any
+      kind, are updated.
+    - `levels`: maximum number of resolutions, each half of the one before; by default down to at least 24 voxels.
+    - `iterations`: maximum number of steps on each level.
+    - `smoothing`: standard deviation, in voxels of each level, of the Gaussian that smooths both images.
+    - `tolerance`: a pair is finished on a level when a step moves no corner by more than about this many voxels.
+    - `order` (1, 3): order of the spline that samples the moving image on the finest level; coarser levels are sampled
+      linearly.
+    - `robust`: whether voxels with large residuals get small weights.
+    - `min_overlap`: fraction of the fixed mask that must stay inside the moving mask.
 
-    Raises
-    ------
-    ValueError
-        A parameter out of range, or an unknown model.
+    Raises `ValueError`: a parameter out of range, or an unknown model.
     """
 
     model: str = "rigid"
@@ -84,25 +73,17 @@ class Refinement:
 class PairTransforms:
     """Transforms of pairs: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving image.
 
-    Attributes
-    ----------
-    matrices : numpy.ndarray, (N, rank + 1, rank + 1)
-        Homogeneous, in µm, axes in the order of the images; the centre of the first voxel is at 0. The first transform
-        of a pair that could not be compared.
-    errors_um : numpy.ndarray, (N,)
-        Standard error of the position of a corner, from the residuals; infinite if the images could not be compared:
-        too little overlap, or no contrast.
-    correlations : numpy.ndarray, (N,)
-        Pearson's correlation of the voxels that both images share, smoothed and without shadows as on the finest level;
-        0 if the images could not be compared.
-    overlaps : numpy.ndarray, (N,)
-        Fraction of the fixed mask inside the moving mask.
-    converged : numpy.ndarray of bool, (N,)
-        Whether the last step on the finest level was below the tolerance.
-    evidence : numpy.ndarray, (N,)
-        Probability that the first transform is right, from 0 to 1; 1 if it was given.
-    is_at_edge : numpy.ndarray of bool, (N,)
-        Whether the first transform is at the end of the range that was searched; False if it was given.
+    - `matrices` (N, rank + 1, rank + 1): homogeneous, in µm, axes in the order of the images; the centre of the first
+      voxel is at 0. The first transform of a pair that could not be compared.
+    - `errors_um` (N,): standard error of the position of a corner, from the residuals; infinite if the images could not
+      be compared: too little overlap, or no contrast.
+    - `correlations` (N,): Pearson's correlation of the voxels that both images share, smoothed and without shadows as
+      on the finest level; 0 if the images could not be compared.
+    - `overlaps` (N,): fraction of the fixed mask inside the moving mask.
+    - `converged` (N,): whether the last step on the finest level was below the tolerance.
+    - `evidence` (N,): probability that the first transform is right, from 0 to 1; 1 if it was given.
+    - `is_at_edge` (N,): whether the first transform is at the end of the range that was searched; False if it was
+      given.
     """
 
     matrices: np.ndarray
@@ -129,34 +110,20 @@ def refine_pairs(
 ) -> PairTransforms:
     """Refine the transforms of pairs of images.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images, all of one shape. Voxels that are not finite are not valid.
-    initial : numpy.ndarray, (N, rank + 1, rank + 1), optional
-        First transforms, in µm, as in :class:`PairTransforms`; by default the identity. The error of a first transform
-        should be at most about a voxel of the coarsest level.
-    masks : (array of bool or None, array of bool or None)
-        Valid voxels of the fixed and the moving images, in their shape; None for all that are finite.
-    shadows : array, optional
-        Images that the fixed images also contain, such as shadows of the tissue above, in the shape of the fixed
-        images; 0 for no shadow. Voxels of the fixed images are valid only where shadows are finite. The factor of the
-        shadows is fitted with the transform.
-    spacing : sequence of float, optional
-        Voxel spacing in µm along the axes of space; by default 1.
-    method : Refinement, optional
-        How to refine.
+    - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape. Voxels that are not finite are not valid.
+    - `initial` (N, rank + 1, rank + 1): first transforms, in µm, as in :class:`PairTransforms`; by default the
+      identity. The error of a first transform should be at most about a voxel of the coarsest level.
+    - `masks` (array of bool or None, array of bool or None): valid voxels of the fixed and the moving images, in their
+      shape; None for all that are finite.
+    - `shadows`: images that the fixed images also contain, such as shadows of the tissue above, in the shape of the
+      fixed images; 0 for no shadow. Voxels of the fixed images are valid only where shadows are finite. The factor of
+      the shadows is fitted with the transform.
+    - `spacing`: voxel spacing in µm along the axes of space; by default 1.
 
-    Returns
-    -------
-    PairTransforms
-        On the host.
+    Returns: On the host.
 
-    Raises
-    ------
-    ValueError
-        As :func:`~linumpy.registration.masked_correlation.check_pairs`; transforms, shadows or a spacing that do not
-        fit.
+    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.check_pairs`; transforms, shadows or a
+    spacing that do not fit.
     """
     check_pairs(fixed, moving, masks)
     method, rank = method or Refinement(), fixed.ndim - 1

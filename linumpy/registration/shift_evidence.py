@@ -52,18 +52,12 @@ _BATCH = 64
 class MeasuredPairs:
     """Shifts of neighbouring tiles.
 
-    Attributes
-    ----------
-    fixed, moving : numpy.ndarray of int, (n, 2)
-        Row and column of the tiles of each pair, neighbours along one axis.
-    shifts, deviations : numpy.ndarray, (n, 2)
-        Measured position of each moving tile relative to the fixed one in pixels, and its standard deviation.
-    correlation : numpy.ndarray, (n,)
-        Correlation of the overlap.
-    evidence : numpy.ndarray, (n,)
-        Probability that the shift is right.
-    structured : numpy.ndarray of bool, (n,)
-        Whether both tiles show more than noise where they would overlap.
+    - `fixed`, `moving` (n, 2): row and column of the tiles of each pair, neighbours along one axis.
+    - `shifts`, `deviations` (n, 2): measured position of each moving tile relative to the fixed one in pixels, and its
+      standard deviation.
+    - `correlation` (n,): correlation of the overlap.
+    - `evidence` (n,): probability that the shift is right.
+    - `structured` (n,): whether both tiles show more than noise where they would overlap.
     """
 
     fixed: np.ndarray
@@ -78,14 +72,9 @@ class MeasuredPairs:
 def measure_pairs(tiles: Array, present: np.ndarray, overlap: tuple[int, int]) -> MeasuredPairs:
     """Measure the shifts of all neighbours.
 
-    Parameters
-    ----------
-    tiles : numpy.ndarray or cupy.ndarray, (rows, columns, Y, X)
-        The tiles.
-    present : numpy.ndarray of bool, (rows, columns)
-        False for tiles without contrast.
-    overlap : (int, int)
-        Nominal overlap of neighbours along Y and X in pixels.
+    - `tiles` (rows, columns, Y, X): the tiles.
+    - `present` (rows, columns): false for tiles without contrast.
+    - `overlap` (int, int): nominal overlap of neighbours along Y and X in pixels.
     """
     structure = find_structure(tiles[present])
     along = [_measure_axis(structure, present, axis, overlap[axis]) for axis in (0, 1)]
@@ -136,14 +125,8 @@ def _bayes_factors(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Compare pairs of strips at all shifts.
 
-    Returns
-    -------
-    factors : numpy.ndarray, (n, shifts along Y, shifts along X)
-        Logarithm of the Bayes factor of a match at each shift.
-    structured : numpy.ndarray of bool, (n,)
-        Whether both strips show more than noise.
-    samples : float
-        Median number of independent samples of an overlap at the nominal shift.
+    Returns: (1) Logarithm of the Bayes factor of a match at each shift. (2) Whether both strips show more than noise.
+    (3) Median number of independent samples of an overlap at the nominal shift.
     """
     from scipy.special import log_ndtr
 
@@ -189,23 +172,13 @@ def find_evidence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the most probable shift of each pair along an axis, and the probability of each.
 
-    Parameters
-    ----------
-    factors : numpy.ndarray, (n, shifts along Y, shifts along X)
-        Logarithm of the Bayes factor of each shift.
-    nominal : numpy.ndarray, (2,)
-        Index of the nominal shift.
-    structured : float
-        Share of the pairs that show more than noise of single pixels. Others need more evidence that any pair matches.
-    samples : float
-        Number of independent samples of an overlap: of few, chance gives large scores more often.
+    - `factors` (n, shifts along Y, shifts along X): logarithm of the Bayes factor of each shift.
+    - `nominal` (2,): index of the nominal shift.
+    - `structured`: share of the pairs that show more than noise of single pixels. Others need more evidence that any
+      pair matches.
+    - `samples`: number of independent samples of an overlap: of few, chance gives large scores more often.
 
-    Returns
-    -------
-    shifts : numpy.ndarray of int, (n, 2)
-        Index of the most probable shift.
-    evidence : numpy.ndarray, (n,)
-        Its probability.
+    Returns: (1) Index of the most probable shift. (2) Its probability.
     """
     from scipy.special import expit
 

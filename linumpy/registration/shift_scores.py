@@ -38,14 +38,9 @@ _FLOOR = 0.05
 class ScoreMaps:
     """Scores of pairs at all whole shifts of a window.
 
-    Attributes
-    ----------
-    z : array of float32, (n, shifts along Y, shifts along X)
-        Fisher's z of the correlation.
-    deviation : array of float32, of the same shape
-        Standard deviation of z for images that do not match.
-    area : array of float32, (n,)
-        Pixels that make one independent sample of a pair.
+    - `z` (float32, (n, shifts along Y, shifts along X)): Fisher's z of the correlation.
+    - `deviation` (float32, of the same shape): standard deviation of z for images that do not match.
+    - `area` (float32, (n,)): pixels that make one independent sample of a pair.
     """
 
     z: Array
@@ -56,13 +51,9 @@ class ScoreMaps:
 def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[int], high: Sequence[int]) -> ScoreMaps:
     """Score each whole shift of pairs of images from `low` to `high`, both included, along Y and X.
 
-    Parameters
-    ----------
-    fixed, moving : (array of float32, array of float32), each (n, Y, X)
-        Images of mean about 0, and their local variance. At a shift, pixel p of the moving image is at p + shift in the
-        fixed image.
-    low, high : sequence of int, (2,)
-        Bounds of the shifts.
+    - `fixed`, `moving` ((array of float32, array of float32), each (n, Y, X)): images of mean about 0, and their local
+      variance. At a shift, pixel p of the moving image is at p + shift in the fixed image.
+    - `low`, `high` (2,): bounds of the shifts.
     """
     xp, shape = array_module(fixed[0]), fixed[0].shape[1:]
     padded = [_fast_length(size + max(abs(a), abs(b))) for size, a, b in zip(shape, low, high, strict=True)]
@@ -106,14 +97,11 @@ def _fast_length(size: int) -> int:
 class RefinedShifts:
     """Shifts of pairs of images to fractions of a pixel.
 
-    Attributes
-    ----------
-    shifts : numpy.ndarray or cupy.ndarray of float64, (n, 2)
-        Along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed image.
-    deviations : numpy.ndarray or cupy.ndarray of float64, (n, 2)
-        Standard deviation of each shift, from the difference of the images and their gradients; infinite if unknown.
-    correlation : numpy.ndarray or cupy.ndarray of float64, (n,)
-        Weighted correlation of the overlap at the shift, from -1 to 1; 0 without contrast.
+    - `shifts` (float64, (n, 2)): along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed
+      image.
+    - `deviations` (float64, (n, 2)): standard deviation of each shift, from the difference of the images and their
+      gradients; infinite if unknown.
+    - `correlation` (float64, (n,)): weighted correlation of the overlap at the shift, from -1 to 1; 0 without contrast.
     """
 
     shifts: Array
@@ -156,12 +144,8 @@ def _correlation(xp: ModuleType, a: Array, b: Array, weight: Any) -> Array:
 def refine_shifts(fixed: Array, moving: Array, first: Array) -> RefinedShifts:
     """Refine shifts of pairs of images by Gauss-Newton steps, at most by 2 pixels along each axis.
 
-    Parameters
-    ----------
-    fixed, moving : numpy.ndarray or cupy.ndarray of float32, (n, Y, X)
-        Smoothed images, both on the host or both on the device.
-    first : array of float64, (n, 2)
-        The shifts from which to start, in the memory of the images.
+    - `fixed`, `moving` (float32, (n, Y, X)): smoothed images, both on the host or both on the device.
+    - `first` (float64, (n, 2)): the shifts from which to start, in the memory of the images.
     """
     xp, shift = array_module(fixed), first
     slope = _gradient(xp, fixed)

@@ -20,15 +20,10 @@ _MARGIN = 3
 class StackedImages:
     """Images that are sampled together.
 
-    Parameters
-    ----------
-    images : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        Floating-point numbers, all finite.
-    order : {1, 3}
-        Order of the spline.
-    outside : {"mirror", "zero"}
-        Voxels outside of images. ``"mirror"`` holds for up to a voxel; further outside samples have no meaning.
-        ``"zero"`` needs order 1.
+    - `images` (N, [Z,] Y, X): floating-point numbers, all finite.
+    - `order` (1, 3): order of the spline.
+    - `outside` ("mirror", "zero"): voxels outside of images. ``"mirror"`` holds for up to a voxel; further outside
+      samples have no meaning. ``"zero"`` needs order 1.
     """
 
     def __init__(self, images: Array, order: int, outside: str = "mirror") -> None:

@@ -35,14 +35,10 @@ _HUBER = 2.0
 class TileStructure:
     """The structure of tiles.
 
-    Attributes
-    ----------
-    smooth : array of float32, (n, Y, X)
-        Tiles without noise of single pixels, for fractions of pixels, where the shared pattern hardly matters.
-    band : array of float32, (n, Y, X)
-        The same after the band-pass filter, of about equal contrast everywhere.
-    variance : array of float32, (n, Y, X)
-        Local mean square of `band`, below 1.
+    - `smooth` (float32, (n, Y, X)): tiles without noise of single pixels, for fractions of pixels, where the shared
+      pattern hardly matters.
+    - `band` (float32, (n, Y, X)): the same after the band-pass filter, of about equal contrast everywhere.
+    - `variance` (float32, (n, Y, X)): local mean square of `band`, below 1.
     """
 
     smooth: Array
@@ -53,10 +49,7 @@ class TileStructure:
 def find_structure(tiles: Array) -> TileStructure:
     """Separate the structure of tiles from the pattern that they share.
 
-    Parameters
-    ----------
-    tiles : numpy.ndarray or cupy.ndarray, (n, Y, X)
-        Tiles with contrast. Pixels that are not finite count as the tile's mean.
+    - `tiles` (n, Y, X): tiles with contrast. Pixels that are not finite count as the tile's mean.
     """
     xp = array_module(tiles)
     pixels = _normalized(xp, tiles)

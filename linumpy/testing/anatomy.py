@@ -38,19 +38,11 @@ class _Points:
 def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Array:
     """Sample the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
 
-    Parameters
-    ----------
-    spec : BrainSpec
-        The brain.
-    z : array of float64, (Z,)
-        Planes.
-    above, y, x : array of float64, (Y, X)
-        Depth of the surface in each A-line, which is subtracted from `z`, and the lateral coordinates of the A-line.
+    - `z` (float64, (Z,)): planes.
+    - `above`, `y`, `x` (float64, (Y, X)): depth of the surface in each A-line, which is subtracted from `z`, and the
+      lateral coordinates of the A-line.
 
-    Returns
-    -------
-    array of float32, (Z, Y, X)
-        In the memory of `y`.
+    Returns: In the memory of `y`.
     """
     xp, at = array_module(y), _Points(z, above, y, x)
     if spec.volume is not None:

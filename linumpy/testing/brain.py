@@ -39,17 +39,9 @@ __all__ = [
 def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
     """Make a box of the known volume: reflectivity, without faults.
 
-    Parameters
-    ----------
-    spec : BrainSpec
-        The brain.
-    start, stop : (int, int, int)
-        Bounds (Z, Y, X) in voxels; they may lie outside of the brain's shape.
+    - `start`, `stop` (int, int, int): bounds (Z, Y, X) in voxels; they may lie outside of the brain's shape.
 
-    Returns
-    -------
-    numpy.ndarray, (Z, Y, X)
-        In the dtype of the spec.
+    Returns: In the dtype of the spec.
     """
     y, x = np.meshgrid(
         *(np.arange(a, b, dtype=np.float64) for a, b in zip(start[1:], stop[1:], strict=True)), indexing="ij"
@@ -60,26 +52,12 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
 def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Array:
     """Make a tile as a microscope records it.
 
-    Parameters
-    ----------
-    spec : BrainSpec
-        The brain.
-    number, row, column : int
-        Slice, and row and column of the tile in its grid.
-    use_gpu : bool
-        Whether to make the tile on the device, whose random generator makes other speckle than the host's.
+    - `number`, `row`, `column`: slice, and row and column of the tile in its grid.
+    - `use_gpu`: whether to make the tile on the device, whose random generator makes other speckle than the host's.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        In the dtype of the spec.
+    Returns: In the dtype of the spec.
 
-    Raises
-    ------
-    RegionError
-        There is no such tile.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    Raises `RegionError`: there is no such tile. `GpuUnavailableError`: `use_gpu` and there is no CUDA device.
     """
     _check(spec, number, row, column)
     faults, xp = spec.faults, require_cuda() if use_gpu else np
@@ -104,10 +82,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
 def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
     """Make a slice as a mosaic grid: its tiles side by side, so that tissue of overlaps appears twice.
 
-    Returns
-    -------
-    numpy.ndarray, (Z, rows * Y, columns * X)
-        In the dtype of the spec.
+    Returns: In the dtype of the spec.
     """
     rows, columns = spec.tiles
     return np.concatenate(

@@ -35,20 +35,11 @@ _TISSUE = 0.05
 class StageError:
     """The error of a stage.
 
-    Attributes
-    ----------
-    stage : str
-        Name of the stage.
-    what : str
-        The compared quantity, and the measure of the error.
-    value : float
-        The error, or a correlation or ratio.
-    unit : str
-        Unit of the value; empty for a ratio.
-    nothing : float, optional
-        The value without the stage: nominal positions, the motor's transforms, uncorrected intensities.
-    best : float
-        The value of a result without error.
+    - `what`: the compared quantity, and the measure of the error.
+    - `value`: the error, or a correlation or ratio.
+    - `unit`: unit of the value; empty for a ratio.
+    - `nothing`: the value without the stage: nominal positions, the motor's transforms, uncorrected intensities.
+    - `best`: the value of a result without error.
     """
 
     stage: str
@@ -72,12 +63,8 @@ def errors_of(spec: BrainSpec, results: str | Path, stages: Sequence[str] | None
 def losses(brains: Iterable[Sequence[StageError]], tolerance: float = 0.0) -> list[str]:
     """Return a sentence for each quantity that is worse, in the median over brains, than without its stage.
 
-    Parameters
-    ----------
-    brains : iterable of sequence of StageError
-        The errors of each brain.
-    tolerance : float
-        Excess over the error without the stage that is no loss, in the quantity's unit.
+    - `brains`: the errors of each brain.
+    - `tolerance`: excess over the error without the stage that is no loss, in the quantity's unit.
     """
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for error in (error for errors in brains for error in errors):

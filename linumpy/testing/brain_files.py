@@ -27,32 +27,17 @@ def write_brain(
 ) -> Path:
     """Write a brain as mosaic grids.
 
-    Parameters
-    ----------
-    spec : BrainSpec
-        The brain.
-    folder : str or Path
-        The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on:
-        mosaic grids, such as ``linum-resample-mosaic-grid`` takes, each chunk a tile. ``shifts.csv`` is a table such as
-        ``linum-stack-slices-motor`` takes; it has rows for absent slices, too, since the motor moved to them.
-    use_gpu : bool
-        Whether to make tiles on the device.
-    overwrite : bool
-        Whether to replace existing files.
-    progress : callable, optional
-        Called with the number of bytes written since the last call.
+    - `folder`: the folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and
+      so on: mosaic grids, such as ``linum-resample-mosaic-grid`` takes, each chunk a tile. ``shifts.csv`` is a table
+      such as ``linum-stack-slices-motor`` takes; it has rows for absent slices, too, since the motor moved to them.
+    - `use_gpu`: whether to make tiles on the device.
+    - `overwrite`: whether to replace existing files.
+    - `progress`: called with the number of bytes written since the last call.
 
-    Returns
-    -------
-    Path
-        `folder`.
+    Returns: `folder`.
 
-    Raises
-    ------
-    FileNotFoundError, FileExistsError, ValueError
-        No parent of the folder; an existing slice or table; a path that no output may have.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    Raises `FileNotFoundError`, `FileExistsError`, `ValueError`: no parent of the folder; an existing slice or table; a
+    path that no output may have. `GpuUnavailableError`: `use_gpu` and there is no CUDA device.
     """
     from linumpy.io.output.checks import check_parent
     from linumpy.io.output.files import replacing

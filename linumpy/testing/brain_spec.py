@@ -19,56 +19,33 @@ ANATOMIES = ("waves", "lattice", "layers")
 class Faults:
     """Strengths of the faults of a microscope; by default there are none.
 
-    Attributes
-    ----------
-    vignette : float
-        Approximate decrease of illumination at the corners of a tile, as a fraction of the maximum.
-    vignette_centre, vignette_drift : (float, float)
-        Centre of illumination along Y and X at the first plane of a tile, and its move to the last plane, where -1 and
-        1 are the first and the last voxel of the tile.
-    dark : float
-        Mean of the dark field, as a fraction of `peak`; over a tile the dark field varies by half of its mean to each
-        side.
-    water_um : float
-        Depth of the cut surface at the middle of a slice and of a tile; above the surface is water.
-    tilt : (float, float)
-        Slope of the surface along Y and X (µm of depth per µm).
-    focal_um : float
-        Depth that focal curvature adds at the corner of a tile, relative to its centre.
-    attenuation_per_mm : float
-        Attenuation coefficient of tissue whose reflectivity is `peak`; other tissue attenuates in proportion to its
-        reflectivity.
-    agarose_looks : int
-        Looks of the speckle of the surroundings; 0 for those of tissue.
-    focus_um, rayleigh_um : float
-        Depth of the focus in a tile, and Rayleigh length: intensities are multiplied by
-        ``1 / (1 + ((z - focus) / rayleigh)²)``. A Rayleigh length of 0 makes no loss.
-    falloff_per_mm : float
-        Fall-off of sensitivity: intensities are multiplied by ``exp(-(falloff_per_mm * z)²)``, z in mm.
-    jitter : float
-        Maximum error of a tile's position along Y and X, in voxels; uniform.
-    overlap_error : float
-        The true overlap less the nominal one that users are told, as a fraction of a tile.
-    stage_degrees : float
-        Angle between the axes of the stage and of the camera.
-    rotation_degrees, translation : float
-        Maximum rotation of a slice about its middle, and translation along Y and X in voxels; uniform. Slice 0 is not
-        moved.
-    warp : float
-        Maximum displacement of a smooth deformation of a slice in its plane, along Y and X in voxels. Slice 0 is not
-        deformed.
-    motor_error : float
-        Maximum error of the table of shifts along Y and X, in voxels; uniform.
-    galvo : int
-        Maximum number of columns by which the tiles of a slice are rotated cyclically along X.
-    looks : int
-        Number of intensities whose mean is a voxel's speckle: fewer make stronger speckle, 0 makes no speckle.
-    missing : tuple of (int, int, int)
-        Slice, row and column of tiles that were not recorded: their voxels are 0.
-    empty : tuple of int
-        Slices that were not recorded: their voxels are 0.
-    absent : tuple of int
-        Slices that are not written to disk: their numbers are left out.
+    - `vignette`: approximate decrease of illumination at the corners of a tile, as a fraction of the maximum.
+    - `vignette_centre`, `vignette_drift` (float, float): centre of illumination along Y and X at the first plane of a
+      tile, and its move to the last plane, where -1 and 1 are the first and the last voxel of the tile.
+    - `dark`: mean of the dark field, as a fraction of `peak`; over a tile the dark field varies by half of its mean to
+      each side.
+    - `water_um`: depth of the cut surface at the middle of a slice and of a tile; above the surface is water.
+    - `tilt` (float, float): slope of the surface along Y and X (µm of depth per µm).
+    - `focal_um`: depth that focal curvature adds at the corner of a tile, relative to its centre.
+    - `attenuation_per_mm`: attenuation coefficient of tissue whose reflectivity is `peak`; other tissue attenuates in
+      proportion to its reflectivity.
+    - `agarose_looks`: looks of the speckle of the surroundings; 0 for those of tissue.
+    - `focus_um`, `rayleigh_um`: depth of the focus in a tile, and Rayleigh length: intensities are multiplied by ``1 /
+      (1 + ((z - focus) / rayleigh)²)``. A Rayleigh length of 0 makes no loss.
+    - `falloff_per_mm`: fall-off of sensitivity: intensities are multiplied by ``exp(-(falloff_per_mm * z)²)``, z in mm.
+    - `jitter`: maximum error of a tile's position along Y and X, in voxels; uniform.
+    - `overlap_error`: the true overlap less the nominal one that users are told, as a fraction of a tile.
+    - `stage_degrees`: angle between the axes of the stage and of the camera.
+    - `rotation_degrees`, `translation`: maximum rotation of a slice about its middle, and translation along Y and X in
+      voxels; uniform. Slice 0 is not moved.
+    - `warp`: maximum displacement of a smooth deformation of a slice in its plane, along Y and X in voxels. Slice 0 is
+      not deformed.
+    - `motor_error`: maximum error of the table of shifts along Y and X, in voxels; uniform.
+    - `galvo`: maximum number of columns by which the tiles of a slice are rotated cyclically along X.
+    - `looks`: number of intensities whose mean is a voxel's speckle: fewer make stronger speckle, 0 makes no speckle.
+    - `missing` (int, int, int): slice, row and column of tiles that were not recorded: their voxels are 0.
+    - `empty`: slices that were not recorded: their voxels are 0.
+    - `absent`: slices that are not written to disk: their numbers are left out.
     """
 
     vignette: float = 0.0
@@ -101,52 +78,31 @@ class Faults:
 class BrainSpec:
     """Parameters of a brain and of its acquisition.
 
-    Attributes
-    ----------
-    slices : int
-        Number of slices, from the top down.
-    tiles : (int, int)
-        Tiles of a slice along Y and X.
-    tile_shape : (int, int, int)
-        Voxels of a tile (Z, Y, X).
-    overlap : float
-        Nominal fraction of a tile that it shares with the next; steps between tiles are whole voxels.
-    spacing_um : (float, float, float)
-        Voxel spacing (Z, Y, X) in µm.
-    interval_um : float
-        Thickness that is cut off between slices.
-    seed : int
-        Seed of structure, faults and speckle.
-    dtype : str
-        ``"float32"`` or ``"uint16"``.
-    anatomy : {"waves", "lattice", "layers"}
-        Kind of structure: plane waves with smooth borders between tissues; noise on lattices of several periods, with
-        sharp borders and thin bright fibres; or folded layers with dark vessels.
-    peak : float
-        Mean reflectivity of grey matter.
-    white : float
-        Mean reflectivity of white matter, relative to grey matter.
-    water : float
-        Reflectivity of water, relative to grey matter.
-    agarose : float, optional
-        Mean reflectivity of the surroundings of the brain below the surface, relative to grey matter; by default water.
-    radius : float
-        Size of the brain, relative to the size of a slice. Above 1 only the corners are water; infinite for no outline.
-    coverage : float, optional
-        Share of a slice that is tissue, at the top of the brain: with an irregular outline, off centre, in place of
-        the outline of `radius`.
-    texture_um : (float, float)
-        Shortest and longest period of the structure along an axis.
-    volume : numpy.ndarray, (Z, Y, X), optional
-        Reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the synthetic one. The
-        volume is interpolated linearly, and 0 outside.
-    faults : Faults
-        Strengths of the faults.
+    - `slices`: number of slices, from the top down.
+    - `tiles` (int, int): tiles of a slice along Y and X.
+    - `tile_shape` (int, int, int): voxels of a tile (Z, Y, X).
+    - `overlap`: nominal fraction of a tile that it shares with the next; steps between tiles are whole voxels.
+    - `spacing_um` (float, float, float): voxel spacing (Z, Y, X) in µm.
+    - `interval_um`: thickness that is cut off between slices.
+    - `seed`: seed of structure, faults and speckle.
+    - `dtype`: ``"float32"`` or ``"uint16"``.
+    - `anatomy` ("waves", "lattice", "layers"): kind of structure: plane waves with smooth borders between tissues;
+      noise on lattices of several periods, with sharp borders and thin bright fibres; or folded layers with dark
+      vessels.
+    - `peak`: mean reflectivity of grey matter.
+    - `white`: mean reflectivity of white matter, relative to grey matter.
+    - `water`: reflectivity of water, relative to grey matter.
+    - `agarose`: mean reflectivity of the surroundings of the brain below the surface, relative to grey matter; by
+      default water.
+    - `radius`: size of the brain, relative to the size of a slice. Above 1 only the corners are water; infinite for no
+      outline.
+    - `coverage`: share of a slice that is tissue, at the top of the brain: with an irregular outline, off centre, in
+      place of the outline of `radius`.
+    - `texture_um` (float, float): shortest and longest period of the structure along an axis.
+    - `volume` (Z, Y, X): reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the
+      synthetic one. The volume is interpolated linearly, and 0 outside.
 
-    Raises
-    ------
-    ValueError
-        A parameter out of range.
+    Raises `ValueError`: a parameter out of range.
     """
 
     slices: int = 4
@@ -263,24 +219,15 @@ _SIZES = {"full": (4, (3, 3), (4, 16)), "partial": (4, (3, 4), (4, 16)), "severe
 def draw_brain(seed: int, kind: str, scale: float = 1.0, geometry: BrainSpec | None = None) -> BrainSpec:
     """Draw a brain: its structure, its outline and all of its faults.
 
-    Parameters
-    ----------
-    seed : int
-        The same seed and kind draw the same brain.
-    kind : {"full", "partial", "severe"}
-        ``"full"``: tissue fills the slices, and faults have about the strengths of :data:`USUAL_FAULTS`. ``"partial"``:
-        40 to 70 % of a slice are tissue, the rest is agarose. ``"severe"``: 55 to 65 % are tissue, faults are strong,
-        and one slice is absent.
-    scale : float
-        Size of tiles, relative to 40 x 64 x 64 voxels of 10 µm.
-    geometry : BrainSpec, optional
-        Slices, tiles, spacing, interval, dtype and maximum galvo shift, in place of those of the kind. Drawn lengths in
-        voxels, which are those of 10 µm, become as long in µm.
+    - `seed`: the same seed and kind draw the same brain.
+    - `kind` ("full", "partial", "severe"): ``"full"``: tissue fills the slices, and faults have about the strengths of
+      :data:`USUAL_FAULTS`. ``"partial"``: 40 to 70 % of a slice are tissue, the rest is agarose. ``"severe"``: 55 to 65
+      % are tissue, faults are strong, and one slice is absent.
+    - `scale`: size of tiles, relative to 40 x 64 x 64 voxels of 10 µm.
+    - `geometry`: slices, tiles, spacing, interval, dtype and maximum galvo shift, in place of those of the kind. Drawn
+      lengths in voxels, which are those of 10 µm, become as long in µm.
 
-    Raises
-    ------
-    ValueError
-        An unknown kind.
+    Raises `ValueError`: an unknown kind.
     """
     if kind not in _DRAWN:
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(_DRAWN)}")

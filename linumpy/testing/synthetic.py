@@ -35,43 +35,25 @@ _STRUCTURE = 0.5
 class MosaicSpec:
     """Parameters of a mosaic.
 
-    Attributes
-    ----------
-    tiles : (int, int)
-        Tiles along Y and X.
-    tile_shape : (int, int, int)
-        Voxels of a tile (Z, Y, X).
-    spacing_um : (float, float, float)
-        Voxel spacing (Z, Y, X) in µm.
-    seed : int
-        Seed of structure and speckle.
-    dtype : str
-        ``"float32"`` or ``"uint16"``.
-    water_um : float
-        Depth of the surface in the middle of the mosaic; negative for tissue that begins above the first voxel.
-    tilt : (float, float)
-        Slope of the surface along Y and X (µm of depth per µm).
-    curvature_um : float
-        Depth that curvature adds to the surface at the middle of an edge, relative to the middle of the mosaic.
-    focal_um : float
-        Depth that focal curvature adds at the corner of a tile, relative to its centre.
-    attenuation_per_mm : float
-        Attenuation coefficient of the tissue, 1/mm.
-    looks : int
-        Number of intensities whose mean is a voxel's speckle; fewer make stronger speckle.
-    peak : float
-        Mean intensity at the surface.
-    noise : float
-        Mean intensity of the water.
-    slice_number : int
-        Number of the slice: speckle differs from slice to slice, structure does not.
-    first_plane : int
-        Plane of the tissue's structure at the first plane of the volume.
+    - `tiles` (int, int): tiles along Y and X.
+    - `tile_shape` (int, int, int): voxels of a tile (Z, Y, X).
+    - `spacing_um` (float, float, float): voxel spacing (Z, Y, X) in µm.
+    - `seed`: seed of structure and speckle.
+    - `dtype`: ``"float32"`` or ``"uint16"``.
+    - `water_um`: depth of the surface in the middle of the mosaic; negative for tissue that begins above the first
+      voxel.
+    - `tilt` (float, float): slope of the surface along Y and X (µm of depth per µm).
+    - `curvature_um`: depth that curvature adds to the surface at the middle of an edge, relative to the middle of the
+      mosaic.
+    - `focal_um`: depth that focal curvature adds at the corner of a tile, relative to its centre.
+    - `attenuation_per_mm`: attenuation coefficient of the tissue, 1/mm.
+    - `looks`: number of intensities whose mean is a voxel's speckle; fewer make stronger speckle.
+    - `peak`: mean intensity at the surface.
+    - `noise`: mean intensity of the water.
+    - `slice_number`: number of the slice: speckle differs from slice to slice, structure does not.
+    - `first_plane`: plane of the tissue's structure at the first plane of the volume.
 
-    Raises
-    ------
-    ValueError
-        A parameter out of range.
+    Raises `ValueError`: a parameter out of range.
     """
 
     tiles: tuple[int, int] = (2, 2)
@@ -127,17 +109,9 @@ _Bounds = tuple[int, int]
 def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds | None = None) -> np.ndarray:
     """Return the depth of the tissue's surface without focal curvature.
 
-    Parameters
-    ----------
-    spec : MosaicSpec
-        The mosaic.
-    rows, columns : (int, int), optional
-        Voxels along Y and X; by default all.
+    - `rows`, `columns` (int, int): voxels along Y and X; by default all.
 
-    Returns
-    -------
-    numpy.ndarray of float64, (Y, X)
-        In voxels along Z. A voxel whose index is at least this depth is tissue.
+    Returns: In voxels along Z. A voxel whose index is at least this depth is tissue.
     """
     y, x = (_centred(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
     half = [n * s / 2 for n, s in zip(spec.shape[1:], spec.spacing_um[1:], strict=True)]
@@ -173,22 +147,11 @@ def _within_tile(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndar
 def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
     """Make a box of the mosaic.
 
-    Parameters
-    ----------
-    spec : MosaicSpec
-        The mosaic.
-    start, stop : (int, int, int)
-        Bounds (Z, Y, X) in voxels.
+    - `start`, `stop` (int, int, int): bounds (Z, Y, X) in voxels.
 
-    Returns
-    -------
-    numpy.ndarray, (Z, Y, X)
-        In the dtype of the mosaic. Voxels do not depend on the box.
+    Returns: In the dtype of the mosaic. Voxels do not depend on the box.
 
-    Raises
-    ------
-    RegionError
-        The box is not within the mosaic.
+    Raises `RegionError`: the box is not within the mosaic.
     """
     if not all(0 <= a <= b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
         raise RegionError(f"the box from {tuple(start)} to {tuple(stop)} does not lie in a mosaic of {spec.shape}")
@@ -239,25 +202,13 @@ def write_mosaic(
 ) -> Path:
     """Write a mosaic as an OME-Zarr image, chunk by chunk.
 
-    Parameters
-    ----------
-    path : str or Path
-        The folder to make.
-    spec : MosaicSpec
-        The mosaic.
-    chunks, shards, codec, compressors, overwrite, progress
-        As for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `chunks`, `shards`, `codec`, `compressors`, `overwrite`, `progress`: As for
+      :class:`linumpy.write.writer.OmeZarrWriter`.
 
-    Returns
-    -------
-    Path
-        `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the tile
-        shape.
+    Returns: `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the
+    tile shape.
 
-    Raises
-    ------
-    FileExistsError, ValueError, OSError
-        As for :class:`linumpy.write.writer.OmeZarrWriter`.
+    Raises `FileExistsError`, `ValueError`, `OSError`: As for :class:`linumpy.write.writer.OmeZarrWriter`.
     """
     from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter

@@ -21,12 +21,7 @@ _CELL = (32, 64, 64)
 class Wave:
     """A plane wave ``cos(2π Σ position / period + phase)``.
 
-    Attributes
-    ----------
-    periods_um : tuple of float
-        Signed period along each axis (Z, Y, X), in µm.
-    phase : float
-        In radians.
+    - `periods_um`: signed period along each axis (Z, Y, X), in µm.
     """
 
     periods_um: tuple[float, ...]

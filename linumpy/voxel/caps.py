@@ -45,13 +45,9 @@ _FAR_ANGLE = 0.01
 class Caps:
     """Triangles that close a mesh.
 
-    Attributes
-    ----------
-    triangles : numpy.ndarray of float64, shape (k, 3, 3)
-        (x, y, z) of each corner, in µm from the grid's origin.
-    groups : numpy.ndarray of float64, shape (g, 10)
-        For each connected set of caps: centre (x, y, z) and radius of a ball that contains it, its area, its area
-        vector (x, y, z), and the numbers of its first triangle and after its last.
+    - `triangles` (float64, shape (k, 3, 3)): (x, y, z) of each corner, in µm from the grid's origin.
+    - `groups` (float64, shape (g, 10)): for each connected set of caps: centre (x, y, z) and radius of a ball that
+      contains it, its area, its area vector (x, y, z), and the numbers of its first triangle and after its last.
     """
 
     triangles: np.ndarray
@@ -61,19 +57,11 @@ class Caps:
 def closed(corners: np.ndarray, faces: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, Caps]:
     """Close a mesh, and log what was open.
 
-    Parameters
-    ----------
-    corners : numpy.ndarray of int64, shape (n, 3, 3)
-        Corners of the triangles.
-    faces : numpy.ndarray of int64, shape (n, 3)
-        A number for each corner, the same for equal points.
-    scale : numpy.ndarray, shape (3,)
-        Size of a unit of `corners`, (x, y, z) µm.
+    - `corners` (int64, shape (n, 3, 3)): corners of the triangles.
+    - `faces` (int64, shape (n, 3)): a number for each corner, the same for equal points.
+    - `scale` (3,): size of a unit of `corners`, (x, y, z) µm.
 
-    Returns
-    -------
-    numpy.ndarray of int64, shape (n + k, 3, 3); Caps
-        The triangles, turned so that neighbours agree on a side, and the caps; the caps again.
+    Returns: The triangles, turned so that neighbours agree on a side, and the caps; the caps again.
     """
     turned = _turned(faces)
     corners, faces = (np.where(turned.reshape(-1, *(1,) * (a.ndim - 1)), a[:, ::-1], a) for a in (corners, faces))

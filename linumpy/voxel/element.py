@@ -73,10 +73,8 @@ class Element:
 def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths = 1.0) -> Element:
     """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
 
-    Raises
-    ------
-    ValueError
-        Neither or both of `structure` and `radius` are given; the array, the radius or the pitch is invalid.
+    Raises `ValueError`: neither or both of `structure` and `radius` are given; the array, the radius or the pitch is
+    invalid.
     """
     if (structure is None) == (radius is None):
         raise ValueError("give either structure= (bool, three axes) or radius= in µm")

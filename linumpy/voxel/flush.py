@@ -32,14 +32,9 @@ class Flushed:
 class ComputedSlab:
     """A slab that is computed, but not yet written.
 
-    Attributes
-    ----------
-    planes : array
-        Planes to write, in the dtype of the target.
-    added, removed : int
-        Number of voxels that become true, and that become false.
-    above : array of bool
-        The original mask of the slab's last planes, which the operations on the next slab need.
+    - `planes`: planes to write, in the dtype of the target.
+    - `added`, `removed`: number of voxels that become true, and that become false.
+    - `above`: the original mask of the slab's last planes, which the operations on the next slab need.
     """
 
     planes: Array
@@ -52,16 +47,10 @@ class ComputedSlab:
 class FlushProgress:
     """Progress of a flush; the session replaces the record as a whole, so it is consistent after an interrupt.
 
-    Attributes
-    ----------
-    start : int
-        The first plane that is not written.
-    above : array of bool or None
-        The original mask of the planes above `start` that the operations need; None before the first slab is written.
-    pending : ComputedSlab or None
-        The slab that begins at `start`.
-    done : Flushed
-        Changes so far.
+    - `start`: the first plane that is not written.
+    - `above`: the original mask of the planes above `start` that the operations need; None before the first slab is
+      written.
+    - `pending`: the slab that begins at `start`.
     """
 
     start: int = 0

@@ -36,16 +36,10 @@ _MIN_PITCH, _MAX_PITCH = 1e-50, 1e50
 class VoxelGrid:
     """A box of voxels.
 
-    Attributes
-    ----------
-    shape : (int, int, int)
-        Number of voxels along (Z, Y, X).
-    origin : (float, float, float)
-        Corner of voxel 0 of the whole volume, (x, y, z) µm.
-    pitch : (float, float, float)
-        Size of a voxel, (x, y, z) µm.
-    z_offset : int
-        Index, in the whole volume, of the first plane of this box.
+    - `shape` (int, int, int): number of voxels along (Z, Y, X).
+    - `origin` (float, float, float): corner of voxel 0 of the whole volume, (x, y, z) µm.
+    - `pitch` (float, float, float): size of a voxel, (x, y, z) µm.
+    - `z_offset`: index, in the whole volume, of the first plane of this box.
     """
 
     shape: tuple[int, int, int]
@@ -70,11 +64,9 @@ class VoxelGrid:
 def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_offset: int = 0) -> VoxelGrid:
     """Check the parameters of a :class:`VoxelGrid`; `pitch` may be one number for all axes.
 
-    Raises
-    ------
-    ValueError
-        A value that is not finite; a pitch that is not positive, or below 1e-50 or above 1e50 µm; a shape without three
-        axes, with an empty axis or with more than 2^30 voxels along one; a `z_offset` that is not an integer >= 0.
+    Raises `ValueError`: a value that is not finite; a pitch that is not positive, or below 1e-50 or above 1e50 µm; a
+    shape without three axes, with an empty axis or with more than 2^30 voxels along one; a `z_offset` that is not an
+    integer >= 0.
     """
     sizes = tuple(int(n) for n in shape)
     if len(sizes) != 3 or min(sizes) < 1:
@@ -92,10 +84,8 @@ def grid_of_box(bbox: Iterable[Iterable[float]], pitch: Lengths) -> VoxelGrid:
 
     The upper corner is rounded up to whole voxels; an excess of less than a millionth of a voxel is ignored.
 
-    Raises
-    ------
-    ValueError
-        Not two corners of three finite numbers; the box is empty or more than 2^30 voxels long; an invalid pitch.
+    Raises `ValueError`: not two corners of three finite numbers; the box is empty or more than 2^30 voxels long; an
+    invalid pitch.
     """
     try:
         low, high = bbox

@@ -49,17 +49,10 @@ PLANES = {0: (1, 2, 0), 1: (2, 0, 1), 2: (0, 1, 2)}
 class TriangleMesh:
     """A mesh in integer coordinates.
 
-    Attributes
-    ----------
-    corners : numpy.ndarray or cupy.ndarray of int64, shape (n, 3, 3)
-        (x, y, z) of each corner of each triangle, from the grid's origin in units of ``2**-bits`` voxels; the caps of
-        an open mesh come last.
-    bits : int
-        Bits of the fraction.
-    kind : {"oriented", "closed", "open"}
-        Kind of the mesh, which defines its inside.
-    caps : Caps or None
-        The caps of an open mesh; None if there are none with an area.
+    - `corners` (int64, shape (n, 3, 3)): (x, y, z) of each corner of each triangle, from the grid's origin in units of
+      ``2**-bits`` voxels; the caps of an open mesh come last.
+    - `kind` ("oriented", "closed", "open"): kind of the mesh, which defines its inside.
+    - `caps`: the caps of an open mesh; None if there are none with an area.
     """
 
     corners: Array
@@ -95,29 +88,15 @@ def with_triangles(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: VoxelGrid) -> TriangleMesh:
     """Check a mesh, and convert it to integer coordinates.
 
-    Parameters
-    ----------
-    xp : module
-        Array module of the result, NumPy or CuPy.
-    vertices : array_like, shape (n, 3)
-        (x, y, z) µm.
-    triangles : array_like of int, shape (m, 3)
-        Indices of vertices.
-    grid : VoxelGrid
-        Any box of the volume: only origin and pitch are used.
+    - `xp`: array module of the result, NumPy or CuPy.
+    - `vertices` (n, 3): (x, y, z) µm.
+    - `triangles` (m, 3): indices of vertices.
+    - `grid`: any box of the volume: only origin and pitch are used.
 
-    Returns
-    -------
-    TriangleMesh
-        The mesh. A warning says what is open, if it is not watertight.
+    Returns: The mesh. A warning says what is open, if it is not watertight.
 
-    Raises
-    ------
-    TypeError
-        Arrays on a device for a backend on the host.
-    ValueError
-        Wrong shapes or dtypes, an index without a vertex, a vertex that is not finite, a mesh more than 2^22 voxels
-        wide or 2^40 voxels from the origin.
+    Raises `TypeError`: arrays on a device for a backend on the host. `ValueError`: wrong shapes or dtypes, an index
+    without a vertex, a vertex that is not finite, a mesh more than 2^22 voxels wide or 2^40 voxels from the origin.
     """
     for name, array in (("vertices", vertices), ("triangles", triangles)):
         if xp is np and is_device_array(array):

@@ -52,16 +52,10 @@ _NAMES = {
 class Voxelized:
     """Result of :func:`voxelize_onto_image`.
 
-    Attributes
-    ----------
-    voxels : int
-        Number of voxels with the label.
-    volume_um3 : float
-        Volume of these voxels in µm³.
-    watertight : bool
-        Whether the mesh was closed.
-    nbytes : int
-        Bytes of the finest resolution.
+    - `voxels`: number of voxels with the label.
+    - `volume_um3`: volume of these voxels in µm³.
+    - `watertight`: whether the mesh was closed.
+    - `nbytes`: bytes of the finest resolution.
     """
 
     voxels: int
@@ -128,10 +122,7 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
 
     Element k of the order is the index in "xyz" of the array's k-th axis, the last axis first.
 
-    Raises
-    ------
-    MetadataError
-        The axes are not x, y and z.
+    Raises `MetadataError`: the axes are not x, y and z.
     """
     if sorted(image.axes) != ["x", "y", "z"]:
         raise MetadataError(f"{image.name}: spatial axes are {image.axes!r}; x, y and z are needed")

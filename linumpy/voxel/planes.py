@@ -23,19 +23,11 @@ from linumpy.write.writer import OmeZarrWriter
 class Planes:
     """The planes of a volume (Z, Y, X) of bool or integers.
 
-    Parameters
-    ----------
-    array : numpy.ndarray, cupy.ndarray, zarr.Array or Volume
-        Three axes of space, Z first; bool or integers.
-    xp : module
-        Array module of planes that are read: NumPy or CuPy.
-    name : str
-        Name of the parameter, for errors.
+    - `array`: three axes of space, Z first; bool or integers.
+    - `xp`: array module of planes that are read: NumPy or CuPy.
+    - `name`: name of the parameter, for errors.
 
-    Raises
-    ------
-    TypeError
-        Another kind of array, other axes or another dtype.
+    Raises `TypeError`: another kind of array, other axes or another dtype.
     """
 
     def __init__(self, array: Array | zarr.Array | Volume, xp: ModuleType, name: str) -> None:

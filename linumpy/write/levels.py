@@ -34,16 +34,11 @@ from linumpy.write.tasks import Finish, finish_all
 class WriteReport:
     """What a writer has written. Chunks that are written again count again.
 
-    Attributes
-    ----------
-    decoded_nbytes : int
-        Bytes of the voxels that were written, of all resolutions.
-    stored_nbytes : int
-        Bytes of the files of chunks and shards, of all resolutions.
-    seconds : float
-        Duration of the ``with`` block; of a running block, the time since its beginning.
-    why_host : str
-        Why the host encoded chunks of device arrays; empty if the device did, or if there were no device arrays.
+    - `decoded_nbytes`: bytes of the voxels that were written, of all resolutions.
+    - `stored_nbytes`: bytes of the files of chunks and shards, of all resolutions.
+    - `seconds`: duration of the ``with`` block; of a running block, the time since its beginning.
+    - `why_host`: why the host encoded chunks of device arrays; empty if the device did, or if there were no device
+      arrays.
     """
 
     decoded_nbytes: int

@@ -28,10 +28,7 @@ def write_result(
 ) -> None:
     """Write the result of a stage. NaN and infinities, which JSON does not have, are written as null.
 
-    Raises
-    ------
-    FileExistsError
-        The file exists, and `overwrite` is False.
+    Raises `FileExistsError`: the file exists, and `overwrite` is False.
     """
     document = {**content, "warnings": list(warnings), "left_out": left_out}
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
@@ -42,12 +39,7 @@ def write_result(
 def read_result(path: str | Path) -> dict[str, JSON]:
     """Read a file of :func:`write_result`; it may lack warnings, as files of earlier versions do.
 
-    Raises
-    ------
-    FileNotFoundError
-        The file does not exist.
-    ValueError
-        The file is no JSON object.
+    Raises `FileNotFoundError`: the file does not exist. `ValueError`: the file is no JSON object.
     """
     document = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     if not isinstance(document, dict):

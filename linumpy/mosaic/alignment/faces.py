@@ -42,12 +42,8 @@ _Coordinate = TypeVar("_Coordinate", float, np.ndarray, Array)
 class CutSurface:
     """The plane at which a slice begins: A-line (y, x) begins at ``first + slopes[0] * y + slopes[1] * x`` along Z.
 
-    Attributes
-    ----------
-    first : float
-        Depth at the first A-line, in voxels along Z.
-    slopes : (float, float)
-        Voxels along Z for each voxel along Y and X.
+    - `first`: depth at the first A-line, in voxels along Z.
+    - `slopes` (float, float): voxels along Z for each voxel along Y and X.
     """
 
     first: float = 0.0
@@ -62,12 +58,8 @@ class CutSurface:
 class Face:
     """Planes of a slice, counted from its cut surface.
 
-    Attributes
-    ----------
-    number : int
-        Index of the slice among all slices.
-    start, stop : int
-        First plane, and the plane after the last one.
+    - `number`: index of the slice among all slices.
+    - `start`, `stop`: first plane, and the plane after the last one.
     """
 
     number: int
@@ -142,10 +134,6 @@ def read_faces(
     """Read faces: the mean of the valid voxels of each block of `factor` × `factor` A-lines is a pixel.
 
     A pixel is NaN unless half of its A-lines are valid; an A-line is valid if half of its voxels in the planes are.
-
-    Returns
-    -------
-    dict of Face to numpy.ndarray of float32, (Y // factor, X // factor)
     """
     out = {
         face: np.full([n // factor for n in images[face.number].array.shape[1:]], np.nan, np.float32) for face in faces
@@ -230,24 +218,14 @@ def planes_of(
 ) -> list[tuple[Face, Face]]:  # fmt: skip
     """Plan the faces of each pair: planes that show the same tissue or, if too few do, the nearest planes.
 
-    Parameters
-    ----------
-    pairs : sequence of (int, int)
-        Indices of the two slices among all slices.
-    numbers, depths : sequence of int
-        Number of each slice, and how many of its planes below the cut surface are used.
-    interval : float
-        Number of planes that are cut off between slices of consecutive numbers.
-    rim : int
-        Number of planes that are left out below a cut surface.
-    max_planes : int
-        Maximum number of planes of a face. Of the shared planes the uppermost are taken: deeper planes show more
-        shadows of the tissue above, which displace the match.
+    - `pairs` (int, int): indices of the two slices among all slices.
+    - `numbers`, `depths`: number of each slice, and how many of its planes below the cut surface are used.
+    - `interval`: number of planes that are cut off between slices of consecutive numbers.
+    - `rim`: number of planes that are left out below a cut surface.
+    - `max_planes`: maximum number of planes of a face. Of the shared planes the uppermost are taken: deeper planes show
+      more shadows of the tissue above, which displace the match.
 
-    Returns
-    -------
-    list of (Face, Face)
-        Planes of the fixed and of the moving slice of each pair.
+    Returns: Planes of the fixed and of the moving slice of each pair.
     """
     out = []
     for fixed, moving in pairs:

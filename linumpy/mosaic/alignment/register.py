@@ -255,14 +255,8 @@ def _canvas(
 ) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
     """Plan images that hold all faces, at a resolution at which the faces fit :data:`FACE_BYTES`.
 
-    Returns
-    -------
-    offsets : list of (int, int)
-        First pixel of each slice in the images.
-    shape : (int, int)
-        Pixels of the images.
-    factor : int
-        Voxels of a slice along each side of a pixel.
+    Returns: (1) First pixel of each slice in the images. (2) Pixels of the images. (3) Voxels of a slice along each
+    side of a pixel.
     """
     spacing = np.array(images[0].spacing[1:])
     shapes = np.array([image.array.shape[1:] for image in images])
@@ -300,14 +294,7 @@ def _solve(
 ) -> tuple[np.ndarray, list[str], ChainSolution]:  # fmt: skip
     """Solve for the transforms of the slices, with unknown slices in place of missing numbers.
 
-    Returns
-    -------
-    numpy.ndarray, (number of links,)
-        Probability that each link is right.
-    list of str
-        Why a link is rejected; empty if it is not.
-    ChainSolution
-        Of the slices.
+    Returns: (1) Probability that each link is right. (2) Why a link is rejected; empty if it is not. (3) Of the slices.
     """
     position = [number - numbers[0] for number in numbers]
     prior = np.tile(np.eye(3), (position[-1], 1, 1))

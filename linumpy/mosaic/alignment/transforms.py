@@ -35,23 +35,13 @@ Matrix = tuple[tuple[float, ...], ...]
 class SliceTransform:
     """The transform of a slice.
 
-    Attributes
-    ----------
-    number : int
-        Number of the slice.
-    name : str
-        Name of its folder.
-    matrix : tuple of tuple of float, (4, 4)
-        Homogeneous, from the coordinates in the slice's metadata to the stack: (z, y, x, 1) in µm.
-    top_um : float
-        Coordinate in the stack along z at which the used part of the slice begins, below its cut surface.
-    depth_um : float
-        Depth of the used part of the slice.
-    placed_by : {"pairs", "neighbours", "motor"}
-        What places the slice: registered pairs; without any, its neighbours and the motor's shifts to them; or, at an
-        end of the stack, the motor's shifts alone. Without a table of shifts the motor says that nothing moved.
-    reliable_shift : bool
-        Whether the table trusts the motor's shift from the slice above.
+    - `matrix` (4, 4): homogeneous, from the coordinates in the slice's metadata to the stack: (z, y, x, 1) in µm.
+    - `top_um`: coordinate in the stack along z at which the used part of the slice begins, below its cut surface.
+    - `depth_um`: depth of the used part of the slice.
+    - `placed_by` ("pairs", "neighbours", "motor"): what places the slice: registered pairs; without any, its neighbours
+      and the motor's shifts to them; or, at an end of the stack, the motor's shifts alone. Without a table of shifts
+      the motor says that nothing moved.
+    - `reliable_shift`: whether the table trusts the motor's shift from the slice above.
     """
 
     number: int
@@ -67,25 +57,15 @@ class SliceTransform:
 class PairResult:
     """The registration of two slices.
 
-    Attributes
-    ----------
-    fixed_id, moving_id : int
-        Numbers of the slices.
-    matrix : tuple of tuple of float, (3, 3)
-        Homogeneous, from the fixed to the moving slice: (y, x, 1) in µm from their first voxels.
-    correlation : float
-        Pearson's correlation, where the slices overlap.
-    overlap : float
-        Fraction of the fixed slice that overlaps.
-    error_um : float
-        Standard error of a corner's position, with what planes that lie apart add; infinite if the slices could not be
-        compared.
-    residual_um : float
-        Root mean square distance from the solution of all pairs, over the corners.
-    evidence : float
-        Probability that the transform is right, from the scores of wrong transforms, the motor and the other pairs.
-    rejected : str
-        Why the pair is not used; empty if it is.
+    - `matrix` (3, 3): homogeneous, from the fixed to the moving slice: (y, x, 1) in µm from their first voxels.
+    - `correlation`: Pearson's correlation, where the slices overlap.
+    - `overlap`: fraction of the fixed slice that overlaps.
+    - `error_um`: standard error of a corner's position, with what planes that lie apart add; infinite if the slices
+      could not be compared.
+    - `residual_um`: root mean square distance from the solution of all pairs, over the corners.
+    - `evidence`: probability that the transform is right, from the scores of wrong transforms, the motor and the other
+      pairs.
+    - `rejected`: why the pair is not used; empty if it is.
     """
 
     fixed_id: int
@@ -103,18 +83,10 @@ class PairResult:
 class SliceTransforms:
     """The transforms of all slices of a stack, and the registered pairs.
 
-    Attributes
-    ----------
-    interval_um : float
-        Thickness that was cut off between slices.
-    slices : tuple of SliceTransform
-        From the top down.
-    pairs : tuple of PairResult
-        In the order of the slices.
-    warnings : tuple of str
-        What a user should know, in sentences.
-    left_out : str
-        Why no slice could be registered; empty if some were.
+    - `interval_um`: thickness that was cut off between slices.
+    - `pairs`: in the order of the slices.
+    - `warnings`: what a user should know, in sentences.
+    - `left_out`: why no slice could be registered; empty if some were.
     """
 
     interval_um: float
@@ -126,10 +98,7 @@ class SliceTransforms:
     def write(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the transforms as JSON. NaN and infinities are written as null.
 
-        Raises
-        ------
-        FileExistsError
-            The file exists.
+        Raises `FileExistsError`: the file exists.
         """
         text = json.dumps({"linumpy": _KIND, "version": 2, **_finite(asdict(self))}, indent=1)
         with replacing(path, overwrite=overwrite) as temporary:
@@ -148,12 +117,8 @@ def _finite(value: JSON) -> JSON:
 def read_transforms(path: str | Path) -> SliceTransforms:
     """Read a file of :meth:`SliceTransforms.write`, also of version 1. Numbers of pairs that are null become infinite.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    SourceError
-        The file has no transforms of slices, or transforms that are not invertible.
+    Raises `FileNotFoundError`: there is no such file. `SourceError`: the file has no transforms of slices, or
+    transforms that are not invertible.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

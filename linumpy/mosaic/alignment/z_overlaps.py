@@ -59,14 +59,9 @@ class ZSearch:
 class FoundOverlap(NamedTuple):
     """The overlap of two neighbouring slices.
 
-    Attributes
-    ----------
-    overlap : int
-        Number of shared planes with the greatest correlation; negative where missing slices leave a gap.
-    correlation : float
-        The greatest correlation; NaN if nothing was searched.
-    expected : float
-        Number of shared planes by the slicing interval.
+    - `overlap`: number of shared planes with the greatest correlation; negative where missing slices leave a gap.
+    - `correlation`: the greatest correlation; NaN if nothing was searched.
+    - `expected`: number of shared planes by the slicing interval.
     """
 
     overlap: int
@@ -81,28 +76,14 @@ def search_overlaps(
 
     Slices with missing slices between them are placed by the interval, without a search: they may share no tissue.
 
-    Parameters
-    ----------
-    images : tuple of MosaicImage
-        The slices from the top down, with axes z, y, x.
-    moves : sequence of Shift
-        The motor's shift of each slice to the one above.
-    search : ZSearch
-        Parameters of the search.
-    work : TileWork
-        Reads and correlates, here or on workers.
+    - `images`: the slices from the top down, with axes z, y, x.
+    - `moves`: the motor's shift of each slice to the one above.
+    - `work`: reads and correlates, here or on workers.
 
-    Returns
-    -------
-    list of FoundOverlap
-        One for each pair.
+    Returns: One for each pair.
 
-    Raises
-    ------
-    SourceError
-        Two neighbours share no area.
-    ValueError
-        An interval or a range that is no length; no overlap in range.
+    Raises `SourceError`: two neighbours share no area. `ValueError`: an interval or a range that is no length; no
+    overlap in range.
     """
     use_gpu = work.use_gpu
     pairs: dict[int, _Pair] = {}
@@ -166,19 +147,11 @@ def search_window(
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
     """Plan the window that is correlated: the central half of the shared area, cut to at most `max_voxels`.
 
-    Parameters
-    ----------
-    fixed, moving : (int, int)
-        Voxels of the slices along Y and X.
-    step : (int, int)
-        Voxel p of the moving slice is at p + step of the fixed one.
-    max_voxels : int
-        Maximum voxels of a plane of the window.
+    - `fixed`, `moving` (int, int): voxels of the slices along Y and X.
+    - `step` (int, int): voxel p of the moving slice is at p + step of the fixed one.
+    - `max_voxels`: maximum voxels of a plane of the window.
 
-    Returns
-    -------
-    fixed, moving : tuple of slice
-        The window in each slice; empty if the slices share no area.
+    Returns: The window in each slice; empty if the slices share no area.
     """
     begin = [max(0, s) for s in step]
     size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]

@@ -32,31 +32,15 @@ def write_corrected(
 ) -> float:
     """Correct a mosaic of one volume in boxes of `size` voxels, and write it.
 
-    Parameters
-    ----------
-    image : MosaicImage
-        The mosaic.
-    output : OutputImage
-        The image to write.
-    size : tuple of int
-        Voxels of a box along the axes of the image.
-    correct : callable
-        Takes a box, in the image's order of axes, and its voxels as float32 with depth first; returns the corrected
-        voxels with depth first.
-    work : TileWork
-        Where boxes are read and computed.
-    dtype : dtype, optional
-        Data type of the output, as for :func:`as_dtype`; by default the image's.
+    - `size`: voxels of a box along the axes of the image.
+    - `correct`: takes a box, in the image's order of axes, and its voxels as float32 with depth first; returns the
+      corrected voxels with depth first.
+    - `work`: where boxes are read and computed.
+    - `dtype`: data type of the output, as for :func:`as_dtype`; by default the image's.
 
-    Returns
-    -------
-    float
-        Share of clipped voxels: those at the largest value of an integer dtype, of those that are not 0.
+    Returns: Share of clipped voxels: those at the largest value of an integer dtype, of those that are not 0.
 
-    Raises
-    ------
-    TypeError
-        The output is boolean.
+    Raises `TypeError`: the output is boolean.
     """
     array, z, use_gpu = image.array, image.depth_axis, work.use_gpu
     out_dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
@@ -96,10 +80,7 @@ def write_corrected(
 def as_dtype(voxels: Array, dtype: np.dtype) -> Array:
     """Convert float voxels. For integers they are rounded and clipped to the range of `dtype`, and NaN becomes 0.
 
-    Raises
-    ------
-    TypeError
-        `dtype` is bool.
+    Raises `TypeError`: `dtype` is bool.
     """
     if dtype.kind == "f":
         return voxels.astype(dtype, copy=False)

@@ -29,18 +29,11 @@ def draw_section(
 ) -> Picture:
     """Draw an XZ section of a volume, and on it the surface that was found and, if it is known, the true surface.
 
-    Parameters
-    ----------
-    section : numpy.ndarray, (Z, X)
-        Intensity; its logarithm is drawn.
-    depths, truth : numpy.ndarray, (X,)
-        Surface found and true surface, in voxels along Z; `truth` may be None.
-    depth_spacing, lateral_spacing : float
-        Voxel spacing along Z and X in µm.
-    position_um : float
-        Position of the section along Y in µm.
-    source : str
-        Name of the image, for the title.
+    - `section` (Z, X): intensity; its logarithm is drawn.
+    - `depths`, `truth` (X,): surface found and true surface, in voxels along Z; `truth` may be None.
+    - `depth_spacing`, `lateral_spacing`: voxel spacing along Z and X in µm.
+    - `position_um`: position of the section along Y in µm.
+    - `source`: name of the image, for the title.
     """
     other = None if truth is None else (truth, "true surface")
     panel = _section(section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"), 6.0)
@@ -82,14 +75,9 @@ def _section(
 def draw_depth_map(depth_um: np.ndarray, spacing: tuple[float, ...], *, source: str = "") -> Picture:
     """Draw a map of depths.
 
-    Parameters
-    ----------
-    depth_um : numpy.ndarray, (Y, X)
-        Depth in µm.
-    spacing : (float, float)
-        Voxel spacing along Y and X in µm.
-    source : str
-        Name of the image, for the title.
+    - `depth_um` (Y, X): depth in µm.
+    - `spacing` (float, float): voxel spacing along Y and X in µm.
+    - `source`: name of the image, for the title.
     """
     return Picture(((_depth_map(depth_um, spacing, "Depth of the tissue surface", ("Y", "X")),),), source)
 
@@ -140,18 +128,11 @@ def draw_surface(
 ) -> Picture:
     """Draw a section of a mosaic with the surface on it, and a map of depths below it.
 
-    Parameters
-    ----------
-    section, depths, position_um, source
-        As for :func:`draw_section`.
-    edge : numpy.ndarray, (X,)
-        Depth of the edge in voxels along Z; it is drawn too if it differs from `depths`.
-    depth_um : numpy.ndarray, (Y, X)
-        Depth of the surface in µm.
-    spacing : (float, float, float)
-        Voxel spacing (Z, Y, X) in µm.
-    names : (str, str)
-        Names of the lateral axes, in the order of `depth_um`.
+    - `section`, `depths`, `position_um`, `source`: As for :func:`draw_section`.
+    - `edge` (X,): depth of the edge in voxels along Z; it is drawn too if it differs from `depths`.
+    - `depth_um` (Y, X): depth of the surface in µm.
+    - `spacing` (float, float, float): voxel spacing (Z, Y, X) in µm.
+    - `names` (str, str): names of the lateral axes, in the order of `depth_um`.
     """
     other = None if np.array_equal(depths, edge, equal_nan=True) else (edge, "edge")
     above = _section(section, depths, other, (spacing[0], spacing[2]), position_um, names, 4.5)
@@ -180,21 +161,14 @@ def draw_focal_curvature(
 ) -> Picture:
     """Draw maps of the mean tile's surface and of the fitted focal curvature, and profiles through the tile's middle.
 
-    Parameters
-    ----------
-    mean_um : numpy.ndarray, (height, width)
-        Depth of the mean tile's surface less a plane, in µm; NaN where unknown. The figure subtracts the median
-        distance from the fit.
-    focal_um, tissue_um : numpy.ndarray, (height, width)
-        Fitted depths of the focal curvature and of the curvature of the tissue, in µm.
-    spacing : (float, float)
-        Lateral voxel spacing in µm.
-    title : str
-        Title of the map of the mean tile.
-    names : (str, str)
-        Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
+    - `mean_um` (height, width): depth of the mean tile's surface less a plane, in µm; NaN where unknown. The figure
+      subtracts the median distance from the fit.
+    - `focal_um`, `tissue_um` (height, width): fitted depths of the focal curvature and of the curvature of the tissue,
+      in µm.
+    - `spacing` (float, float): lateral voxel spacing in µm.
+    - `title`: title of the map of the mean tile.
+    - `names` (str, str): names of the lateral axes.
+    - `source`: name of the image, for the title.
     """
     fit = focal_um + tissue_um
     shown = mean_um - np.nanmedian(mean_um - fit)  # the absolute depth of the mean tile has no meaning
@@ -254,18 +228,11 @@ def draw_illumination(
 ) -> Picture:
     """Draw the flat field at three depths, and along depth its range and the brightness of the tiles.
 
-    Parameters
-    ----------
-    flat, dark : numpy.ndarray, (Z, Y, X)
-        The fields: a factor, and an offset in units of intensity.
-    baseline : numpy.ndarray, (N, Z)
-        Brightness of the tiles.
-    spacing : (float, float, float)
-        Voxel spacing (Z, Y, X) in µm.
-    names : (str, str)
-        Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
+    - `flat`, `dark` (Z, Y, X): the fields: a factor, and an offset in units of intensity.
+    - `baseline` (N, Z): brightness of the tiles.
+    - `spacing` (float, float, float): voxel spacing (Z, Y, X) in µm.
+    - `names` (str, str): names of the lateral axes.
+    - `source`: name of the image, for the title.
     """
     height, width = extent_um(flat.shape[1:], spacing[1:])
     size = 3.0, min(6.0, max(1.8, 3.0 * height / width))
@@ -313,19 +280,12 @@ def draw_positions(
 ) -> Picture:
     """Draw the outlines of tiles at their positions, and a line for each pair of neighbours.
 
-    Parameters
-    ----------
-    corners : numpy.ndarray, (rows, columns, 2)
-        First voxel of each tile, along both axes.
-    present : numpy.ndarray of bool, (rows, columns)
-        False for missing tiles, which are dotted.
-    tile_shape : (int, int)
-        Voxels of a tile.
-    pairs : list of ((int, int), (int, int), float, bool)
-        Row and column of each of the two tiles, the confidence of the pair, which chooses the colour, and whether the
-        pair was rejected.
-    source : str
-        Name of the mosaic, for the title.
+    - `corners` (rows, columns, 2): first voxel of each tile, along both axes.
+    - `present` (rows, columns): false for missing tiles, which are dotted.
+    - `tile_shape` (int, int): voxels of a tile.
+    - `pairs` (((int, int), (int, int), float, bool)): row and column of each of the two tiles, the confidence of the
+      pair, which chooses the colour, and whether the pair was rejected.
+    - `source`: name of the mosaic, for the title.
     """
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1)) + tile_shape
     # Both axes have one scale; a short one is at least half as long as the other, for the labels.

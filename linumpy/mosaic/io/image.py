@@ -29,14 +29,9 @@ log = logging.getLogger(__name__)
 class MosaicImage(Volumes):
     """One resolution of an OME-Zarr mosaic: a volume with the axes z, y and x, or one for each time and channel.
 
-    Attributes
-    ----------
-    finest_shape : tuple of int
-        Voxels of the finest resolution along each axis.
-    scale : tuple of int
-        Voxels of the finest resolution in one voxel of this resolution, along each axis.
-    corrections : tuple of Correction
-        Focal corrections of the mosaic, from :func:`linumpy.mosaic.io.measured.read_corrections`.
+    - `finest_shape`: voxels of the finest resolution along each axis.
+    - `scale`: voxels of the finest resolution in one voxel of this resolution, along each axis.
+    - `corrections`: focal corrections of the mosaic, from :func:`linumpy.mosaic.io.measured.read_corrections`.
     """
 
     finest_shape: tuple[int, ...] = ()
@@ -80,10 +75,7 @@ class MosaicImage(Volumes):
     def tile_shape(self) -> tuple[int, int] | None:
         """Voxels of a tile of the finest resolution along the lateral axes; None if the metadata has no tile shape.
 
-        Raises
-        ------
-        MetadataError
-            The tile shape in the metadata is not two positive integers.
+        Raises `MetadataError`: the tile shape in the metadata is not two positive integers.
         """
         stored = self.linumpy.get("tile_shape")
         if stored is None:
@@ -133,12 +125,8 @@ def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[i
 
     A chunk is never taken in their place: tiles cut at wrong borders give wrong results, and nothing shows it.
 
-    Raises
-    ------
-    MetadataError
-        Neither the caller nor the metadata has a tile shape, or that of the metadata is not two positive integers.
-    ValueError
-        Another number of sizes than two, or a size that exceeds the mosaic.
+    Raises `MetadataError`: neither the caller nor the metadata has a tile shape, or that of the metadata is not two
+    positive integers. `ValueError`: another number of sizes than two, or a size that exceeds the mosaic.
     """
     recorded_tile = image.tile_shape
     if tile_given is not None and recorded_tile not in (None, tuple(tile_given)):

@@ -27,14 +27,9 @@ ATTRIBUTE = "focal_corrections"
 class MeasuredVoxels:
     """The measured voxels of a box: in each A-line the voxels from `first` to before `stop`.
 
-    Attributes
-    ----------
-    depth_axis : int
-        Axis of the box along depth.
-    planes : int
-        Voxels of the box along depth.
-    first, stop : numpy.ndarray of int
-        Bounds in each A-line, counted from the first voxel of the box; they may lie outside of it.
+    - `depth_axis`: axis of the box along depth.
+    - `planes`: voxels of the box along depth.
+    - `first`, `stop`: bounds in each A-line, counted from the first voxel of the box; they may lie outside of it.
     """
 
     depth_axis: int
@@ -78,14 +73,8 @@ class MeasuredVoxels:
 class Correction:
     """A focal correction of a mosaic; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
 
-    Attributes
-    ----------
-    curvature : FocalCurvature
-        Tile shape and coefficients.
-    interpolate : bool
-        Whether A-lines were shifted by fractions of voxels.
-    margin : int
-        Number of measured voxels next to filled ones that count as filled, because resampling mixed both.
+    - `interpolate`: whether A-lines were shifted by fractions of voxels.
+    - `margin`: number of measured voxels next to filled ones that count as filled, because resampling mixed both.
     """
 
     curvature: FocalCurvature
@@ -96,19 +85,11 @@ class Correction:
 def read_corrections(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Correction, ...]:
     """Read the corrections of a mosaic from linumpy's attribute.
 
-    Parameters
-    ----------
-    kept : mapping
-        Linumpy's attribute: :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
-    lateral_names : str
-        Names of the lateral axes in their order.
-    name : str
-        Name of the image, for errors.
+    - `kept`: linumpy's attribute: :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
+    - `lateral_names`: names of the lateral axes in their order.
+    - `name`: name of the image, for errors.
 
-    Raises
-    ------
-    MetadataError
-        The attribute does not have the form of :func:`corrections_attribute`.
+    Raises `MetadataError`: the attribute does not have the form of :func:`corrections_attribute`.
     """
     v, u = tuple(lateral_names)
     corrections = []
@@ -156,14 +137,9 @@ def resampled_corrections(
 ) -> tuple[Correction, ...] | None:
     """Return the corrections of a mosaic whose tiles are resampled; None if a correction has another tile shape.
 
-    Parameters
-    ----------
-    corrections : sequence of Correction
-        Corrections of the mosaic before.
-    depth_ratio : float
-        Voxels along depth after resampling, divided by those before.
-    tile, new_tile : (int, int)
-        Voxels of a tile along the lateral axes, before and after resampling.
+    - `corrections`: corrections of the mosaic before.
+    - `depth_ratio`: voxels along depth after resampling, divided by those before.
+    - `tile`, `new_tile` (int, int): voxels of a tile along the lateral axes, before and after resampling.
     """
     if any(tuple(correction.curvature.tile_shape) != tuple(tile) for correction in corrections):
         return None
@@ -202,18 +178,10 @@ def measured_of_box(
 ) -> MeasuredVoxels:
     """Return the measured voxels of a box of one resolution; a coarser voxel is measured if all its finest voxels are.
 
-    Parameters
-    ----------
-    corrections
-        As :func:`read_corrections` returns them; at least one.
-    axes : str
-        Names of the three axes, z among them.
-    finest_shape, shape : sequence of int
-        Shapes of the finest resolution, which was corrected, and of this resolution.
-    scale : sequence of int
-        Voxels of the finest resolution in one voxel of this resolution, along each axis.
-    box : sequence of slice
-        Box of this resolution.
+    - `corrections`: As :func:`read_corrections` returns them; at least one.
+    - `axes`: names of the three axes, z among them.
+    - `finest_shape`, `shape`: shapes of the finest resolution, which was corrected, and of this resolution.
+    - `scale`: voxels of the finest resolution in one voxel of this resolution, along each axis.
     """
     z = axes.index("z")
     lateral = [axis for axis in range(3) if axis != z]

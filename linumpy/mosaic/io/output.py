@@ -21,18 +21,9 @@ from linumpy.write.writer import OmeZarrWriter, Progress
 class OutputImage:
     """How an image is written.
 
-    Attributes
-    ----------
-    path : str or Path
-        The OME-Zarr image.
-    levels : int
-        Number of resolutions.
-    codec : str or None
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`.
-    overwrite : bool
-        Whether to replace an existing image.
-    progress : callable or None
-        Called with the number of bytes done since the last call.
+    - `codec`: how chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `overwrite`: whether to replace an existing image.
+    - `progress`: called with the number of bytes done since the last call.
     """
 
     path: str | Path
@@ -82,16 +73,10 @@ class OutputImage:
     ) -> OmeZarrWriter:
         """Open the writer of a float32 image with the lateral axes of a mosaic, and its times and channels.
 
-        Parameters
-        ----------
-        image : MosaicImage
-            The mosaic.
-        column : sequence of int
-            Shape of a column (a box of the whole depth) of the mosaic; a chunk of the map is as large laterally.
-        finest : bool
-            Whether `image` is the finest resolution. Only then the map gets the tile shape of the metadata.
-        dropped : sequence of str
-            Metadata that do not apply to the map, as for :meth:`linumpy.io.carried.Carried.without`.
+        - `column`: shape of a column (a box of the whole depth) of the mosaic; a chunk of the map is as large
+          laterally.
+        - `finest`: whether `image` is the finest resolution. Only then the map gets the tile shape of the metadata.
+        - `dropped`: metadata that do not apply to the map, as for :meth:`linumpy.io.carried.Carried.without`.
         """
         first, second = image.lateral_axes
         tile = image.tile_shape if finest else None

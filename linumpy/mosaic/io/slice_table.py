@@ -35,14 +35,9 @@ _TRUTH = dict.fromkeys(("true", "1", "1.0", "yes"), True) | dict.fromkeys(("fals
 class Shift:
     """The shift between two slices: a point p of the moving slice is at p + shift in the fixed slice.
 
-    Attributes
-    ----------
-    fixed_id, moving_id : int
-        Numbers of the upper and the lower slice.
-    y_mm, x_mm : float
-        Shift along Y and X in mm.
-    reliable : bool
-        Whether the table trusts the shift: False where its column ``reliable`` is 0 or false.
+    - `fixed_id`, `moving_id`: numbers of the upper and the lower slice.
+    - `y_mm`, `x_mm`: shift along Y and X in mm.
+    - `reliable`: whether the table trusts the shift: False where its column ``reliable`` is 0 or false.
     """
 
     fixed_id: int
@@ -55,19 +50,13 @@ class Shift:
 def read_shifts(path: str | Path) -> tuple[Shift, ...]:
     """Read a table of shifts.
 
-    Parameters
-    ----------
-    path : str or Path
-        CSV whose first line names at least :data:`SHIFT_COLUMNS`. Numbers of slices may be written as ``3``, ``03`` or
-        ``3.0``. A column ``reliable`` (1 or 0, true or false) may mark shifts that the motor's log does not support.
+    - `path`: CSV whose first line names at least :data:`SHIFT_COLUMNS`. Numbers of slices may be written as ``3``,
+      ``03`` or ``3.0``. A column ``reliable`` (1 or 0, true or false) may mark shifts that the motor's log does not
+      support.
 
-    Raises
-    ------
-    FileNotFoundError
-        The file does not exist.
-    SourceError
-        No CSV table, missing columns, a field that is no finite number, a row whose moving slice is not below its fixed
-        slice, two rows from the same fixed slice, or no rows. The error names the file and the line.
+    Raises `FileNotFoundError`: the file does not exist. `SourceError`: no CSV table, missing columns, a field that is
+    no finite number, a row whose moving slice is not below its fixed slice, two rows from the same fixed slice, or no
+    rows. The error names the file and the line.
     """
     shifts: dict[int, Shift] = {}
     for where, row in _read_table(path, SHIFT_COLUMNS):
@@ -95,17 +84,9 @@ def motor_shifts(path: str | Path, numbers: Sequence[int]) -> tuple[Shift, ...]:
     This is the only way from a table to shifts. Across missing slices the rows are summed, and the sum is reliable if
     all its rows are. Rows that no pair needs are ignored. For fewer than two slices the table is not read.
 
-    Parameters
-    ----------
-    path : str or Path
-        The table, as for :func:`read_shifts`.
-    numbers : sequence of int
-        The slices, rising.
+    - `path`: the table, as for :func:`read_shifts`.
 
-    Raises
-    ------
-    FileNotFoundError, SourceError
-        As :func:`read_shifts`; rows that are missing, all named.
+    Raises `FileNotFoundError`, `SourceError`: As :func:`read_shifts`; rows that are missing, all named.
     """
     if len(numbers) < 2:
         return ()
@@ -191,16 +172,11 @@ def _listed(numbers: Iterable[int]) -> str:
 def read_slice_config(path: str | Path) -> dict[int, bool]:
     """Read which slices are used.
 
-    Parameters
-    ----------
-    path : str or Path
-        CSV whose first line names at least :data:`CONFIG_COLUMNS`: the number of the slice, as in :func:`read_shifts`,
-        and true or false, 1 or 0, yes or no.
+    - `path`: CSV whose first line names at least :data:`CONFIG_COLUMNS`: the number of the slice, as in
+      :func:`read_shifts`, and true or false, 1 or 0, yes or no.
 
-    Raises
-    ------
-    FileNotFoundError, SourceError
-        No such file; no CSV table, missing columns, a field that is no number or no truth value, a slice named twice.
+    Raises `FileNotFoundError`, `SourceError`: no such file; no CSV table, missing columns, a field that is no number or
+    no truth value, a slice named twice.
     """
     use: dict[int, bool] = {}
     for where, row in _read_table(path, CONFIG_COLUMNS):
@@ -355,10 +331,8 @@ def check_mosaics(
 def check_interval(name: str, interval_mm: float, images: Sequence[MosaicImage]) -> None:
     """Refuse an interval between slices that is far deeper than the slices, because it is probably in µm.
 
-    Raises
-    ------
-    ValueError
-        The interval is more than ten times as deep as the deepest slice. The error names the parameter, `name`.
+    Raises `ValueError`: the interval is more than ten times as deep as the deepest slice. The error names the
+    parameter, `name`.
     """
     depth_mm = max(image.array.shape[0] * image.spacing[0] for image in images) / 1e3
     if interval_mm > 10 * depth_mm:

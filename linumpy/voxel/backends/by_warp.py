@@ -46,10 +46,7 @@ _MAX_LABELLED = 2**31 - 1
 class WarpBackend(Backend):
     """Warp on CuPy arrays; see :class:`~linumpy.voxel.backends.operations.Backend`.
 
-    Parameters
-    ----------
-    device : str, optional
-        ``"cuda"``, CuPy's current device, or ``"cpu"``: Warp's kernels on NumPy arrays.
+    - `device`: ``"cuda"``, CuPy's current device, or ``"cpu"``: Warp's kernels on NumPy arrays.
     """
 
     def __init__(self, device: str = "cuda") -> None:

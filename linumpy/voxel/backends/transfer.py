@@ -68,10 +68,7 @@ def _on_host(result: Any) -> Any:
 class TransferBackend(Backend):
     """A backend on a device that also takes NumPy arrays, and returns NumPy arrays for them.
 
-    Parameters
-    ----------
-    inner : Backend
-        The backend on the device.
+    - `inner`: the backend on the device.
     """
 
     def __init__(self, inner: Backend) -> None:
