@@ -203,6 +203,7 @@ def test_a_broken_chunk_is_named_and_the_gpu_survives(tmp_path, monkeypatch, cup
     use_own_readers(monkeypatch, decode_on=decode_on)
     files = sorted(path for path in (tmp_path / "a").rglob("*") if path.is_file() and path.name[0].isdigit())
     whole = files[0].read_bytes()
+    read_or_error(array)  # the first read of a process opens the device
     rng = np.random.default_rng(3)
     for number in range(8):
         broken = bytearray(whole)

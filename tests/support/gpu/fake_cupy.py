@@ -169,6 +169,8 @@ class Array:
         self[...] = value
 
     def set(self, array, stream=None):
+        if array.shape != self.shape:  # as CuPy
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {array.shape}")
         with stream or contextlib.nullcontext():
             self[...] = np.array(array)
 

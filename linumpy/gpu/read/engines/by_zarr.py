@@ -188,7 +188,7 @@ class ZarrEngine:
             stream.wait_event(ready)
             with stream:
                 if view.flags.c_contiguous:
-                    view.set(np.ascontiguousarray(values))
+                    view.set(np.asarray(values, order="C"))  # ascontiguousarray would add an axis to an array without axes
                 else:
                     view[...] = self._cupy.asarray(values)
             stream.synchronize()
