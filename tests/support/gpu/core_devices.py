@@ -159,7 +159,8 @@ def submit(made, reader, array, regions, dtype=None, timed=False):
     conversion = Conversion(layout.dtype, target, layout.swapped)
     event = types.SimpleNamespace(ptr=0)
     jobs = reader.submit([layout], conversion, columns, outs, event, timed=timed)
-    return [Ticket(job, layout, conversion, reader, None) for job in jobs], boxes
+    tickets = [Ticket(jobs.job(n, out), layout, conversion, reader, None) for n, out in enumerate(outs)]
+    return tickets, boxes
 
 
 KINDS = {
