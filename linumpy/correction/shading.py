@@ -393,7 +393,7 @@ class _Fit:
         total = weight.sum(axis=2)
         # Least squares of each pair for the two factors along depth.
         vector = (weight * difference).sum(axis=2) @ self.along
-        matrix = np.einsum("nd,da,db->nab", total, self.along, self.along)
+        matrix = np.einsum("pd,da,db->pab", total, self.along, self.along)
         whole = matrix.sum(axis=0) + 1e-9 * np.eye(2)
         found = np.linalg.solve(whole, vector.sum(axis=0))
         scatter = np.linalg.solve(whole, (vector - matrix @ found).T)

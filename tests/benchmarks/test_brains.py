@@ -30,7 +30,7 @@ def test_medians_worst_and_failures():
 
 
 def test_the_end_of_a_run_without_a_stage(tmp_path):
-    geometry = BrainSpec(slices=3, tiles=(2, 2), tile_shape=(24, 40, 40), interval_um=120.0)
+    geometry = BrainSpec(slices=3, tiles=(2, 2), tile_shape=(24, 64, 64), interval_um=120.0)
     spec = draw_brain(1, "full", geometry=geometry)
     write_brain(spec, tmp_path / "brain")
     leave_out = ("aip", "report", "focal", "shading", "illumination", "surface", "beam", "attenuation")

@@ -188,7 +188,7 @@ class ZarrEngine:
             stream.wait_event(ready)
             with stream:
                 if view.flags.c_contiguous:
-                    view.set(np.asarray(values, order="C"))  # ascontiguousarray would add an axis to an array without axes
+                    view.set(np.asarray(values, order="C"))  # ascontiguousarray adds an axis where there is none
                 else:
                     view[...] = self._cupy.asarray(values)
             stream.synchronize()
