@@ -196,9 +196,7 @@ def generate_training_samples(
         check_array(image_cdf, np.float32, (len(images),), "image_cdf")
         check_cdf(image_cdf, "image_cdf")
     on_device = are_on_device(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
-    setting = make_setting(
-        grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
-    )  # fmt: skip
+    setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     arrays = launch.generate(
         array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
         image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,

@@ -15,7 +15,6 @@ from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.core.records import batch_record
-from linumpy.gpu.read.engines.core_device import CoreDevice
 from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
@@ -25,6 +24,7 @@ from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.core_device import CoreDevice
     from linumpy.gpu.read.engines.parts import PartsJob
 
 #: Maximum cached records of geometries and conversions.

@@ -25,7 +25,6 @@ from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.gpu.read.engines.by_core import CoreEngine
 from linumpy.gpu.read.engines.by_zarr import ZarrEngine
-from linumpy.gpu.read.engines.core_device import CoreDevice
 from linumpy.gpu.read.limits import Limits
 from linumpy.gpu.read.outputs import Boxes, Event, Regions, check_output
 from linumpy.gpu.read.request import cast_dtype, new_array, without_bfloat16
@@ -55,6 +54,8 @@ class Engines:
             with self._context():
                 core_device = None
                 if self._cupy is not None and device is not None:
+                    from linumpy.gpu.read.engines.core_device import CoreDevice  # only for reads to a device
+
                     core_device = CoreDevice(self._cupy, device, limits, **options)
                 self._core = CoreEngine(limits.threads, core_device)
         weakref.finalize(self, _close, self._process, self._core, self._zarr)
