@@ -248,12 +248,13 @@ def read_zarr_to_gpu(
         verify_region(plan)
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
-        layout = plan.layout
+        layout, request = plan.layout, _request(plan, dtype, out, scratch_bytes)  # says first that there is no GPU
         if backend == "zarr-gpu":
             plan = replace(plan, layout=replace(layout, unsupported="", array=array_of(layout)))
+            request = replace(request, plan=plan)
         elif (strict or backend == LINUMPY) and (reason := why_unsupported(layout)):
             raise requests.unsupported_error(layout, reason)
-        return _read(_request(plan, dtype, out, scratch_bytes), begin, timed=return_report)
+        return _read(request, begin, timed=return_report)
 
     if isinstance(device, Sequence):
         from linumpy.gpu.devices import checked_devices, on_each

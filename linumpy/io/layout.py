@@ -283,6 +283,9 @@ def _finish(
     )
     why_not = next((reason for reason in reasons if reason), None)
     stored_big = bool(codecs.big_endian) and dtype.itemsize > 1
+    fill = _fill_value(array, dtype)
+    # The bits of a NaN that was given in memory are not stored: without the core, the array itself must be read.
+    is_kept = why_not is not None or (fill is not None and dtype.kind in "fc" and bool(np.isnan(fill)))
     return ArrayLayout(
         name=name,
         root=root,
@@ -293,7 +296,7 @@ def _finish(
         swapped=dtype.itemsize > 1 and stored_big != (sys.byteorder == "big"),
         stored_axes=codecs.stored_axes,
         keys=keys,
-        fill_value=_fill_value(array, dtype),
+        fill_value=fill,
         shard=shard,
         codecs=names,
         unsupported=why_not,
@@ -302,7 +305,7 @@ def _finish(
         lengths=lengths,
         entries=entries,
         remote=remote,
-        array=None if why_not is None else array,
+        array=array if is_kept else None,
     )
 
 

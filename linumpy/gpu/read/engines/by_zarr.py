@@ -285,7 +285,7 @@ def read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
     """
     try:
         values = np.asarray(read_chunks_on_host(array_of(layout), region))
-        if layout.array is None and layout.remote is None:
+        if layout.unsupported is None and layout.remote is None:
             os.stat(metadata_path(layout))
     except FileNotFoundError as error:  # zarr fills missing chunks, also those of a removed array
         raise ChunkError(why_gone(layout)) from error
