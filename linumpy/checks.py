@@ -6,7 +6,6 @@ Booleans are no numbers here, though Python takes them for integers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -37,10 +36,3 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     if (low is not None and number < low) or (high is not None and number > high):
         raise ValueError(f"{name}={number}: {needed} is needed")
     return number
-
-
-def choice(name: str, value: Any, choices: Collection[Any]) -> Any:
-    """Return a value that is one of `choices`; raise ``ValueError`` otherwise."""
-    if not any(value is one or (isinstance(value, str) and value == one) for one in choices):
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
-    return value

@@ -43,11 +43,3 @@ def test_the_meaning_is_named():
 ])  # fmt: skip
 def test_numbers(value, is_number):
     assert checks.is_number(value) is is_number
-
-
-def test_choices():
-    assert checks.choice("mode", "a", ("a", None)) == "a"
-    assert checks.choice("mode", None, ("a", None)) is None
-    for value in ("b", 0, np.zeros(2), ["a"]):
-        with pytest.raises(ValueError, match=r"^mode=.*: choose one of 'a', None$"):
-            checks.choice("mode", value, ("a", None))

@@ -50,7 +50,7 @@ _DARKER = 1 / 3
 _BINS, _VALLEY, _LEAST = 32, 0.6, 0.02
 #: Change of the logarithm of brightness from plane to plane, from which on a plane has little weight; or the median.
 _STEP = 0.25
-#: Minimum number of overlaps along an axis by which the ramp of the flat field is told from that of the sample.
+#: Minimum number of overlapping pairs of tiles along an axis; with fewer, the ramp of the flat field is not corrected.
 _LEAST_PAIRS = 3
 #: Rounds of new weights and classes, and iterations of the variances in each round and in the last one.
 _ROUNDS, _ITERATIONS, _LAST_ITERATIONS = 4, 8, 24

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.checks import is_integer
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ngff.axes import Axis, Placement, Spacing, Unplaced
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
@@ -335,6 +336,6 @@ def _kind(axis: Axis) -> str:
 
 def _check_entry(kind: str, entry: object, count: int, name: str) -> None:
     """Raise ``ValueError`` for a time or channel that an image does not have."""
-    if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)) or not 0 <= entry < count:
+    if not is_integer(entry) or not 0 <= entry < count:
         entries = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
         raise ValueError(f"{kind}={entry!r}: {name} has {entries}")

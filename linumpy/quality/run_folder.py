@@ -72,9 +72,11 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     links: list[Path] = []
     files: list[Path] = []
     summary, earlier = _summary(folder / _SUMMARY), Counter[str]()
+    made = _made_by_last_run(summary)
     for path in _walk(folder, _DEPTH, follow_links):
-        if (stage := _earlier_run_of(path.relative_to(folder), summary)) is not None:
-            earlier[stage] += not path.is_symlink()
+        name = path.relative_to(folder)
+        if name.parts[0] in made and str(name) not in made[name.parts[0]]:
+            earlier[name.parts[0]] += not path.is_symlink()
             continue
         is_link = path.is_symlink() and (not follow_links or path.resolve().is_relative_to(folder.resolve()))
         (files if not path.is_dir() else links if is_link else images).append(path)
@@ -118,18 +120,13 @@ def _summary(path: Path) -> dict[str, JSON]:
     return content if _is_summary(content) else {}
 
 
-def _earlier_run_of(path: Path, summary: Mapping[str, JSON]) -> str | None:
-    """Return the stage in whose folder an earlier run left a file; None for a file of the last run, or of no stage.
+def _made_by_last_run(summary: Mapping[str, JSON]) -> dict[str, frozenset[str]]:
+    """Return by stage the files of the last run, relative to its folder: none of a stage that it left out.
 
-    `path` is relative to the folder of the results. Summaries of earlier versions do not tell.
+    Stages whose entry does not list files are missing.
     """
-    stage = path.parts[0]
-    if stage in summary.get("left_out", ()):
-        return stage
-    for entry in summary.get("stages", ()):
-        if entry["name"] == stage and "files" in entry:
-            return None if str(path) in entry["files"] else stage
-    return None
+    made = {entry["name"]: frozenset(entry["files"]) for entry in summary.get("stages", ()) if "files" in entry}
+    return made | dict.fromkeys(summary.get("left_out", ()), frozenset())
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:

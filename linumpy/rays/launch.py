@@ -147,7 +147,8 @@ def _run(spec: KernelSpec, n_rays: int, batch: np.ndarray, *, on_device: bool) -
         return
     from linumpy.core.native import library
 
-    features = [int(value) for name in ("IMAGES", "CONE", "LENGTHS") for key, value in spec.defines if key == name]
+    defines = dict(spec.defines)
+    features = [int(defines[name]) for name in ("IMAGES", "CONE", "LENGTHS")]
     wrong = library().waiting.lc_trace_rays(*features, batch.ctypes.data, batch.nbytes, RECORD.itemsize)
     assert not wrong, "the native core has other records of rays"
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.checks import integer
+from linumpy.checks import integer, is_integer
 from linumpy.device import require_cuda
 
 #: Memory that a caller passes: a pointer, or a NumPy, CuPy, torch or DLPack array.
@@ -57,7 +57,7 @@ def view_of(
     memory, where `device` is None, else CuPy.
     """
     dtype = np.dtype(dtype)
-    if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):
+    if is_integer(buffer):
         return _from_pointer(int(buffer), name, shape, dtype, device)
     array = _as_array(buffer, name, device)
     kind = "NumPy" if device is None else f"device {device}'s"

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.checks import integer
+from linumpy.checks import integer, is_integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import open_node, with_options
@@ -64,7 +64,7 @@ def open_channels(source: ZarrSource) -> list[Volume]:
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
     if array.ndim in (2, 3) and channel_axis is None:
         return [Volume(array, (None,) * array.ndim)]
-    if channel_axis is not None and (isinstance(channel_axis, bool) or not isinstance(channel_axis, (int, np.integer))):
+    if channel_axis is not None and not is_integer(channel_axis):
         raise ValueError(f"channel_axis={channel_axis!r}: give the number of an axis, 0 to 3")
     if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
         raise ValueError(

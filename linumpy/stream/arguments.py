@@ -8,10 +8,11 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
+from linumpy.checks import is_integer
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 Box = tuple[tuple[int, int], ...]
@@ -101,7 +102,7 @@ def checked_aabb(aabb: object) -> tuple[Box, tuple[int, ...]]:
         aabb = (aabb,)
     if not isinstance(aabb, (Sequence, np.ndarray)) or isinstance(aabb, str) or len(aabb) == 0:
         raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {aabb!r})")
-    int_axes = tuple(axis for axis, extent in enumerate(aabb) if _is_int(extent))
+    int_axes = tuple(axis for axis, extent in enumerate(aabb) if is_integer(extent))
     return tuple(_extent(axis, extent) for axis, extent in enumerate(aabb)), int_axes
 
 
@@ -114,10 +115,6 @@ def dropped_axes(dropped: Iterable[object], int_axes: tuple[int, ...], aabb: Box
     return axes
 
 
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _extent(axis: int, value: Any) -> tuple[int, int]:
     name = f"aabb axis {axis}"
     if isinstance(value, slice):
@@ -126,7 +123,7 @@ def _extent(axis: int, value: Any) -> tuple[int, int]:
         if value.step not in (None, 1):
             raise InvalidArgument(f"{name}: {value} has a step; crops are contiguous")
         value = (0 if value.start is None else value.start, value.stop)
-    if _is_int(value):
+    if is_integer(value):
         value = (int(value), int(value) + 1)
     if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
         raise ArgumentTypeError(f"{name}: expected slice, (start, stop) tuple or int; got {type(value).__name__}")

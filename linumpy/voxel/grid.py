@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 
 #: A position, or a size, in µm.
 XYZ = tuple[float, float, float]
@@ -71,7 +72,7 @@ def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_o
     sizes = tuple(int(n) for n in shape)
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"shape={tuple(shape)}: a grid has three axes (Z, Y, X) with at least one voxel each")
-    if isinstance(z_offset, bool) or not isinstance(z_offset, (int, np.integer)) or z_offset < 0:
+    if not is_integer(z_offset) or z_offset < 0:
         raise ValueError(f"z_offset={z_offset!r}: the index of a plane is an integer >= 0")
     if max(sizes[0] + int(z_offset), *sizes[1:]) > _MAX_VOXELS:
         offset = f" with z_offset={z_offset}" if z_offset else ""

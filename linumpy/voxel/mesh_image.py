@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
@@ -198,7 +199,7 @@ def voxelize_onto_image(
     """
     check_apart([output], [image.name.removeprefix("file://")])
     backend = get_backend() if backend is None else backend
-    if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not 1 <= label < 2**32:
+    if not is_integer(label) or not 1 <= label < 2**32:
         raise ValueError(f"label={label!r}: an integer from 1 to 2^32 - 1 is needed")
     dtype = np.min_scalar_type(int(label))
     grid, columns = grid_of_image(image)

@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
+from linumpy.checks import is_integer
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import VoxelSessionError, not_pickled
 from linumpy.io.volume import Volume
@@ -112,7 +113,7 @@ class VoxelSession:
         self._in_place = out is None
         self._grid = make_grid(self._source.shape, origin, pitch)
         self._label = _check_label(label, self._target.dtype)
-        if isinstance(slab_bytes, bool) or not isinstance(slab_bytes, (int, np.integer)) or slab_bytes < 1:
+        if not is_integer(slab_bytes) or slab_bytes < 1:
             raise ValueError(f"slab_bytes={slab_bytes!r}: a positive number of bytes is needed")
         self._slab_bytes = int(slab_bytes)
         self._queue: list[Queued] = []
@@ -345,7 +346,6 @@ def _check_label(label: int | None, dtype: np.dtype) -> int | None:
     if dtype.kind == "b":
         raise ValueError(f"label={label!r}: the volume is bool and has no labels")
     limits = np.iinfo(dtype)
-    is_integer = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-    if not is_integer or label == 0 or not limits.min <= label <= limits.max:
+    if not is_integer(label) or label == 0 or not limits.min <= label <= limits.max:
         raise ValueError(f"label={label!r}: a label of {dtype} is an integer other than 0, at most {limits.max}")
     return int(label)

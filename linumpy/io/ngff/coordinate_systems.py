@@ -41,8 +41,8 @@ INTRINSIC = "physical"
 class Systems:
     """Coordinate systems of an image of NGFF 0.6, as the metadata describe them.
 
-    - `intrinsic`: name of the system of the image, to which all levels are mapped; if it has no axes of space, of the
-      system that takes its place.
+    - `intrinsic`: name of the system of the image, to which all levels are mapped. If that system has no axes of space,
+      the name of the one that is used instead.
     - `transformations`: transformations from the system `intrinsic` to others.
     """
 

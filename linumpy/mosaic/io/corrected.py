@@ -38,7 +38,7 @@ def write_corrected(
     - `work`: where boxes are read and computed.
     - `dtype`: data type of the output, as for :func:`as_dtype`; by default the image's.
 
-    Returns: Share of clipped voxels: those at the largest value of an integer dtype, of those that are not 0.
+    Returns: Of the output's voxels that are not 0, the share at the largest value of an integer dtype.
 
     Raises `TypeError`: the output is boolean.
     """

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from linumpy.checks import is_integer
 from linumpy.plan.boundary import MODES, ROUNDING, SPLINE_PAD, fold, gaussian_radius, period
 from linumpy.plan.grid.point_map import PointMap
 
@@ -53,7 +54,7 @@ class AffineGrid:
         rank = len(self.source_shape)
         if len(self.sigmas) not in (0, rank) or not all(math.isfinite(sigma) and sigma >= 0 for sigma in self.sigmas):
             raise ValueError(f"sigmas={self.sigmas}: give none, or a number >= 0 for each of {rank} axes")
-        if isinstance(self.order, bool) or not isinstance(self.order, (int, np.integer)) or self.order not in range(6):
+        if not is_integer(self.order) or self.order not in range(6):
             raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
         if self.order == 0 and self.smooths:
             raise ValueError("order=0 copies the nearest voxel: the source is not smoothed for it")
