@@ -15,6 +15,7 @@ MODULES = {
     "regions": "benchmarks.regions",
     "stream": "benchmarks.stream",
     "remote": "benchmarks.remote",
+    "latency": "benchmarks.latency",
     "write": "benchmarks.write",
     "resampling": "benchmarks.resampling",
     "tissue": "benchmarks.tissue",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from linumpy import cli, device
 from linumpy.core import native
+from linumpy.core.reader import READS_VARIABLE, max_reads
 from linumpy.errors import LinumpyError
 
 
@@ -43,6 +44,7 @@ def _print(arguments: argparse.Namespace) -> None:
         library = native.library()
         for name, decoder in native.DECODERS.items():
             print(f"{decoder.codecs:<12}{library.opened.get(name) or library.missing[name]}")
+        print(f"{'reads':<12}up to {max_reads()} of slow storage in flight ({READS_VARIABLE})")
     if arguments.warm_up:
         _warm_up()
     if arguments.path is None:

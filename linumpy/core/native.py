@@ -26,7 +26,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 12
+ABI = 13
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
@@ -290,7 +290,8 @@ _QUICK: _Signatures = {
     "lc_job_cancel": (c_int64, [c_void_p]),
     "lc_job_error": (None, [c_void_p, POINTER(Error)]),
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
-    "lc_set_fetch": (None, [FetchObject, c_int64]),
+    "lc_set_fetch": (None, [FetchObject]),
+    "lc_set_reads": (None, [c_int64]),
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }

@@ -33,6 +33,9 @@ of the output in bytes, (n, rank); address of the output, (n,)."""
 Pointers = ctypes.Array[ctypes.c_void_p]
 """The core's handles of jobs; null until the jobs are submitted."""
 
+#: Maximum number of reads of slow storage in flight in the process, and the environment variable that replaces it.
+_READS = 256
+READS_VARIABLE = "LINUMPY_READS"
 #: Maximum bytes of the shard indexes that a reader keeps.
 _INDEX_NBYTES = 64 * 2**20
 #: Maximum number of layouts whose records a reader keeps.
@@ -54,6 +57,14 @@ def takes(layout: ArrayLayout) -> bool:
     return layout.chain is None or not layout.chain.host_filter
 
 
+def max_reads() -> int:
+    """Return the maximum number of reads in flight; ``ValueError`` if the environment variable is no such number."""
+    text = os.environ.get(READS_VARIABLE) or str(_READS)
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise ValueError(f"{READS_VARIABLE}={text!r}: pass a number of reads from 1 to 4096")
+    return int(text)
+
+
 class CoreReader:
     """Reads regions of Zarr arrays; several threads may call it.
 
@@ -69,6 +80,7 @@ class CoreReader:
         self._process = os.getpid()
         self._device = device  # keeps alive the function in it that the core calls for direct reads
         reason = ctypes.create_string_buffer(256)
+        self._library.quick.lc_set_reads(max_reads())
         self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, reason)
         if not self._pointer:
             raise RuntimeError(f"the native core could not be started: {reason.value.decode(errors='replace')}")

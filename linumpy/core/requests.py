@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-import os
 import struct
 import threading
 import time
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-#: Maximum number of concurrent requests of the process, and the environment variable that replaces it.
-REQUESTS = 32
-REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
 #: Bytes of a block a little smaller than the largest block that the C library can be made to keep (32 MiB).
 _FREED_NBYTES = 31 * 2**20
 #: Maximum bytes of an object that is read whole because its server ignores ranges.
@@ -67,14 +63,13 @@ class Stores:
             for number, other in self._stores.items():
                 if other is store:
                     return number
-            requests = _request_limit()
             number = next(self._numbers)
             self._stores[number] = store
             if number == 1:
                 # The C library keeps freed blocks for later requests if they are not larger than the largest block
                 # freed so far, and returns larger blocks to the system, which clears the memory of each new block.
                 np.empty(_FREED_NBYTES, np.uint8)
-                native.library().quick.lc_set_fetch(_callback, requests)
+                native.library().quick.lc_set_fetch(_callback)
             return number
 
     def carry_out(self, request: native.Fetch) -> None:
@@ -174,14 +169,6 @@ def _range(store: ObjectStore, key: str, request: native.Fetch) -> Any:
             return None
     _describe(request, response.meta)
     return response.bytes()
-
-
-def _request_limit() -> int:
-    """Return the maximum number of concurrent requests; ``ValueError`` if the environment variable is no number."""
-    text = os.environ.get(REQUESTS_VARIABLE) or str(REQUESTS)
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{REQUESTS_VARIABLE}={text!r}: a number of requests is needed, 1 or more")
-    return int(text)
 
 
 def _range_of_whole(store: ObjectStore, key: str, request: native.Fetch) -> memoryview:

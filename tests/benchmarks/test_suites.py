@@ -16,6 +16,7 @@ SMALL = {
     "regions": ["--scale", "0.1", "--only", "zstd shards"],
     "stream": ["--scale", "0.06", "--batches", "2", "--only", "F", "W2"],
     "remote": ["--scale", "0.06", "--only", "zstd shards", "--latency", "1"],
+    "latency": ["--scale", "0.06", "--only", "zstd shards", "--latency", "0"],
     "write": ["--scale", "0.1"],
     "resampling": ["--scale", "0.06"],
     "tissue": ["--scale", "0.06"],

@@ -1,6 +1,7 @@
 """If this fails, the native core and Python disagree about who holds what: outputs, handles, signals, forks."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import shutil
@@ -363,3 +364,53 @@ def test_a_library_that_does_not_fit_is_told_of_and_not_used(tmp_path, monkeypat
         loaded, why = native._load.__wrapped__()
     assert loaded is None
     assert "broken.so" in why
+
+
+def core_threads():
+    """Number of threads of the core in this process."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text())
+    return names.count("linumpy-core\n")
+
+
+@pytest.mark.parametrize("shards", [None, (16, 16, 16)], ids=["files", "shards"])
+def test_reads_in_flight_follow_the_latency_of_the_storage(tmp_path, shards):
+    """Where each read takes 10 ms, more threads than cores wait, results are right, and later the threads end."""
+    code = """
+        import sys, time
+        import numpy as np, zarr
+        sys.path.insert(0, sys.argv[2])
+        from tests.core.test_core_reader import core_threads
+        from linumpy.core import native
+        from linumpy.gpu import Reader
+        with Reader(device="cpu") as reader:
+            reader.submit(sys.argv[1], np.s_[:8]).result()
+            delay = native.library().quick.lc_fail_next
+            delay(6, 10**6, 10_000)
+            most, ticket = 0, reader.submit(sys.argv[1])
+            while not ticket.done():
+                most = max(most, core_threads())
+                time.sleep(1e-3)
+            assert np.array_equal(ticket.result(), zarr.open_array(sys.argv[1], mode="r")[:])
+            delay(6, 0, 0)
+            for _ in range(200):
+                time.sleep(0.1)
+                reader.submit(sys.argv[1], np.s_[:1]).result()
+                if core_threads() <= 32:
+                    break
+            print(most, core_threads())
+    """
+    voxels = np.random.default_rng(0).integers(0, 999, (64, 64, 64), "u2")
+    zarr.create_array(tmp_path / "a.zarr", data=voxels, chunks=(8, 8, 8), shards=shards)
+    most, left = map(int, run(code, tmp_path / "a.zarr", Path(__file__).parents[2]).split())
+    assert most > 40
+    assert left <= 32
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-3", "5000"])
+def test_a_limit_of_reads_that_is_none(monkeypatch, text):
+    monkeypatch.setenv(reader_module.READS_VARIABLE, text)
+    with pytest.raises(ValueError, match=f"LINUMPY_READS='{text}': pass a number of reads from 1 to 4096"):
+        Reader(device="cpu")

@@ -588,7 +588,7 @@ void wait_for(const std::function<bool()> &what) {
 TEST(pool_runs_all_once) {
     for (i64 threads : {1, 3, 8}) {
         Counted::most_running = 0;
-        Pool pool(threads);
+        Pool pool(threads, 4);
         std::vector<std::shared_ptr<Counted>> all;
         for (int n = 0; n < 200; ++n) {
             all.push_back(std::make_shared<Counted>(n % 17));
@@ -607,7 +607,7 @@ TEST(pool_runs_all_once) {
 }
 
 TEST(pool_stops_with_work_left) {
-    Pool pool(4);
+    Pool pool(4, 4);
     std::vector<std::shared_ptr<Counted>> all;
     for (int n = 0; n < 20'000; ++n) {
         all.push_back(std::make_shared<Counted>(3));
@@ -621,7 +621,7 @@ TEST(pool_stops_with_work_left) {
 }
 
 TEST(pool_goes_on_without_new_threads) {
-    Pool pool(4);
+    Pool pool(4, 4);
     const auto fail = [](i64 nth) {
         faults::armed[faults::THREAD].number = EAGAIN;
         faults::armed[faults::THREAD].left = nth;
@@ -644,7 +644,7 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
         void run(i64) noexcept override { ++done; }
         std::atomic<i64> done{0};
     };
-    Pool pool(2);
+    Pool pool(2, 4);
     int helped = 0;
     for (int n = 0; n < 300; ++n) {
         const auto work = std::make_shared<Once>();
@@ -678,6 +678,63 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
     pool.end_help();
     stopper.join();
     CHECK(stopped && !pool.begin_help(*work));
+}
+
+// Threads that wait for storage have others work in their place, up to a limit, and these end when no longer needed.
+TEST(pool_works_while_threads_wait) {
+    struct Waits : Counted {
+        using Counted::Counted;
+        void run(i64 step) noexcept override {
+            pool->begin_wait();
+            ++waiting;
+            for (int n = 0; n < 10'000 && waiting < all; ++n) usleep(500);
+            pool->end_wait();
+            Counted::run(step);
+        }
+        Pool *pool = nullptr;
+        i64 all = 0;
+        std::atomic<i64> waiting{0};
+    };
+    for (const auto &[waits, steps] : {std::pair<i64, i64>{62, 64}, {6, 8}}) {
+        Pool pool(2, waits);
+        const auto work = std::make_shared<Waits>(steps);
+        work->pool = &pool;
+        work->all = steps;
+        CHECK(pool.add(work, false) == 0);
+        wait_for([&] { return work->done == steps; });
+        CHECK(work->waiting == steps && pool.share(steps) == steps / (steps / 2));
+        const auto more = std::make_shared<Waits>(steps + 1);  // one more than may be in flight
+        more->pool = &pool;
+        more->all = steps + 1;
+        CHECK(pool.add(more, false) == 0);
+        wait_for([&] { return more->waiting == steps; });
+        usleep(50'000);
+        CHECK(more->waiting == steps);
+        more->all = 0;
+        wait_for([&] { return more->done == steps + 1; });
+        Counted::most_running = 0;
+        const auto fast = std::make_shared<Counted>(2000);
+        fast->slow = true;
+        CHECK(pool.add(fast, false) == 0);
+        wait_for([&] { return fast->done == 2000; });
+        CHECK(Counted::most_running <= 2);
+        wait_for([&] { return pool.share(1000) == 1000; });
+        pool.stop();
+    }
+}
+
+// Reads that sleep make a storage slow, and reads that only take long do not: the machine may be busy.
+TEST(storage_is_slow_where_reads_wait) {
+    Storage &storage = Storage::of(12345);
+    CHECK(&storage == &Storage::of(12345) && &storage != &Storage::of(12346) && !storage.is_slow());
+    for (int n = 0; n < 4; ++n) storage.note(0.01);
+    CHECK(storage.is_slow() && storage.is_measured());
+    for (int n = 0; n < 3; ++n) storage.note(0);
+    CHECK(storage.is_slow());
+    for (int n = 0; n < 200; ++n) storage.note(0);
+    CHECK(!storage.is_slow());
+    for (int n = 0; n < 300; ++n) storage.note(n % 10 ? 0 : 0.0005);
+    CHECK(!storage.is_slow());
 }
 
 TEST(limit) {

@@ -96,7 +96,8 @@ struct RemoteStore : Store {
 }  // namespace
 
 TEST(remote_jobs) {
-    lc_set_fetch(carry_out, 5);
+    lc_set_reads(5);
+    lc_set_fetch(carry_out);
     for (uint64_t seed = 0; seed < 8; ++seed) {
         Random random(seed);
         RemoteStore store(random, seed % 2);
@@ -119,7 +120,7 @@ TEST(remote_jobs) {
 
 // Where the metadata are missing, too, chunks are no fill values.
 TEST(an_array_that_is_gone) {
-    lc_set_fetch(carry_out, 32);
+    lc_set_fetch(carry_out);
     for (int sharded = 0; sharded < 2; ++sharded) {
         Random random(2);
         RemoteStore store(random, sharded);
@@ -138,10 +139,10 @@ TEST(an_array_that_is_gone) {
     }
 }
 
-// More requests are under way than the pool has threads for cores.
+// Many requests are under way, on however few cores.
 TEST(requests_have_threads_of_their_own) {
-    constexpr int64_t REQUESTS = 64;
-    lc_set_fetch(carry_out, REQUESTS);
+    constexpr int64_t REQUESTS = 32;
+    lc_set_fetch(carry_out);
     Random random(3);
     RemoteStore store(random, false);
     for (int a = 0; a < RANK; ++a) {
@@ -165,12 +166,12 @@ TEST(requests_have_threads_of_their_own) {
     jobs.address[0] = reinterpret_cast<int64_t>(jobs.outputs[0].data());
     CHECK(jobs.submit(reader) == 0);
     CHECK(jobs.settle()[0] == LC_OK);
-    CHECK(server.most == REQUESTS);
+    CHECK(server.most >= REQUESTS);
     close_reader(reader);
 }
 
 TEST(requests_fail_once) {
-    lc_set_fetch(carry_out, 32);
+    lc_set_fetch(carry_out);
     Random random(1);
     for (int sharded = 0; sharded < 2; ++sharded) {
         RemoteStore store(random, sharded, 20);
@@ -197,7 +198,7 @@ TEST(requests_fail_once) {
 }
 
 TEST(an_object_that_changes_between_two_requests) {
-    lc_set_fetch(carry_out, 1);
+    lc_set_fetch(carry_out);
     Random random(5);
     RemoteStore store(random, true, 20);
     lc_reader *reader = new_reader();
@@ -221,7 +222,7 @@ TEST(an_object_that_changes_between_two_requests) {
 }
 
 TEST(cancelled_and_closed_while_requests_are_under_way) {
-    lc_set_fetch(carry_out, 32);
+    lc_set_fetch(carry_out);
     for (uint64_t seed = 0; seed < 4; ++seed) {
         Random random(seed);
         RemoteStore store(random, seed % 2);
@@ -247,7 +248,7 @@ TEST(cancelled_and_closed_while_requests_are_under_way) {
 }
 
 TEST(a_remote_chunk_of_another_size) {
-    lc_set_fetch(carry_out, 32);
+    lc_set_fetch(carry_out);
     Random random(9);
     RemoteStore store(random, false, 20);
     for (const auto &entry : std::filesystem::directory_iterator(store.folder.path))

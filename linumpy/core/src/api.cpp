@@ -41,7 +41,9 @@ void lc_record_sizes(int64_t sizes[17]) {
     for (int n = 0; n < 17; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
-void lc_set_fetch(lc_fetch_object function, int64_t requests) { lc::set_fetch(function, requests); }
+void lc_set_fetch(lc_fetch_object function) { lc::set_fetch(function); }
+
+void lc_set_reads(int64_t count) { lc::Pool::set_waits(count); }
 
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
     try {

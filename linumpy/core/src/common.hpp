@@ -49,7 +49,7 @@ struct Failure {
 
 // Tests make the nth next call of a kind fail; see lc_fail_next.
 namespace faults {
-enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, KINDS };
+enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, DELAY, KINDS };
 struct Fault { std::atomic<i64> left{0}, number{0}; };
 extern Fault armed[KINDS];
 
@@ -58,6 +58,13 @@ inline i64 due(Kind kind) {
     Fault &fault = armed[kind];
     if (fault.left.load(std::memory_order_relaxed) <= 0) return 0;
     return fault.left.fetch_sub(1) == 1 ? fault.number.load() : 0;
+}
+
+// Sleep before a read of a file, where reads are to be delayed.
+inline void delay() {
+    Fault &fault = armed[DELAY];
+    if (fault.left.load(std::memory_order_relaxed) <= 0 || fault.left.fetch_sub(1) <= 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(fault.number.load()));
 }
 }  // namespace faults
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 12
+#define LC_ABI 13
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -300,9 +300,11 @@ LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
 // launch, decode plan, scatter, on_device, device, direct read, look, entry, fetch; and of lc_output.
 LC_API void lc_record_sizes(int64_t sizes[17]);
-// Set the function that carries out requests to object stores for all readers of the process, and the maximum number of
-// concurrent requests.
-LC_API void lc_set_fetch(lc_fetch_object, int64_t requests);
+// Set the function that carries out requests to object stores for all readers of the process.
+LC_API void lc_set_fetch(lc_fetch_object);
+// Set the maximum number of reads of slow storage, and of requests, in flight in the process. Has an effect before the
+// first reader is made.
+LC_API void lc_set_reads(int64_t count);
 
 // Create a reader. `threads`: number of threads that work is cut for; `index_nbytes`: memory for shard indexes;
 // `device`: NULL for outputs in host memory. On failure returns NULL and writes the reason to `text` (256 bytes).
@@ -383,6 +385,7 @@ LC_API void lc_shutdown(void);
 
 // For tests: make the `nth` next call (0: none) of a kind fail with the errno `number`. Kinds: 0 open, 1 fstat, 2
 // pread, 3 close, 4 starting a thread, 5 allocating. With a negative number, pread reads that many bytes less instead.
+// Kind 6: delay each of the `nth` next reads of files by `number` microseconds.
 LC_API void lc_fail_next(int64_t kind, int64_t nth, int64_t number);
 
 #ifdef __cplusplus

@@ -6,8 +6,12 @@
 namespace lc {
 namespace {
 
-// Wanted ranges of a file are read together across gaps of up to this many bytes.
+// Wanted ranges of a file are read together across gaps of up to this many bytes: what is copied in the time of a read.
 constexpr i64 GAP = 64 * 1024;
+// On slow storage, gaps may have the bytes that one stream reads while a read waits, up to a maximum; of what is read
+// together, at least half is wanted.
+constexpr double STREAM_PER_SECOND = 2e8;
+constexpr i64 MAX_GAP = 1 << 20;
 
 }  // namespace
 
@@ -105,6 +109,13 @@ bool Execution::is_read_at_once(i64 nbytes) const {
     return nbytes <= max_read_nbytes_ && geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
 }
 
+// Longest gap in bytes across which wanted ranges of the object's file are read together.
+i64 Execution::gap() const {
+    const Storage *storage = object_.file.storage();
+    if (!storage || !storage->is_slow()) return GAP;
+    return std::clamp(static_cast<i64>(storage->wait() * STREAM_PER_SECOND), GAP, MAX_GAP);
+}
+
 // Read all stored chunks of the task. One read covers chunks that are close to each other in the file.
 void Execution::read_all() {
     std::vector<Span> spans;
@@ -128,12 +139,15 @@ void Execution::read_all() {
         else read_pieces(chunk, range.offset);
     }
     std::sort(spans.begin(), spans.end(), [](const Span &a, const Span &b) { return a.offset < b.offset; });
+    const i64 max_gap = is_remote() ? REMOTE_GAP : gap();
     for (size_t first = 0; first < spans.size();) {
         size_t last = first + 1;
-        i64 end = spans[first].offset + spans[first].nbytes;
-        for (; last < spans.size() && spans[last].offset - end <= (is_remote() ? REMOTE_GAP : GAP); ++last) {
+        i64 end = spans[first].offset + spans[first].nbytes, wanted = spans[first].nbytes;
+        for (; last < spans.size() && spans[last].offset - end <= max_gap; ++last) {
             const i64 new_end = std::max(end, spans[last].offset + spans[last].nbytes);
             if (new_end - spans[first].offset > max_read_nbytes_) break;
+            wanted += spans[last].nbytes;
+            if (spans[last].offset - end > GAP && new_end - spans[first].offset > 2 * wanted) break;
             // Kernels read raw elements in the slab, where elements must be aligned.
             const bool misplaced = (spans[last].offset - spans[first].offset) % geometry_.itemsize != 0;
             if (device_ && !geometry_.encoded() && misplaced) break;

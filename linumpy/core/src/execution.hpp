@@ -14,24 +14,25 @@ namespace lc {
 
 // Wanted ranges of an object in an object store are read together across gaps of up to this many bytes.
 constexpr i64 REMOTE_GAP = 512 * 1024;
-// Bytes of each buffer that a thread keeps for its next task. A task that needs more memory acquires all of it from the
-// limit of the process.
+// Bytes of each buffer that a thread keeps for its next task, fewer if many threads wait for storage. A task that needs
+// more memory acquires all of it from the limit of the process.
 constexpr i64 SCRATCH_NBYTES = 16 << 20;
 
 struct Scratch : ThreadMemory {
     Buffer stored, decoded;
     DecodeScratch decode;
     void trim() {
-        stored.trim(SCRATCH_NBYTES);
-        decoded.trim(SCRATCH_NBYTES);
-        decode.trim(SCRATCH_NBYTES);
+        const i64 kept = Pool::shared().share(SCRATCH_NBYTES);
+        stored.trim(kept);
+        decoded.trim(kept);
+        decode.trim(kept);
     }
 };
 
-// Holds a part of the process's limit of memory for large chunks; nothing if `nbytes` is at most SCRATCH_NBYTES.
+// Holds a part of the process's limit of memory for large chunks; nothing if a thread may keep `nbytes`.
 class MemoryGuard {
 public:
-    explicit MemoryGuard(i64 nbytes) : nbytes_(nbytes > SCRATCH_NBYTES ? nbytes : 0) {
+    explicit MemoryGuard(i64 nbytes) : nbytes_(nbytes > Pool::shared().share(SCRATCH_NBYTES) ? nbytes : 0) {
         if (nbytes_) Limit::memory().acquire(nbytes_);
     }
     ~MemoryGuard() {
@@ -122,6 +123,7 @@ private:
     const u8 *fetch_exactly(i64 nbytes, i64 offset);
     StoredRange wanted_bytes(const WantedChunk &chunk) const;
     bool is_read_at_once(i64 nbytes) const;
+    i64 gap() const;
     bool is_remote() const { return object_.array->store != 0; }
     void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);

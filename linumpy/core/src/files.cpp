@@ -1,10 +1,14 @@
 #include "files.hpp"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+
+#include "pool.hpp"
 
 namespace lc {
 
@@ -12,8 +16,54 @@ namespace faults {
 Fault armed[KINDS];
 }
 
-int File::open(const std::string &path) {
+namespace {
+
+std::array<Storage, 64> storages;  // the last one also for all devices for which there is no other
+std::atomic<bool> any_slow{false};
+
+// Counts how often this thread slept, in a file system or elsewhere.
+i64 sleeps() {
+    rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_nvcsw;
+}
+
+}  // namespace
+
+Storage &Storage::of(u64 device) {
+    for (Storage &storage : storages) {
+        u64 known = storage.device_.load(std::memory_order_relaxed);
+        if (!known && storage.device_.compare_exchange_strong(known, device + 1)) return storage;
+        if (known == device + 1) return storage;
+    }
+    return storages.back();
+}
+
+Storage *Storage::of_file(const std::string &path) {
+    struct stat status;
+    if (!any_slow.load(std::memory_order_relaxed) || ::stat(path.c_str(), &status)) return nullptr;
+    return &of(status.st_dev);
+}
+
+// A moving average that rises faster than it falls. Two reads that wait make a storage slow, one does not.
+void Storage::note(double seconds) {
+    const double before = wait(), difference = seconds - before;
+    double change = (difference > 0 ? 0.25 : 0.05) * difference;
+    if (!is_slow()) change = std::min(change, 0.5 * SLOW_SECONDS);
+    wait_.store(before + change, std::memory_order_relaxed);
+    if (is_slow()) any_slow.store(true, std::memory_order_relaxed);
+}
+
+bool Storage::is_measured() {
+    constexpr i64 FIRST = 64;
+    static thread_local u32 count = 0;
+    if (is_slow()) return true;
+    if (measured_.load(std::memory_order_relaxed) < FIRST) return measured_.fetch_add(1, std::memory_order_relaxed) < FIRST;
+    return ++count % 8 == 0;
+}
+
+int File::open(const std::string &path, Storage *storage) {
     close();
+    const StorageWait wait(storage && storage->is_slow());
     if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
     int descriptor;
     do descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -27,14 +77,29 @@ static Version version_of(const struct stat &status) {
     return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-int File::stat(Version &version, bool &is_regular) const {
+static int stat_of(int descriptor, struct stat &status) {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
+    return ::fstat(descriptor, &status) ? errno : 0;
+}
+
+int File::stat(Version &version, bool &is_regular) const {
     struct stat status;
-    if (::fstat(descriptor_, &status)) return errno;
+    if (const int number = stat_of(descriptor_, status)) return number;
     version = version_of(status);
     is_regular = S_ISREG(status.st_mode);
     return 0;
 }
+
+int File::locate(Version &version, bool &is_regular) {
+    struct stat status;
+    if (const int number = stat_of(descriptor_, status)) return number;
+    version = version_of(status);
+    is_regular = S_ISREG(status.st_mode);
+    storage_ = &Storage::of(status.st_dev);
+    return 0;
+}
+
+constexpr double COPIED_PER_SECOND = 1e9;
 
 i64 File::read(void *to, i64 nbytes, i64 offset) const {
     constexpr i64 MAX_STEP = 1 << 30;  // Linux reads at most 2 GiB at a time
@@ -43,6 +108,11 @@ i64 File::read(void *to, i64 nbytes, i64 offset) const {
         if (number > 0) return -number;
         shorter = std::min(nbytes, -number);
     }
+    const StorageWait wait(storage_ && storage_->is_slow());
+    const bool is_measured = storage_ && storage_->is_measured();
+    const double begin = is_measured ? now() : 0;
+    const i64 slept = is_measured ? sleeps() : 0;
+    faults::delay();
     i64 done = 0;
     while (done < nbytes - shorter) {
         const i64 step = std::min(MAX_STEP, nbytes - shorter - done);
@@ -52,6 +122,11 @@ i64 File::read(void *to, i64 nbytes, i64 offset) const {
         if (got < 0) return -errno;
         if (got == 0) break;
         done += got;
+    }
+    if (is_measured) {
+        // A thread that never slept waited for a core or copied, however long that took.
+        const double seconds = now() - begin - static_cast<double>(done) / COPIED_PER_SECOND;
+        storage_->note(sleeps() == slept ? 0 : std::max(0.0, seconds));
     }
     return done;
 }

@@ -15,6 +15,29 @@ struct Version {
     bool operator==(const Version &) const = default;
 };
 
+// The storage that holds the files of one device number: how long reads of it wait.
+class Storage {
+public:
+    // The storage of a device number; it lives as long as the process.
+    static Storage &of(u64 device);
+    // The storage of the file at a path; null if no storage of the process is slow, or there is no file.
+    static Storage *of_file(const std::string &path);
+    // Whether reads wait so long that more threads than cores should read.
+    bool is_slow() const { return wait() >= SLOW_SECONDS; }
+    // Typical seconds that a read waits, in addition to its copying.
+    double wait() const { return wait_.load(std::memory_order_relaxed); }
+    // Note how long one read waited.
+    void note(double seconds);
+    // Whether the next read of this thread must be measured: all at first and of slow storage, else a part.
+    bool is_measured();
+
+private:
+    static constexpr double SLOW_SECONDS = 3e-4;
+    std::atomic<u64> device_{0};  // device number + 1; 0: not in use
+    std::atomic<double> wait_{0};
+    std::atomic<i64> measured_{0};
+};
+
 class File {
 public:
     File() = default;
@@ -22,16 +45,20 @@ public:
     File &operator=(const File &) = delete;
     ~File() { close(); }
 
-    // Open a file for reading. Returns 0 or an errno. Does not block on a pipe.
-    int open(const std::string &path);
+    // Open a file for reading. Returns 0 or an errno. Does not block on a pipe. `storage`: where it is, if known.
+    int open(const std::string &path, Storage *storage = nullptr);
     bool is_open() const { return descriptor_ >= 0; }
     // Get the version of the open file; `is_regular` is false for folders and pipes. Returns 0 or an errno.
     int stat(Version &version, bool &is_regular) const;
+    // As `stat`, and find the storage, before the file is read.
+    int locate(Version &version, bool &is_regular);
     // Read `nbytes` bytes, or up to the end of the file. Returns the number of bytes read, or a negative errno.
     i64 read(void *to, i64 nbytes, i64 offset) const;
     void close();
+    Storage *storage() const { return storage_; }
 
 private:
+    Storage *storage_ = nullptr;
     int descriptor_ = -1;
 };
 

@@ -5,9 +5,26 @@
 
 namespace lc {
 
+Storage *Array::storage() {
+    Storage *found = found_storage.load(std::memory_order_relaxed);
+    if (found || store) return found;
+    found = Storage::of_file(archive ? archive->path : metadata);
+    found_storage.store(found, std::memory_order_relaxed);
+    return found;
+}
+
+bool Array::is_slow() {
+    const Storage *found = storage();
+    return store || (found && found->is_slow());
+}
+
 // Locate the stored object. The first task of the object does this; the other tasks use the result, also an error.
 void Execution::locate() {
-    const std::lock_guard lock(object_.mutex);
+    std::unique_lock lock(object_.mutex, std::try_to_lock);
+    if (!lock) {  // another task reads the index of the shard
+        const StorageWait wait(object_.array->is_slow());
+        lock.lock();
+    }
     if (!object_.located) find_object();
     if (object_.failure.code) throw FailedRead{object_.failure};
 }
@@ -27,7 +44,7 @@ void Execution::find_object() noexcept {
 }
 
 void Execution::open_object(const std::string &path) {
-    if (const int number = object_.file.open(path)) {
+    if (const int number = object_.file.open(path, object_.array->storage())) {
         if ((number != ENOENT && number != ENOTDIR) || !is_missing(path)) fail(LC_OPEN, number);
         if (!exists(object_.array->metadata)) fail(LC_GONE);
         object_.missing = true;
@@ -36,7 +53,7 @@ void Execution::open_object(const std::string &path) {
     ++files_opened;
     for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
     bool is_regular = false;
-    if (const int number = object_.file.stat(object_.version, is_regular)) fail(LC_READ, number);
+    if (const int number = object_.file.locate(object_.version, is_regular)) fail(LC_READ, number);
     if (!is_regular) fail(LC_NOT_FILE);
     object_.range = {0, object_.version.nbytes};
     if (object_.array->archive && !find_entry(*object_.array->archive)) return;

@@ -31,6 +31,8 @@ struct Geometry : lc_geometry {
     i64 chunks_of_object, index_nbytes;
 };
 
+class Storage;
+
 // One array. Batches that read an array of the same path, geometry, object store and ZIP file share this record, so
 // that their jobs share chunks.
 struct Array {
@@ -43,7 +45,12 @@ struct Array {
     std::mutex mutex;
     i64 checked_in = 0;
     bool is_gone = false;
+    std::atomic<Storage *> found_storage{nullptr};
 
+    // The storage of the array's files; null while no storage of the process is slow, and for an object store.
+    Storage *storage();
+    // Whether reads of the array wait so long that many are to be in flight.
+    bool is_slow();
     // Path of a stored object: a file, a key, or the path of a ZIP file followed by '/' and the name of the entry.
     std::string path(const i64 *object) const;
     // Path of the file that holds a stored object.

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,8 +12,12 @@
 namespace lc {
 namespace {
 
-// Threads mostly wait for storage: on few cores more threads than cores are useful; more than a few dozen gain nothing.
+// Threads that compute. On few cores, more threads than cores hide short waits, such as those of a local disk.
 constexpr i64 MIN_THREADS = 8, MAX_THREADS = 32;
+// Threads that wait for slow storage have open files: together at most this part of the files that may be open.
+constexpr i64 DESCRIPTORS_DIVISOR = 4;
+// Threads that the pool no longer needs end when they are idle, this time after the last wait for slow storage.
+constexpr std::chrono::seconds KEPT_SURPLUS{2};
 constexpr size_t STACK_NBYTES = 1 << 20;
 // After a small job, one idle thread polls the queue: the interval, and the number of polls until it sleeps again.
 constexpr std::chrono::microseconds POLL_INTERVAL{500};
@@ -36,7 +41,14 @@ i64 memory_nbytes() {
     return nbytes;
 }
 
+i64 max_open_files() {
+    rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
+                                                                           : static_cast<i64>(limit.rlim_cur);
+}
+
 std::atomic<Pool *> shared_pool{nullptr};
+std::atomic<i64> max_waits{256};
 std::atomic<Limit *> shared_memory{nullptr};
 // Memory of the caller's thread that helped last. Callers' threads keep no memory of their own, since nothing would
 // free it when such a thread ends.
@@ -50,8 +62,13 @@ ThreadMemory *&thread_memory() {
 }
 
 Pool &Pool::shared() {
-    return created_once(shared_pool, [] { return new Pool(std::clamp(cores(), MIN_THREADS, MAX_THREADS)); });
+    return created_once(shared_pool, [] {
+        const i64 waits = std::min(max_waits.load(), max_open_files() / DESCRIPTORS_DIVISOR);
+        return new Pool(std::clamp(cores(), MIN_THREADS, MAX_THREADS), std::max<i64>(1, waits));
+    });
 }
+
+void Pool::set_waits(i64 count) { max_waits.store(count); }
 
 // The old pool is not deleted: threads of the parent may have held its lock.
 void Pool::forget() { shared_pool.store(nullptr); }
@@ -81,6 +98,7 @@ int Pool::start_thread() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     if (!state) threads_.push_back(thread);
+    size_ = static_cast<i64>(threads_.size());
     return state;
 }
 
@@ -135,7 +153,9 @@ int Pool::add_deferred(std::shared_ptr<Work> work) noexcept {
 // Called with the lock held, which is released while the thread sleeps.
 void Pool::sleep(std::unique_lock<std::mutex> &lock) {
     ++idle_;
-    if (polling_ || !polls_left_) {
+    if (is_surplus()) {
+        changed_.wait_for(lock, KEPT_SURPLUS);
+    } else if (polling_ || !polls_left_) {
         changed_.wait(lock);
     } else {
         polling_ = true;
@@ -146,10 +166,23 @@ void Pool::sleep(std::unique_lock<std::mutex> &lock) {
     --idle_;
 }
 
+// Whether an idle thread must end. Called with the lock held.
+bool Pool::is_surplus_now() const {
+    return is_surplus() && std::chrono::steady_clock::now() - last_wait_ > KEPT_SURPLUS;
+}
+
+// Called with the lock held, by a thread that ends while the pool runs: nothing joins it.
+void Pool::leave() {
+    std::erase_if(threads_, [](pthread_t thread) { return pthread_equal(thread, pthread_self()); });
+    pthread_detach(pthread_self());
+    size_ = static_cast<i64>(threads_.size());
+}
+
 void Pool::loop() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-        if (!first_) {
+        if (!first_ || working() > max_threads_) {
+            if (is_surplus_now()) return leave();
             sleep(lock);
             continue;
         }
@@ -160,7 +193,7 @@ void Pool::loop() {
         // Each thread wakes two more, so that the thread that queues work does not have to wake all of them.
         const bool more = first_ != nullptr;
         if (more && may_start()) start_thread();
-        const i64 wake = more ? std::min<i64>(idle_, 2) : 0;
+        const i64 wake = more ? std::clamp<i64>(max_threads_ - working(), 0, std::min<i64>(idle_, 2)) : 0;
         lock.unlock();
         for (i64 n = 0; n < wake; ++n) changed_.notify_one();
         if (claimed) work->run(step);
@@ -170,9 +203,16 @@ void Pool::loop() {
 }
 
 void Pool::begin_wait() noexcept {
-    const std::lock_guard lock(mutex_);
-    ++waiting_;
-    if (first_ && !stopping_ && may_start()) start_thread();
+    bool wake = false;
+    {
+        const std::lock_guard lock(mutex_);
+        ++waiting_;
+        last_wait_ = std::chrono::steady_clock::now();
+        if (!first_ || stopping_) return;
+        if (may_start()) start_thread();
+        else wake = idle_ && working() < max_threads_;
+    }
+    if (wake) changed_.notify_one();
 }
 
 void Pool::end_wait() noexcept {
@@ -228,6 +268,15 @@ void Limit::acquire(i64 count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !held_ || count <= limit_ - held_; });
     held_ += count;
+}
+
+void Limit::change(i64 limit) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (limit_ == limit) return;
+        limit_ = limit;
+    }
+    changed_.notify_all();
 }
 
 void Limit::release(i64 count) {

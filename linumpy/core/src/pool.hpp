@@ -1,6 +1,8 @@
 // Threads that all readers of the process share.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -49,9 +51,10 @@ ThreadMemory *&thread_memory();
 
 class Pool {
 public:
-    // Maximum number of threads that wait for the network at a time.
-    static constexpr i64 MAX_WAITING = 256;
-    explicit Pool(i64 threads) : max_threads_(threads) { threads_.reserve(static_cast<size_t>(threads + MAX_WAITING)); }
+    // `waits`: maximum number of threads that wait for storage while others work in their place.
+    Pool(i64 threads, i64 waits) : max_threads_(threads), max_waits_(waits) {
+        threads_.reserve(static_cast<size_t>(threads + waits));
+    }
 
     // Queue work, before all other work if `first`. Returns 0, or an errno if the work was not queued: the pool has
     // been stopped, or no thread runs and none could be started.
@@ -63,8 +66,8 @@ public:
     // was. The thread borrows memory until `end_help`; `stop` waits for `end_help`.
     bool begin_help(const Work &work) noexcept;
     void end_help() noexcept;
-    // Called on any thread before and after it waits for the network: meanwhile one more thread may carry out steps. At
-    // most `MAX_WAITING` threads wait at a time.
+    // Called on any thread before and after it waits for storage: meanwhile another thread carries out steps, so that as
+    // many threads as before compute. If more than `waits` threads wait, no other thread begins.
     void begin_wait() noexcept;
     void end_wait() noexcept;
     // Finish the steps in progress and end all threads; nothing runs afterwards.
@@ -73,28 +76,57 @@ public:
     // The pool of this process. A forked child has none of the parent's threads: there `forget` makes `shared` create a
     // new pool.
     static Pool &shared();
+    // Set the maximum number of waiting threads, before the pool is created.
+    static void set_waits(i64 count);
+    // The maximum number of waiting threads: as set, or what the limit of open files allows.
+    i64 waits() const { return max_waits_; }
+    // The part of `nbytes` that each thread may keep, so that all threads keep as much as without waiting ones.
+    i64 share(i64 nbytes) const { return nbytes / std::max<i64>(1, size_.load(std::memory_order_relaxed) / max_threads_); }
     static void forget();
     static void stop_shared() noexcept;
 
 private:
     static void *enter(void *pool);
     void loop();
-    bool may_start() const { return !idle_ && static_cast<i64>(threads_.size()) - waiting_ < max_threads_; }
+    // Number of threads that compute or look for work. After waiting, more may compute than `max_threads_`.
+    i64 working() const { return static_cast<i64>(threads_.size()) - idle_ - std::min(waiting_, max_waits_); }
+    bool may_start() const { return !idle_ && working() < max_threads_; }
+    bool is_surplus() const { return static_cast<i64>(threads_.size()) > max_threads_; }
     int start_thread();
     void put(std::shared_ptr<Work> work, bool first);
     std::shared_ptr<Work> take();
     int queue(std::shared_ptr<Work> work, bool first) noexcept;
     void sleep(std::unique_lock<std::mutex> &lock);
+    bool is_surplus_now() const;
+    void leave();
     std::mutex mutex_;
     std::condition_variable changed_;
     std::shared_ptr<Work> first_;
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
-    i64 max_threads_, idle_ = 0, waiting_ = 0, helping_ = 0;
+    i64 max_threads_, max_waits_, idle_ = 0, waiting_ = 0, helping_ = 0;
+    std::chrono::steady_clock::time_point last_wait_{};
     // Whether a thread polls the queue, and how many polls remain before it sleeps until it is woken.
     bool polling_ = false;
     i64 polls_left_ = 0;
+    std::atomic<i64> size_{0};  // number of threads
     std::atomic<bool> stopping_{false};
+};
+
+// While a thread waits for slow storage, another one works in its place; nothing if storage is not slow.
+class StorageWait {
+public:
+    explicit StorageWait(bool is_slow) : pool_(is_slow ? &Pool::shared() : nullptr) {
+        if (pool_) pool_->begin_wait();
+    }
+    ~StorageWait() {
+        if (pool_) pool_->end_wait();
+    }
+    StorageWait(const StorageWait &) = delete;
+    StorageWait &operator=(const StorageWait &) = delete;
+
+private:
+    Pool *const pool_;
 };
 
 // The object that a slot points to, created by the first caller.
@@ -114,6 +146,7 @@ public:
     explicit Limit(i64 limit) : limit_(limit) {}
     void acquire(i64 count);
     void release(i64 count);
+    void change(i64 limit);
     static Limit &memory();
     static void forget();
 

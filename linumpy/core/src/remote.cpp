@@ -17,7 +17,10 @@ namespace lc {
 namespace {
 
 std::atomic<lc_fetch_object> fetch_object{nullptr};
-std::atomic<i64> max_requests{32};
+// Requests in flight: at least this many, and more where a response takes long.
+constexpr i64 MIN_REQUESTS = 32;
+constexpr double REQUESTS_PER_SECOND = 10'000;  // what Python carries out: more in flight would only wait for its lock
+constexpr double BYTES_PER_SECOND = 5e7;  // of a slow connection: the time of these bytes is not counted as latency
 
 // State that all requests of the process share.
 struct Requests {
@@ -25,6 +28,7 @@ struct Requests {
     Limit limit;
     std::mutex mutex;
     i64 lent = 0;  // number of open loans
+    double latency = 0;  // typical seconds of a response, without those of its bytes
     i64 count = 0;  // number of loans in `returned`
     std::array<i64, 16> returned;  // loans that have ended, and that no call has reported yet
 };
@@ -32,7 +36,7 @@ struct Requests {
 std::atomic<Requests *> shared_requests{nullptr};
 
 Requests &requests() {
-    return created_once(shared_requests, [] { return new Requests(max_requests.load()); });
+    return created_once(shared_requests, [] { return new Requests(std::min(MIN_REQUESTS, Pool::shared().waits())); });
 }
 
 // Call the caller's function with a request, and report returned loans. With `loan`, there is no request: the next call
@@ -63,16 +67,26 @@ i64 max_stored_nbytes(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 6
 
 }  // namespace
 
-void set_fetch(lc_fetch_object function, i64 count) {
-    fetch_object.store(function);
-    max_requests.store(std::clamp<i64>(count, 1, Pool::MAX_WAITING));
-}
+void set_fetch(lc_fetch_object function) { fetch_object.store(function); }
 
 void forget_requests() { shared_requests.store(nullptr); }
 
 Fetched::~Fetched() {
     lc_fetch record{};
     if (loan_) call(record, loan_);
+}
+
+// Have as many requests in flight as Python carries out in the time of a response (Little's law).
+void note_latency(double seconds) {
+    Requests &shared = requests();
+    i64 count = 0;
+    {
+        const std::lock_guard lock(shared.mutex);
+        shared.latency += 0.1 * (std::max(0.0, seconds) - shared.latency);
+        count = static_cast<i64>(shared.latency * REQUESTS_PER_SECOND);
+    }
+    const i64 most = Pool::shared().waits();
+    shared.limit.change(std::clamp(count, std::min(MIN_REQUESTS, most), most));
 }
 
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
@@ -89,8 +103,13 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capaci
         Pool &pool = Pool::shared();
         limit.acquire(1);
         pool.begin_wait();  // another thread works meanwhile
-        if (is_cancelled()) record.code = LC_CANCELLED;
-        else call(record);
+        if (is_cancelled()) {
+            record.code = LC_CANCELLED;
+        } else {
+            const double begin = now();
+            call(record);
+            if (record.code == LC_OK) note_latency(now() - begin - static_cast<double>(record.got) / BYTES_PER_SECOND);
+        }
         pool.end_wait();
         limit.release(1);
     }

@@ -39,7 +39,7 @@ private:
     i64 loan_ = 0;
 };
 
-void set_fetch(lc_fetch_object function, i64 requests);
+void set_fetch(lc_fetch_object function);
 // In a forked child: forget the requests of the parent.
 void forget_requests();
 

@@ -12,7 +12,7 @@ constexpr i64 TASK_NBYTES = 2 << 20;
 // For object stores, where each request costs a round trip: the preferred number of tasks of a wave, and the minimum
 // and maximum of the decoded bytes of a task, if it has several chunks.
 constexpr i64 REQUEST_TASKS = 128, MIN_REQUEST_NBYTES = 512 << 10, MAX_REQUEST_NBYTES = 4 << 20;
-constexpr u32 INTERLEAVED_SHARDS = 32;  // shards of an object store whose tasks are interleaved
+constexpr u32 INTERLEAVED_SHARDS = 32;  // shards on slow storage whose tasks are interleaved
 
 Array *array_of(const WantedBox &box) {
     const Regions &regions = box.batch->regions;
@@ -146,13 +146,13 @@ void Wave::sort_by_batch(size_t first) {
     });
 }
 
-// Interleave the tasks of shards in an object store: the first task of a shard fetches the index, and the other tasks
-// of the shard wait for it.
+// Interleave the tasks of shards on slow storage: the first task of a shard reads the index, and the other tasks of the
+// shard wait for it.
 void Wave::interleave_shards(size_t first) {
-    const auto is_remote = [this](const Task &task) { return objects[task.object].array->store != 0; };
-    if (std::none_of(tasks.begin() + static_cast<i64>(first), tasks.end(), is_remote)) return;
+    const auto is_slow = [this](const Task &task) { return objects[task.object].array->is_slow(); };
+    if (std::none_of(tasks.begin() + static_cast<i64>(first), tasks.end(), is_slow)) return;
     sort_tasks(first, [&](const Task &task) {
-        const u32 chunk = is_remote(task) ? task.first_chunk - objects[task.object].first_chunk : 0;
+        const u32 chunk = is_slow(task) ? task.first_chunk - objects[task.object].first_chunk : 0;
         return i64{task.object / INTERLEAVED_SHARDS} << 32 | chunk;
     });
 }

@@ -26,7 +26,7 @@ SCRATCHES = [
     one for one in (2**20, 2**22, 2**26, DEFAULT_SCRATCH_BYTES) if one >= getattr(core_device, "LEAST_SCRATCH_BYTES", 0)
 ]
 #: System calls of the native core that may fail, as ``lc_fail_next`` numbers them.
-CALLS = {name: number for number, name in enumerate(("open", "fstat", "pread", "close", "thread", "memory"))}
+CALLS = {name: number for number, name in enumerate(("open", "fstat", "pread", "close", "thread", "memory", "delay"))}
 
 
 @contextlib.contextmanager
