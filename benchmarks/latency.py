@@ -30,13 +30,12 @@ import zarr
 
 from benchmarks.regions import ARRAYS
 from linumpy.arrays import Array
-from linumpy.benchmark.read import OWN_PIPELINE, difference
+from linumpy.benchmark.read import difference
 from linumpy.benchmark.timing import GIB, Bench, CannotRunError, Suite, peer_module
 from linumpy.core.reader import max_reads
 from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
-from linumpy.io.zarr_mode import host_zarr_context
 
-#: Reads in flight of the peers.
+#: Reads in flight of tensorstore.
 _PEER_READS = 64
 _SOURCE = Path(__file__).with_name("slow_reads.c")
 
@@ -75,7 +74,6 @@ def _time(bench: Bench, name: str, path: Path, latency: float, without: dict[str
     if bench.on_gpu:
         calls = {"linumpy to the device": partial(read_zarr_to_gpu, path, strict=True), **calls}
     calls[f"tensorstore, {_PEER_READS} at a time"] = partial(_tensorstore, path)
-    calls[f"zarr, {_PEER_READS} at a time"] = partial(_zarr, path)
     with bench.case(f"{name}, {latency:g} ms", array.nbytes / GIB) as case:
         for title, call in calls.items():
             case.time(title, call, lambda result: difference(path, result))
@@ -94,11 +92,6 @@ def _tensorstore(path: Path) -> Array:
     context = {"file_io_concurrency": {"limit": _PEER_READS}}
     spec = {"driver": "zarr3", "kvstore": f"file://{path.resolve()}/", "context": context}
     return np.asarray(tensorstore.open(spec, open=True, read=True).result().read().result())
-
-
-def _zarr(path: Path) -> Array:
-    with host_zarr_context(), zarr.config.set(OWN_PIPELINE | {"async.concurrency": _PEER_READS}):
-        return np.asarray(zarr.open_array(path, mode="r")[...])
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
