@@ -78,16 +78,14 @@ def test_the_gradient_of_labels_is_that_of_integers():
             assert out.dtype == np.int32  # a kernel would write the bits of integers into a buffer of floats
             out[:] = np.int32(coords[:, 0] >= 0.5)
 
-    density = gradient_density(Labels(), None, 16)
+    density = gradient_density(Labels(), np, 16)
     assert density[..., 1:3].min() > 4 * density[..., [0, 3]].max()
 
 
 @pytest.fixture
 def other_format(monkeypatch):
-    module = types.ModuleType("linumpy.sampling.fields.made_up")
-    module.open_made_up = lambda filename, slope=10.0: Planes(slope) if filename else None
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(create._OPENERS, "openvdb", ("made_up", "open_made_up"))
+    opener = create._of_program(lambda filename, slope=10.0: Planes(slope) if filename else None)
+    monkeypatch.setitem(create._OPENERS, "openvdb", opener)
 
 
 def test_formats_of_other_modules(other_format):

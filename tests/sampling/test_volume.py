@@ -262,12 +262,6 @@ def test_the_limit_of_the_memory_pool_decides_on_the_layout(monkeypatch, limit, 
     assert device.free_memory() >= 0
 
 
-@pytest.mark.parametrize("make", [HostVolume, DeviceVolume])
-def test_orders_that_are_not_there(make):
-    with pytest.raises(ValueError, match="spline_order=2"):
-        make(random_volume(), spline_order=2)
-
-
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_shared_memory_is_free_of_races(seed, monkeypatch):
     """With each access checked, and undefined behaviour too: samples in boxes, staged coordinates, counts of boxes."""

@@ -21,7 +21,6 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
 from linumpy.gpu.philox import philox
-from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers
 from linumpy.sampling.threads import in_threads
 
@@ -171,8 +170,6 @@ def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: 
     `boxes`, `key`, `first`, `total`: as for :class:`Window`. `xp`: NumPy, or CuPy, where the work is queued on the
     current stream.
     """
-    if total > MAX_SAMPLES:
-        raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
     if xp is not np:
         return Window(boxes, key, first, total, count_on_device(boxes, key, first, total, xp))
     counts = np.array([total], np.int64)

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from linumpy.device import machine_memory
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.packages import install_line
 from linumpy.sampling.files.binary import no_such_error
+from linumpy.sampling.volume import KEPT
 
 #: A reader, a data set or an array of the vtk package, which is imported only when a file is read.
 VtkObject: TypeAlias = Any
@@ -40,6 +42,26 @@ _XML_KINDS = ("ImageData", "RectilinearGrid", "StructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
 #: All threads share VTK's window for messages; it is replaced while a file is read.
 _messages_lock = threading.Lock()
+
+
+def open_vtk(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], field: str | None = None) -> np.ndarray:
+    """Read an array of one or several images: voxels (C, Z, Y, X) of a dtype that kernels sample.
+
+    `files`: images in the order of time, all with as many voxels and components. `field`: name of the array in each
+    file; by default the active scalars, or the first array. Channels are the components of the array in the first file,
+    then those in the next.
+    """
+    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    if not paths:
+        raise SourceError("files= names no file")
+    steps = [read_vtk(path, field) for path in paths]
+    for path, step in zip(paths, steps, strict=True):
+        if step.shape != steps[0].shape:
+            raise SourceError(
+                f"{os.fspath(path)}: has (components, z, y, x) {step.shape}, but {os.fspath(paths[0])} {steps[0].shape}"
+            )
+    voxels = np.concatenate(steps)
+    return voxels if voxels.dtype.str[1:] in KEPT else voxels.astype(np.float32)
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:

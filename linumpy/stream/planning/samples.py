@@ -22,7 +22,7 @@ from linumpy.stream.planning.alignment import Crop, crop_of
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
 
 
-def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
+def _part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
     """Return the shape and dtype of a part in the batch."""
     dtype = part.dtype
     if dtype is None:
@@ -80,25 +80,17 @@ def plan_sample(
 
     `infos` has the array of each part. With the seed, `index` and `epoch` determine the augmentation.
     """
-    crops, shapes = checked_crops(sample, infos, config)
+    parts, image = sample.all_parts(), infos[0].grid
+    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
+    shapes = tuple(_part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
+    for part, crop, info in zip(parts, crops, infos, strict=True):
+        _check_crop(crop, info, part, config)
     warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
         _plan_crop(row, crop, info, part, shape, config, warp)
-        for part, crop, info, shape in zip(sample.all_parts(), crops, infos, shapes, strict=True)
+        for part, crop, info, shape in zip(parts, crops, infos, shapes, strict=True)
     )
     return shapes, reads
-
-
-def checked_crops(
-    sample: Sample, infos: Sequence[ArrayInfo], config: Config
-) -> tuple[list[Crop], tuple[PartShape, ...]]:
-    """Return the crop of each part, and its shape and dtype in the batch; errors as for :func:`plan_sample`."""
-    parts, image = sample.all_parts(), infos[0].grid
-    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
-    shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
-    for part, crop, info in zip(parts, crops, infos, strict=True):
-        _check_crop(crop, info, part, config)
-    return crops, shapes
 
 
 def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:

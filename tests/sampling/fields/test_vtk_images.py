@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling.fields.vtk_images import open_vtk
+from linumpy.sampling import create_sampler
 from linumpy.sampling.files.vtk import read_header, read_vtk
 from tests.support.gpu.field_runs import decode, on_gpu
+
+
+def open_vtk(files, field=None, device="cpu"):
+    return create_sampler("vtkm", device, files=files, field=field).field
+
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")
 
@@ -469,6 +474,6 @@ def test_without_the_vtk_package(files, monkeypatch):
 
 @pytest.mark.gpu
 def test_on_gpu(files):
-    field = open_vtk(files / "parallel_0.pvti", "vector")
+    host, device = (open_vtk(files / "parallel_0.pvti", "vector", device) for device in ("cpu", "cuda"))
     coords = np.random.default_rng(8).random((100_000, 3), dtype=np.float32)
-    np.testing.assert_allclose(on_gpu(field, coords), decode(field, coords), atol=2e-3)
+    np.testing.assert_allclose(on_gpu(device, coords), decode(host, coords), atol=2e-3)
