@@ -228,16 +228,12 @@ class Submitter:
             where = len(item.samples), pulled.index, pulled.epoch
             try:
                 try:
-                    self.parts, planned = self._planned(
-                        pulled.sample, infos, self.parts, row, pulled.index, pulled.epoch
-                    )
+                    self.parts, planned = self._planned(pulled.sample, infos, self.parts, *where)
                 except Exception:
                     if all(info.holds for info in infos):
                         raise
                     infos = self._sources.wait_for(pulled.requests, {}, _holds)
-                    self.parts, planned = self._planned(
-                        pulled.sample, infos, self.parts, row, pulled.index, pulled.epoch
-                    )
+                    self.parts, planned = self._planned(pulled.sample, infos, self.parts, *where)
             except Exception as error:
                 item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
                 continue
