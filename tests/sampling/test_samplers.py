@@ -54,20 +54,6 @@ def test_raw_files(device, dtype, channels, offset, big, tmp_path):
         assert np.array_equal(coords, host_coordinates(Draw(), key_of(4), np.arange(3000, dtype=np.uint64)))
 
 
-def test_range_is_optional_in_memory(tmp_path):
-    voxels, kwargs = raw_file(tmp_path)
-    sampler = create_sampler("structuredRegular", "cpu", **kwargs)
-    check(sampler, voxels)
-    assert sampler.value_range == (voxels.min(), voxels.max())
-
-
-@pytest.mark.parametrize("device", HOST)
-def test_a_range_of_no_width_gives_0(device, tmp_path):
-    _, kwargs = raw_file(tmp_path)
-    _, values = create_sampler("structuredRegular", device, range=(5, 5), **kwargs).sample(100)
-    assert not values.any()
-
-
 @pytest.mark.parametrize("device", HOST)
 @pytest.mark.parametrize("low_high", [(10, 90), (5, 5)])
 def test_voxels_that_are_not_finite(device, low_high, tmp_path):

@@ -104,9 +104,3 @@ def test_binned_samples_are_uniform(total):
     for axis in range(3):
         assert stats.ks_2samp(coords[:, axis], other[:, axis]).pvalue > 1e-4
     assert len(np.unique(coords, axis=0)) > part - 5
-
-
-def test_windows_do_not_repeat():
-    first, second = all_of(make_window(SMALL, KEY, 0, 5000)), all_of(make_window(SMALL, KEY, 5000, 5000))
-    both = np.concatenate([first, second])
-    assert len(np.unique(both, axis=0)) == len(both)

@@ -141,12 +141,6 @@ def test_strata_are_hit_once_each_turn():
     assert stats.kstest((coords * 8 % 1).reshape(-1), "uniform").pvalue > 1e-4
 
 
-def test_sobol_fills_every_box_once():
-    coords = drawn(draws.Draw(Use.SOBOL), 0, 4096)
-    for axis in range(3):
-        assert np.array_equal(np.sort((coords[:, axis] * 4096).astype(int)), np.arange(4096))
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -140,10 +140,6 @@ def test_cut_in_the_middle_of_a_number(tmp_path):
         file.write_bytes(content)
 
 
-def test_the_record_is_the_kernels():
-    assert amr._BRICK.itemsize == 32
-
-
 @pytest.mark.parametrize(("spec", "architecture"), compilations([amr.BrickField._spec]))
 def test_compiles(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
