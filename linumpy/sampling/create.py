@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +25,14 @@ from linumpy.sampling.fields.vdb import open_vdb
 from linumpy.sampling.files.vtk import open_vtk
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.paging.slabs import SlabVolume
-from linumpy.sampling.raw_voxels import RawFile, check_range, to_device
+from linumpy.sampling.raw_voxels import FileSource, Range, RawFile, RawSource, SlabSource, check_range, to_device
 from linumpy.sampling.sampler import Sampler
-from linumpy.sampling.sources import FileSource, PagedSource, Range, RawSource, SlabSource, ZarrSource
 from linumpy.sampling.volume import DeviceVolume
 from linumpy.sampling.voxel_field import finite_range
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.io.source import Source
 
 #: Points along each axis at which ``importance="gradient"`` evaluates the field.
 _GRADIENT_POINTS = 96
@@ -45,6 +49,29 @@ class Evaluation:
     layout: str | None
     memory_limit: int | None
     seed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZarrSource:
+    """An array or an OME-Zarr image: ``zarr`` on ``cuda`` and ``cpu``; attributes as for ``create_sampler``."""
+
+    source: Source
+    level: int = 0
+    channel_axis: int | None = None
+    channel: int | None = None
+    time: int | None = None
+    range: Range | None = None
+    # Not printed: it may hold credentials.
+    storage_options: Mapping[str, object] | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedSource(ZarrSource):
+    """An array or an image that is read in pages: ``zarr`` on ``cuda_out_of_core``."""
+
+    cache_bytes: int | None = None
+    ahead: int | None = None
+    reader: Reader | None = None
 
 
 #: What takes the arguments that describe a volume, a class or a function, and what makes a field of its result.

@@ -1,6 +1,6 @@
 """Open Zarr arrays and OME-Zarr images for sampling: in device memory, in host memory, or in pages.
 
-In: a :class:`~linumpy.sampling.sources.ZarrSource`. Out: channels, their voxels, or a field in pages. Errors:
+In: a :class:`~linumpy.sampling.create.ZarrSource`. Out: channels, their voxels, or a field in pages. Errors:
 ``ValueError`` for axes, dtypes and ranges that are not sampled, and the errors of opening and reading.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -24,8 +25,10 @@ from linumpy.sampling.paging.page_cache import PageCache
 from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.raw_voxels import check_range, is_kept
-from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
+
+if TYPE_CHECKING:
+    from linumpy.sampling.create import PagedSource, ZarrSource
 
 #: Largest error of values that samplers promise, as a fraction of the range.
 _PRECISION = 1e-6

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_dropped_and_nothing_is_written_beyond(by_kernel, m
     expected = generate(where=where, max_samples=limit, per_sample=True)
     by_kernel()
     room = 50_000
-    allocate = launch._allocate
+    allocate = launch.allocate
 
     def with_a_margin(xp, n_rays, max_samples, n_extra, **options):
         arrays = allocate(xp, n_rays, max_samples, n_extra, **options)
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_dropped_and_nothing_is_written_beyond(by_kernel, m
             arrays[name] = np.full((max_samples + room, *arrays[name].shape[1:]), 7, "f4")
         return arrays
 
-    monkeypatch.setattr(launch, "_allocate", with_a_margin)
+    monkeypatch.setattr(launch, "allocate", with_a_margin)
     found = generate(where=where, max_samples=limit, deterministic=ordered, per_sample=True)
     for name in samples.OF_SAMPLES:
         assert (getattr(found, name)[int(found.n_samples) :] == 7).all()

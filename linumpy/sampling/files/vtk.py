@@ -235,13 +235,9 @@ def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ..
     return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
 
 
-def read_header(path: str) -> Header:
-    """Read the extents of a file and of the files of its pieces."""
-    return _header(path, _read_image(path))
-
-
-def _header(path: str, image: Element) -> Header:
-    """Read the extents of a file from its parsed text."""
+def read_header(path: str, image: Element | None = None) -> Header:
+    """Read the extents of a file and of the files of its pieces; `image` is the file, if it was parsed before."""
+    image = _read_image(path) if image is None else image
     whole = _extent(path, image, "WholeExtent")
     pieces: list[tuple[np.ndarray, Header | None]] = []
     for piece in image.findall("Piece"):
@@ -294,7 +290,7 @@ def _piece_header(index: str, piece: Element) -> Header:
         raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
     if image.tag.startswith("P"):
         _refuse_piece(index, source, "has pieces in other files, and is not read")
-    return _header(path, image)
+    return read_header(path, image)
 
 
 def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:

@@ -14,10 +14,10 @@ from linumpy.sampling import create_sampler, volume, zarr_volumes
 from linumpy.sampling.coordinates import boxes, draws
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
+from linumpy.sampling.create import PagedSource
 from linumpy.sampling.paging import pages
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
-from linumpy.sampling.sources import PagedSource
 from tests.support.gpu.emulator import emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel
 from tests.support.oracles.sampling_reference import truth
