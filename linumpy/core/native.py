@@ -26,7 +26,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 12
+ABI = 13
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
@@ -305,6 +305,7 @@ _WAITING: _Signatures = {
     "lc_open_library": (c_int64, [c_int64, c_char_p, c_char_p]),
     "lc_free": (None, [c_void_p]),
     "lc_trace_rays": (c_int64, [c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64]),
+    "lc_draw_points": (c_int64, [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_void_p]),
     "lc_shutdown": (None, []),
 }
 

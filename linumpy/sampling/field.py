@@ -100,5 +100,5 @@ class Field(abc.ABC):
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Fill both arrays with samples of a window, sorted by :attr:`boxes`, from sample `begin` of the window on."""
-        window.draw(begin, coords)
+        draws.draw_window(window, begin, coords)
         self.decode(coords, out)

@@ -8,11 +8,13 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create, create_sampler, sample_dataset
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.create import gradient_density
 from linumpy.sampling.field import Field
 from linumpy.sampling.sampler import Sampler
+from tests.support.oracles.sampling_reference import independent
+
+pytestmark = pytest.mark.needs_core
 
 
 class Planes(Field):
@@ -45,7 +47,7 @@ def test_any_field_is_sampled(order):
     assert np.array_equal(values[1], coords[:, 2])
     assert np.allclose(values[0], coords[:, 0] + 10 * coords[:, 1])
     if order == "iid":
-        assert np.array_equal(coords, host_coordinates(Draw(), key_of(2), np.arange(3000, dtype=np.uint64)))
+        assert np.array_equal(coords, independent(key_of(2), np.arange(3000)))
     assert len(np.unique(np.concatenate([coords, sampler.sample(3000)[0]]), axis=0)) == 6000
 
 

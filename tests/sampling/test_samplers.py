@@ -11,12 +11,13 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, threads
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.ray_scenes import Foreign
-from tests.support.oracles.sampling_reference import DIMS, raw_file, truth, voxels_of
+from tests.support.oracles.sampling_reference import DIMS, independent, raw_file, truth, voxels_of
+
+pytestmark = pytest.mark.needs_core
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
 HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]
@@ -51,7 +52,7 @@ def test_raw_files(device, dtype, channels, offset, big, tmp_path):
     assert sampler.n_channels() == channels
     assert sampler.value_range == (0, 1)
     if device in ("cpu", "openvkl", "virtual_memory"):
-        assert np.array_equal(coords, host_coordinates(Draw(), key_of(4), np.arange(3000, dtype=np.uint64)))
+        assert np.array_equal(coords, independent(key_of(4), np.arange(3000)))
 
 
 @pytest.mark.parametrize("device", HOST)

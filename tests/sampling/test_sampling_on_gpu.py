@@ -240,7 +240,7 @@ def test_zarr(codec, tmp_path, cupy):
         cupy.concatenate([one[1][:, ::31] for one in drawn], 1),
     )
     expected = np.empty((1_000_000, 3), np.float32)
-    make_window(binned.field.boxes, key_of(1), 0, 1_000_000).draw(0, expected)
+    draws.draw_window(make_window(binned.field.boxes, key_of(1), 0, 1_000_000), 0, expected)
     assert np.array_equal(cupy.concatenate([one[0] for one in drawn]).get(), expected)
 
 

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from linumpy import device
-from linumpy.gpu.kernels import KernelSpec, source_text
+from linumpy.gpu.kernels import source_text
 from linumpy.sampling import volume
 from linumpy.sampling.coordinates import boxes, draws
 from linumpy.sampling.coordinates.boxes import make_window
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume
 from tests.support.budget import matrix
 from tests.support.gpu.emulator import Kernel, emulated, library
 from tests.support.gpu.nvrtc import compilations, compile_kernel
-from tests.support.oracles.sampling_reference import truth
+from tests.support.oracles.sampling_reference import independent, truth
+
+pytestmark = pytest.mark.needs_core
 
 KEY = key_of(3)
 RAGGED = (7, 5, 11)
@@ -41,7 +42,7 @@ def random_volume(shape=RAGGED, dtype="f4", channels=1, seed=0):
 def points(count, seed=1):
     """Points inside, at the border, outside and on voxel centres."""
     made = np.random.default_rng(seed).uniform(-0.1, 1.1, (count, 3)).astype(np.float32)
-    made[: count // 4] = host_coordinates(Draw(), KEY, np.arange(count // 4, dtype=np.uint64))
+    made[: count // 4] = independent(KEY, np.arange(count // 4))
     made[count // 4 : count // 4 + 8] = list(itertools.product((0, 1), repeat=3))
     centres = (np.random.default_rng(2).integers(0, 5, (10, 3)) + 0.5) / np.array(RAGGED[::-1])
     made[-10:] = centres
@@ -157,7 +158,7 @@ def test_samples_are_those_of_the_generator(layout, count, offset):
     coords = memory[offset : offset + 3 * count].reshape(-1, 3)  # by one float: not aligned for stores of 16 bytes
     values = np.empty((2, count), np.float32)
     field.sample(KEY, first, coords, values)
-    assert np.array_equal(coords, host_coordinates(Draw(), KEY, first + np.arange(count, dtype=np.uint64)))
+    assert np.array_equal(coords, independent(KEY, first + np.arange(count)))
     assert np.array_equal(values, decoded(field, coords))
     assert (memory[:offset] == -7).all()
     assert (memory[offset + 3 * count :] == -7).all()
@@ -180,7 +181,7 @@ def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
     coords, values = np.full((count, 3), np.nan, np.float32), np.full((2, count), np.nan, np.float32)
     field.sample_boxes(made, begin, coords, values)
     expected = np.empty((count, 3), np.float32)
-    made.draw(begin, expected)
+    draws.draw_window(made, begin, expected)
     assert np.array_equal(coords, expected)
     assert np.array_equal(values, decoded(DeviceVolume(voxels, layout="rows"), coords))
 
@@ -306,8 +307,8 @@ def specs():
     boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "384", "BLOCKS": "3"}
     for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
         yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
-    yield draws._KERNEL
-    yield from (KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes"))
+    yield from map(draws.kernel_spec, ("draw", "draw_boxes"))
+    yield boxes._SPLIT
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

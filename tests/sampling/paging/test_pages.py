@@ -12,7 +12,6 @@ from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
 from linumpy.sampling import create_sampler, volume, zarr_volumes
 from linumpy.sampling.coordinates import boxes, draws
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.create import PagedSource
 from linumpy.sampling.paging import pages
@@ -20,7 +19,9 @@ from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 from tests.support.gpu.emulator import emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel
-from tests.support.oracles.sampling_reference import truth
+from tests.support.oracles.sampling_reference import independent, truth
+
+pytestmark = pytest.mark.needs_core
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
 KEY = key_of(5)
@@ -162,7 +163,7 @@ def test_the_stream_is_that_of_the_generator(tmp_path, reader):
     sampler = Sampler(field, seed=5)
     made = [sampler.sample(count) for count in (300, 1, 900, 2500)]
     coords, values = (np.concatenate([one[k] for one in made], k) for k in (0, 1))
-    assert np.array_equal(coords, host_coordinates(Draw(), KEY, np.arange(3701, dtype=np.uint64)))
+    assert np.array_equal(coords, independent(KEY, np.arange(3701)))
     check(voxels, coords, values)
 
 
@@ -176,7 +177,7 @@ def test_binned(cache, tmp_path, reader):
         check(voxels, coords, values)
     coords = np.concatenate([one[0] for one in made])[:9000]
     expected = np.empty((9000, 3), np.float32)
-    boxes.make_window(field.boxes, KEY, 0, 9000).draw(0, expected)
+    draws.draw_window(boxes.make_window(field.boxes, KEY, 0, 9000), 0, expected)
     assert np.array_equal(coords, expected)
 
 
