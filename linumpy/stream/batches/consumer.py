@@ -117,22 +117,18 @@ class Consumer:
                         else "no batch is being read: push samples first"
                     )
                 else:
-                    self._check_starved(begin)
+                    since, now = producer.submitter.starved_since, time.perf_counter()
+                    if since is not None and now - max(since, begin) > _STARVED_SECONDS:  # both have waited long
+                        raise TryAgain(
+                            f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the "
+                            "consumer: release one, or pass a larger device_buffer_bytes"
+                        )
                     producer.changed.wait(0.05)
             if producer.ready and producer.ready[0] is producer.taken:
                 producer.pop()
                 producer.wait_for_turn()
         self._waited += time.perf_counter() - begin
         return producer.taken
-
-    def _check_starved(self, begin: float) -> None:
-        """Raise where this call and the producer have both waited long for memory."""
-        since, now = self._producer.submitter.starved_since, time.perf_counter()
-        if since is not None and now - max(since, begin) > _STARVED_SECONDS:
-            raise TryAgain(
-                f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the consumer: "
-                "release one, or pass a larger device_buffer_bytes"
-            )
 
     def _wait_and_assemble(self, item: InFlight) -> Batch | None:
         """Wait for the reads of a batch, and assemble it; None where `on_error` is skip and all samples are faulty."""

@@ -150,7 +150,7 @@ class Submitter:
             return True
         if self._memory.freed.empty() or self.parts is None:
             return False
-        return all(self._sources.are_open(pulled.requests) for pulled in item.pulled)
+        return all(request.is_open for pulled in item.pulled for request in pulled.requests)
 
     def submit(self, item: InFlight) -> None:
         """Plan and submit a batch; an exception other than :class:`ShutdownError` is stored in the batch."""
