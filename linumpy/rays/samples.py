@@ -270,9 +270,9 @@ def march(
     check_array(rays, np.float32, (len(rays), 6), "rays")
     if jitter is not None:
         check_array(jitter, np.float32, (len(rays),), "jitter")
-        wrong = [] if is_device_array(jitter) else np.flatnonzero(~((jitter >= 0) & (jitter < 1)))
-        if len(wrong):  # such values give samples outside of the box
-            raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: a value in [0, 1) is needed")
+        if not is_device_array(jitter):  # other values give samples outside of the box
+            for number in np.flatnonzero(~((jitter >= 0) & (jitter < 1))):
+                raise ValueError(f"jitter[{number}]={jitter[number]}: a value in [0, 1) is needed")
     max_samples, n_rays = integer("max_samples", max_samples, 0), integer("number of rays", len(rays), 0, _MAX_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     on_device, xp = are_on_device(rays=rays, grid=grid.bits, jitter=jitter), array_module(rays)

@@ -23,7 +23,7 @@ from linumpy.arrays import Array
 from linumpy.checks import integer
 from linumpy.core.native import library
 from linumpy.device import to_host
-from linumpy.gpu.kernels import KernelSpec, int64, load
+from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
 from linumpy.sampling.coordinates.boxes import Boxes, Window
 from linumpy.sampling.coordinates.generator import Use
 from linumpy.sampling.threads import in_threads
@@ -175,14 +175,12 @@ def _on_host(
 ) -> None:
     """Fill an array by the kernels' host build in the native core, from sample `begin` on."""
     core = library().waiting
-    boxes, starts = (None, None) if window is None else (window.record, window.starts)
-    ids, cumulative, starts, draw, record_of_boxes = (
-        None if array is None else array.ctypes.data for array in (ids, cumulative, starts, record, boxes)
-    )
+    starts, boxes = (None, None) if window is None else (window.starts, window.record)
+    arrays = (ids, cumulative, starts, record, boxes)
+    *tables, draw, halvings = (None if array is None else address_of(array) for array in arrays)
 
     def part(start: int, stop: int) -> None:
-        address = coords[start:stop].ctypes.data
-        core.lc_draw_points(address, ids, cumulative, starts, begin + start, stop - start, draw, record_of_boxes)
+        core.lc_draw_points(address_of(coords[start:]), *tables, begin + start, stop - start, draw, halvings)
 
     in_threads(part, len(coords))
 

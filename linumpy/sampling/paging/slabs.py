@@ -10,6 +10,7 @@ passes; each pass reads every slab once, in a new random order. Errors: a file t
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import threading
@@ -85,6 +86,10 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
 
 def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(usable_cores(), thread_name_prefix="linumpy-slabs")
+
+
+def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
+    return voxels[offset:].take(index)
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,8 @@ class SlabVolume(Field):
         positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
         positions[1] = (positions[1][0] - slab.first[1], positions[1][1])
         for channel, values in zip(slab.voxels, out, strict=True):
-            flat = channel.reshape(-1)
-            values[...] = linear(lambda at, n, flat=flat: flat[n:].take(at), positions, (planes, rows, columns))[0]
+            take = functools.partial(_take, channel.reshape(-1))
+            values[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
         """Wait for the requested slabs, which replace the oldest slabs; the first call requests a full set."""
