@@ -51,14 +51,6 @@ def test_any_field_is_sampled(order):
     assert len(np.unique(np.concatenate([coords, sampler.sample(3000)[0]]), axis=0)) == 6000
 
 
-def test_windows_of_several_batches():
-    whole = Sampler(Planes(), seed=2, order="binned").sample(1000)
-    sampler = Sampler(Planes(), seed=2, order="binned", window=1000)
-    parts = [sampler.sample(count) for count in (1, 600, 600)]
-    assert np.array_equal(np.concatenate([part[0] for part in parts])[:1000], whole[0])
-    assert np.array_equal(np.concatenate([part[1] for part in parts], 1)[:, :1000], whole[1])
-
-
 def test_there_is_no_gradient_of_any_field():
     coords = np.zeros((5, 3), np.float32)
     with pytest.raises(ValueError, match="gradient: this field has none"):
