@@ -352,10 +352,6 @@ def test_a_file_that_is_not_there(device, tmp_path):
         create_sampler("structuredRegular", device, range=(0, 1), **(raw_file(tmp_path)[1] | {"filename": "/nowhere"}))
 
 
-def test_spacing_is_kept():
-    assert create_sampler("structuredRegular", "cpu", array=ARRAY, spacing=[1, 2, 3]).spacing == (1, 2, 3)
-
-
 def run_in_child(function):
     """Run in a forked child; returns how the child ended."""
     child = os.fork()

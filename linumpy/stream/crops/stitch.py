@@ -153,9 +153,8 @@ class Blend:
     def indices(self) -> Iterator[int]:
         """Yield the indices of the crops that touch the box, in the order of the grid."""
         counts = [len(starts) for starts in self.grid.starts]
-        steps = [math.prod(counts[axis + 1 :]) for axis in range(len(counts))]
         for position in itertools.product(*self._touching):
-            yield sum(i * step for i, step in zip(position, steps, strict=True))
+            yield int(np.ravel_multi_index(position, counts))
 
     def add(self, index: int, prediction: Array) -> None:
         """Add the prediction of a crop, of the shape of a crop after any leading axes."""

@@ -209,8 +209,9 @@ def test_images_streams_and_resampling(served, tmp_path):
 def test_samplers(served):
     from linumpy.sampling import create_sampler
 
-    sampler = create_sampler("zarr", "cpu", source=f"{served.url}/raw", seed=1, spline_order=0, storage_options=options())
-    local = create_sampler("zarr", "cpu", source=served.folder / "raw", seed=1, spline_order=0)
+    given = {"seed": 1, "spline_order": 0}
+    sampler = create_sampler("zarr", "cpu", source=f"{served.url}/raw", storage_options=options(), **given)
+    local = create_sampler("zarr", "cpu", source=served.folder / "raw", **given)
     for one, other in zip(sampler.sample(50), local.sample(50), strict=True):
         assert np.array_equal(one, other)
 

@@ -331,14 +331,6 @@ def test_a_pipe_is_no_piece(outside):
         index("pipe.vti")
 
 
-def test_a_piece_is_no_index_of_others(outside):
-    folder, values, index = outside
-    (folder / "good.vti").write_bytes((folder.parent / "good.vti").read_bytes())
-    (folder / "inner.pvti").write_text(pvti(values.shape, [("0 1 0 1 0 1", "good.vti")]))
-    with pytest.raises(SourceError, match=r"its piece 'inner\.pvti' has pieces in other files"):
-        index("inner.pvti")
-
-
 def test_cells_that_no_piece_holds(tmp_path):
     """Pieces that share no points hold all points, and not the cells between the pieces."""
     values = np.arange(2 * 3 * 8, dtype="i4").reshape(2, 3, 8)
