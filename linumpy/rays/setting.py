@@ -67,11 +67,7 @@ def make_setting(
     max_steps: int,
     near: float,
 ) -> Setting:
-    """Check parameters, and convert them for a grid.
-
-    - `centre`, `edge`, `mips`: As for :class:`~linumpy.rays.OccupancyGrid`.
-    - `aabb`, `cone_angle`, `min_step`, `max_step`, `max_steps`, `near`: As for
-      :func:`linumpy.rays.generate_training_samples`.
+    """Check parameters of :func:`linumpy.rays.generate_training_samples`, and convert them for a grid.
 
     Raises `ValueError`: a parameter is out of its range, the box reaches beyond the grid, or the box's diagonal has too
     many steps.

@@ -171,10 +171,7 @@ class RawSource(FileSource):
 
 
 def as_channels(array: Array) -> Array:
-    """Return an array (Z, Y, X) or (C, Z, Y, X), NumPy or CuPy, as (C, Z, Y, X); refuse dtypes that are not sampled.
-
-    Bool becomes uint8. Nothing is copied.
-    """
+    """View an array (Z, Y, X) or (C, Z, Y, X) as (C, Z, Y, X), bool as uint8; refuse dtypes that are not sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _AXIS_LIMIT:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"

@@ -93,11 +93,7 @@ class Boxes:
 
 @functools.lru_cache(maxsize=64)
 def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
-    """Choose the halvings so that a box needs at most `voxels` voxels of a volume, as far as their number allows.
-
-    `shape`: voxels of the volume along z, y and x. `voxels`: largest number of voxels of a box, with the neighbours
-    that interpolation needs.
-    """
+    """Choose the halvings so that a box, with its neighbours, needs at most `voxels` voxels, as far as possible."""
     axes: list[int] = []
     while len(axes) < _MAX_LEVELS:
         boxes = Boxes(tuple(axes))
@@ -133,11 +129,7 @@ class Window:
 
 
 def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
-    """Make a window: draw how many of the samples fall into each box.
-
-    `boxes`, `key`, `first`, `total`: as for :class:`Window`. `xp`: NumPy, or CuPy, where the work is queued on the
-    current stream.
-    """
+    """Make a window: draw how many of the samples fall into each box, by NumPy, or on CuPy's current stream."""
     if xp is not np:
         return Window(boxes, key, first, total, count_on_device(boxes, key, first, total, xp))
     counts = np.array([total], np.int64)

@@ -102,11 +102,7 @@ def weighted(density: np.ndarray) -> Draw:
 
 
 def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
-    """Fill an array with coordinates.
-
-    The array has shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
-    The arrays of `method` lie in the same memory. `first` is the number of the first sample in the stream.
-    """
+    """Fill an array (n, 3) with the coordinates of samples from number `first` on; `method` lies in the same memory."""
     if isinstance(coords, np.ndarray):
         _on_host(coords, 0, _record(method, key, first, len(coords)), method.ids, method.cumulative)
     else:

@@ -74,10 +74,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
 
 
 class StitchedField(device_tables.TableField):
-    """Grids of vertices and unstructured elements as a field.
-
-    `domain` is the box that the unit cube covers: (2, 3) float64.
-    """
+    """Grids of vertices and unstructured elements as a field; the unit cube covers the box `domain`, (2, 3) float64."""
 
     n_channels = 1
     _spec = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")

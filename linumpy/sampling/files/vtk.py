@@ -65,10 +65,7 @@ def open_vtk(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], f
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
-    """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
-
-    The result has shape (components, Z, Y, X), in native byte order.
-    """
+    """Read an array (components, Z, Y, X), by default the active scalars or the first; arrays of points come first."""
     name = os.fspath(path)
     with open(name, "rb") as file:
         is_legacy = file.read(20).lower().startswith(b"# vtk datafile")

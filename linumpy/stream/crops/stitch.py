@@ -38,10 +38,7 @@ Window = Literal["linear", "gaussian", "flat"]
 
 
 def positions(n: int, size: int, overlap: int) -> list[int]:
-    """Return where crops begin along an axis: `size` - `overlap` apart, and the last crop ends with the axis.
-
-    An axis that is shorter than a crop gets one crop, from 0 on.
-    """
+    """Return where crops begin along an axis: `size` - `overlap` apart, and the last crop ends with the axis."""
     if size >= n:
         return [0]
     return [*range(0, n - size, size - overlap), n - size]

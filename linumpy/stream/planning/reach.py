@@ -34,10 +34,7 @@ _NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 
 
 def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
-    """Plan the regions that staged crops read, and the resampling of each staged crop.
-
-    The reads have the order of `planned`; those of direct crops are unchanged. `pad` is ``Config.pad``.
-    """
+    """Plan the regions that staged crops read, and their resampling; reads of direct crops are unchanged."""
     reads = {number: crop for number, crop in enumerate(planned) if isinstance(crop, CropRead)}
     staged = [(number, crop) for number, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
     for order in {crop.order for _, crop in staged}:
@@ -170,10 +167,7 @@ def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -
 
 
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
-    """Set :attr:`CropRead.needed` of the reads of a batch.
-
-    `reads` has a read for each part, sample after sample.
-    """
+    """Set :attr:`CropRead.needed` of the reads of a batch: one for each part, sample after sample."""
     groups: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
         if read.region is not None and read.resampling is not None:

@@ -54,8 +54,6 @@ def plan_whole(
     """Plan a sample of one part that lies completely in its array and is only copied; None for other samples.
 
     Most samples are of this kind. The read is the same as by :func:`plan_sample`, planned in less time.
-
-    `sample`, `infos`, `config`, `row`: as for :func:`plan_sample`. `parts`: the parts of the batch.
     """
     info, part = infos[0], parts[0]
     aabb, shape = sample.aabb, part.shape
@@ -77,8 +75,6 @@ def plan_sample(
     """Plan all parts of a sample: shape and dtype in the batch, and the read or the staged crop of each part.
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
-
-    `infos` has the array of each part. With the seed, `index` and `epoch` determine the augmentation.
     """
     parts, image = sample.all_parts(), infos[0].grid
     crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]

@@ -74,10 +74,7 @@ def opened_before(key: Key) -> ArrayInfo | None:
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
-    """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
-
-    An array in :data:`OPENED` is returned in the state in which it was opened.
-    """
+    """Return an array, as in :data:`OPENED` or opened now, and check it against the limits of the configuration."""
     info = opened_before(key)
     if info is None:
         info = _opened(key, config.storage_options)
@@ -207,10 +204,7 @@ class ArrayRequest(NamedTuple):
 
 
 class Sources:
-    """The arrays of a pipeline, opened by threads ahead of their use.
-
-    Arrays are checked against the configuration's limits of chunks and elements.
-    """
+    """The arrays of a pipeline, opened by threads ahead of their use."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

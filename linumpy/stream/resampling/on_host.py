@@ -31,10 +31,7 @@ class Staged:
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
-    """Fill a row of a batch.
-
-    A row in bf16 holds its bits as uint16. `pad` is ``Config.pad``, and `fill` the value for ``"constant"``.
-    """
+    """Fill a row of a batch; a row in bf16 holds its bits as uint16."""
     resampling = staged.read.resampling
     assert resampling is not None
     shape = zyx(row.shape)
@@ -175,10 +172,7 @@ def bfloat16_as_float32(bits: np.ndarray) -> np.ndarray:
 
 
 def change_intensities(values: np.ndarray, intensity: Intensity) -> np.ndarray:
-    """Change intensities by gamma, contrast and noise.
-
-    `values` must be a whole crop: a voxel gets the noise of its index in C order.
-    """
+    """Change intensities by gamma, contrast and noise; in a whole crop, since noise follows from the voxel's index."""
     values = np.asarray(values, np.float64)
     low, span = intensity.low, intensity.span
     if intensity.gamma != 1:
