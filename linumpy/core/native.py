@@ -306,6 +306,7 @@ _WAITING: _Signatures = {
     "lc_open_library": (c_int64, [c_int64, c_char_p, c_char_p]),
     "lc_free": (None, [c_void_p]),
     "lc_trace_rays": (c_int64, [c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64]),
+    "lc_draw_points": (c_int64, [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_void_p]),
     "lc_shutdown": (None, []),
 }
 

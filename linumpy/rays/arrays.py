@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array, is_device_array
-from linumpy.checks import is_integer
 from linumpy.device import require_cuda
 
 _HOSTS = (1, 3, 11)  # DLPack's device types of host memory: CPU, and pinned by CUDA or ROCm
@@ -44,14 +43,6 @@ def are_on_device(**arrays: Array | None) -> bool:
         host = [name for name, is_on_device in on_device.items() if not is_on_device]
         raise TypeError(f"{', '.join(device)} on the device, {', '.join(host)} on the host: move all to one of them")
     return any(on_device.values())
-
-
-def whole_number(value: int, name: str, low: int, high: int | None = None) -> int:
-    """Return an integer from `low` to `high` as Python's int, which does not overflow; raise ValueError otherwise."""
-    if not is_integer(value) or value < low or (high is not None and value > high):
-        limits = f">= {low}" if high is None else f"between {low} and {high}"
-        raise ValueError(f"{name}={value!r}: an integer {limits} is needed")
-    return int(value)
 
 
 def check_cdf(cdf: Array, name: str) -> None:

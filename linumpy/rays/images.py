@@ -188,8 +188,6 @@ class Images:
         on_device = {is_device_array(array) for image in images for array in _arrays(image)}
         if len(on_device) > 1:
             raise TypeError("images: some arrays are on a device and some on the host; move all to one of them")
-        for number, image in enumerate(images):
-            _check_extra(image.extra, f"image {number}: extra")
         lengths = {len(image.extra) for image in images}
         if len(lengths) > 1:
             raise ValueError(f"extra: its length differs between images ({', '.join(map(str, sorted(lengths)))})")
@@ -222,15 +220,6 @@ class Images:
         return uploaded((table, cupy.asarray(self.extra)))
 
 
-def _check_extra(extra: tuple[float, ...], name: str) -> None:
-    try:
-        values = np.asarray(extra, np.float64)
-    except (TypeError, ValueError):
-        values = np.array(np.nan)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(f"{name}={extra!r}: a tuple of finite numbers is needed")
-
-
 def _with_arrays(image: Image) -> Image:
     """Return an image whose arrays are NumPy's or CuPy's."""
     cdf = image.pixel_cdf
@@ -260,9 +249,19 @@ def _fill(row: np.void, image: Image, name: str) -> None:
     row["pixels"] = _address(pixels, f"{name}: pixels")
     _check_choice(image.alpha, (*_ALPHAS, None), f"{name}: alpha")
     row["straight"] = image.alpha == "straight" or (image.alpha is None and pixels.dtype == np.uint8)
+    try:
+        extra = np.asarray(image.extra, np.float64)
+    except (TypeError, ValueError):
+        extra = np.array(np.nan)
+    if extra.ndim != 1 or not np.isfinite(extra).all():
+        raise ValueError(f"{name}: extra={image.extra!r}: a tuple of finite numbers is needed")
+    start = _pose(image.start_pose, f"{name}: start_pose")
+    end = start if image.end_pose is None else _pose(image.end_pose, f"{name}: end_pose")
+    row["rotation"], row["translation"] = start[:, :3], start[:, 3]
+    row["motion"] = end[:, 3] - start[:, 3]
+    row["axis"], row["angle"] = _axis_angle(start[:, :3].T @ end[:, :3])
     _fill_lens(row, image, name)
     _fill_maps(row, image, name)
-    _fill_poses(row, image, name)
 
 
 def _check_choice(value: str | None, choices: tuple[str | None, ...], name: str) -> None:
@@ -328,14 +327,6 @@ def _address(array: Array, name: str) -> int:
     if address % 4:
         raise ValueError(f"{name}: the address of the array is not a multiple of 4: pass a copy")
     return address
-
-
-def _fill_poses(row: np.void, image: Image, name: str) -> None:
-    start = _pose(image.start_pose, f"{name}: start_pose")
-    end = start if image.end_pose is None else _pose(image.end_pose, f"{name}: end_pose")
-    row["rotation"], row["translation"] = start[:, :3], start[:, 3]
-    row["motion"] = end[:, 3] - start[:, 3]
-    row["axis"], row["angle"] = _axis_angle(start[:, :3].T @ end[:, :3])
 
 
 def _pose(pose: Array, name: str) -> np.ndarray:

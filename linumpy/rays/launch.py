@@ -17,7 +17,6 @@ from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, current_queue, load, uploaded
 from linumpy.rays.images import RECORD, Images
 from linumpy.rays.occupancy import OccupancyGrid
-from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
 #: Random numbers reserved for a ray. It uses the first five: u, v, time, jitter and level.
@@ -94,7 +93,7 @@ def kernel_spec(
     )
 
 
-def _allocate(
+def allocate(
     xp: ModuleType, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool, per_sample: bool = False
 ) -> dict[str, Array]:
     """Allocate the outputs and ``counts``; rows without a ray have 0 samples."""
@@ -125,9 +124,10 @@ def _allocate(
     return arrays
 
 
-def _batch(
+def batch_record(
     setting: Setting, grid: OccupancyGrid, arrays: dict[str, Array], n_rays: int, max_samples: int
 ) -> np.ndarray:
+    """Make the kernel's record, for given rays; rays of images need further fields."""
     batch = np.zeros(1, BATCH)
     for name, array in arrays.items():
         batch[name] = address_of(array)
@@ -139,7 +139,8 @@ def _batch(
     return batch
 
 
-def _run(spec: KernelSpec, n_rays: int, batch: np.ndarray, *, on_device: bool) -> None:
+def run(spec: KernelSpec, n_rays: int, batch: np.ndarray, *, on_device: bool) -> None:
+    """Run the kernel on the device, or its host build in the native core."""
     if not n_rays:
         return
     if on_device:
@@ -167,65 +168,8 @@ def _linear_upload(queue: tuple[int, int, int]) -> Uploaded:
     return uploaded(cupy.asarray(_linear_of_bytes()))
 
 
-def _tables(images: Images) -> tuple[Array, Array, Array]:
+def tables(images: Images) -> tuple[Array, Array, Array]:
+    """Return the records and the extra dimensions of images, and the linear values of bytes, where their pixels are."""
     if not images.on_device:
         return images.table, images.extra, _linear_of_bytes()
     return (*images.uploads.get(), _linear_upload(current_queue()).get())
-
-
-def generate(
-    xp: ModuleType,
-    rng: PCG32,
-    images: Images,
-    grid: OccupancyGrid,
-    setting: Setting,
-    *,
-    n_rays: int,
-    max_samples: int,
-    image_cdf: Array | None,
-    snap: bool,
-    random_level: bool,
-    keep_empty: bool,
-    unit_directions: bool,
-    per_sample: bool,
-    deterministic: bool,
-    on_device: bool,
-) -> dict[str, Array]:
-    """Draw and march rays; return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
-    table, image_extra, linear = _tables(images)
-    n_extra = image_extra.shape[1]
-    arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample)
-    batch = _batch(setting, grid, arrays, n_rays, max_samples)
-    batch["images"], batch["image_extra"] = address_of(table), address_of(image_extra)
-    batch["linear"] = address_of(linear)
-    batch["image_cdf"] = 0 if image_cdf is None else address_of(image_cdf)
-    batch["rng_state"], batch["rng_inc"], batch["image_shift"] = rng.state, rng.inc, rng.state >> 32
-    batch["n_images"], batch["n_extra"] = len(images), n_extra
-    batch["snap"], batch["random_level"], batch["keep_empty"] = snap, random_level, keep_empty
-    spec = kernel_spec(
-        images=True, grows=setting.grows, ordered=deterministic, weighted=image_cdf is not None or images.weighted,
-        lengths=not unit_directions, per_sample=per_sample,
-    )  # fmt: skip
-    _run(spec, n_rays, batch, on_device=on_device)
-    return arrays
-
-
-def march(
-    xp: ModuleType,
-    rays: Array,
-    jitter: Array | None,
-    grid: OccupancyGrid,
-    setting: Setting,
-    *,
-    max_samples: int,
-    deterministic: bool,
-    on_device: bool,
-) -> dict[str, Array]:
-    """March given rays (n, 6); return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
-    n_rays = len(rays)
-    arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
-    batch = _batch(setting, grid, arrays, n_rays, max_samples)
-    batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
-    spec = kernel_spec(images=False, grows=setting.grows, ordered=deterministic)
-    _run(spec, n_rays, batch, on_device=on_device)
-    return arrays

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from linumpy.arrays import Array, array_module, is_device_array, to_host
+from linumpy.checks import integer
 from linumpy.errors import SourceError
-from linumpy.rays.arrays import as_array, whole_number
+from linumpy.rays.arrays import as_array
 from linumpy.rays.setting import GRID_SIZE, SPREAD
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class OccupancyGrid:
 
     def points(self, mip: int = 0) -> Array:
         """Return the centres of a mip's voxels, (128, 128, 128, 3) float32: (x, y, z) for each index (z, y, x)."""
-        xp, mip = array_module(self.density), whole_number(mip, "mip", 0, self.mips - 1)
+        xp, mip = array_module(self.density), integer("mip", mip, 0, self.mips - 1)
         edge = self.edge * 2**mip
         line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge
         axes = [line + c for c in self.centre]
@@ -223,7 +224,7 @@ class OccupancyGrid:
 
     def occupied(self, mip: int = 0) -> Array:
         """Return the bits of a mip as a bool array (128, 128, 128), axes (z, y, x)."""
-        xp, mip = array_module(self.bits), whole_number(mip, "mip", 0, self.mips - 1)
+        xp, mip = array_module(self.bits), integer("mip", mip, 0, self.mips - 1)
         dense = xp.empty(_VOXELS, bool)
         dense[_order_for(xp)] = xp.unpackbits(self.bits[mip], bitorder="little").astype(bool)
         grid: Array = dense.reshape((GRID_SIZE,) * 3)

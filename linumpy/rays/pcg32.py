@@ -16,12 +16,7 @@ _MASK = 2**64 - 1
 
 
 def jump(delta: int, inc: int) -> tuple[int, int]:
-    """Combine many steps of a generator into one: ``state_after = state * multiplier + summand`` (modulo 2^64).
-
-    - `delta`: number of steps, modulo 2^64; a negative number steps back.
-
-    Returns: The combined step.
-    """
+    """Return `delta` steps, modulo 2^64, as one: ``state_after = state * multiplier + summand`` (modulo 2^64)."""
     multiplier, summand = 1, 0
     step_multiplier, step_summand = _MULTIPLIER, inc
     remaining = delta & _MASK

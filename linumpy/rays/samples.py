@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from linumpy.arrays import Array, array_module, is_device_array
+from linumpy.checks import integer
+from linumpy.gpu.kernels import address_of
 from linumpy.rays import launch
-from linumpy.rays.arrays import are_on_device, as_array, check_array, check_cdf, whole_number
+from linumpy.rays.arrays import are_on_device, as_array, check_array, check_cdf
 from linumpy.rays.images import Images
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
@@ -188,20 +190,33 @@ def generate_training_samples(
     ValueError
         A parameter is out of its range, `image_cdf` has another shape or dtype, or the box reaches beyond the grid.
     TypeError
-        Of images, grid and `image_cdf`, some are on a device and some on the host.
+        A number is no integer where one is needed. Of images, grid and `image_cdf`, some are on a device and some on
+        the host.
     """
-    n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MAX_RAYS), whole_number(max_samples, "max_samples", 0)
+    n_rays, max_samples = integer("n_rays", n_rays, 0, _MAX_RAYS), integer("max_samples", max_samples, 0)
     image_cdf = as_array(image_cdf)
     if image_cdf is not None:
         check_array(image_cdf, np.float32, (len(images),), "image_cdf")
         check_cdf(image_cdf, "image_cdf")
     on_device = are_on_device(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
-    arrays = launch.generate(
-        array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
-        image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,
-        unit_directions=unit_directions, per_sample=per_sample, deterministic=deterministic, on_device=on_device,
+    table, image_extra, linear = launch.tables(images)
+    n_extra = image_extra.shape[1]
+    arrays = launch.allocate(
+        array_module(grid.bits), n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample
+    )
+    batch = launch.batch_record(setting, grid, arrays, n_rays, max_samples)
+    batch["images"], batch["image_extra"] = address_of(table), address_of(image_extra)
+    batch["linear"] = address_of(linear)
+    batch["image_cdf"] = 0 if image_cdf is None else address_of(image_cdf)
+    batch["rng_state"], batch["rng_inc"], batch["image_shift"] = rng.state, rng.inc, rng.state >> 32
+    batch["n_images"], batch["n_extra"] = len(images), n_extra
+    batch["snap"], batch["random_level"], batch["keep_empty"] = snap_to_pixel_centers, random_max_level, train_envmap
+    spec = launch.kernel_spec(
+        images=True, grows=setting.grows, ordered=deterministic, weighted=image_cdf is not None or images.weighted,
+        lengths=not unit_directions, per_sample=per_sample,
     )  # fmt: skip
+    launch.run(spec, n_rays, batch, on_device=on_device)
     rng.advance(n_rays * launch.NUMBERS_PER_RAY)
     return _result(arrays, on_device=on_device)
 
@@ -255,25 +270,19 @@ def march(
     check_array(rays, np.float32, (len(rays), 6), "rays")
     if jitter is not None:
         check_array(jitter, np.float32, (len(rays),), "jitter")
-        _check_jitter(jitter)
-    max_samples = whole_number(max_samples, "max_samples", 0)
-    whole_number(len(rays), "number of rays", 0, _MAX_RAYS)
+        if not is_device_array(jitter):  # other values give samples outside of the box
+            for number in np.flatnonzero(~((jitter >= 0) & (jitter < 1))):
+                raise ValueError(f"jitter[{number}]={jitter[number]}: a value in [0, 1) is needed")
+    max_samples, n_rays = integer("max_samples", max_samples, 0), integer("number of rays", len(rays), 0, _MAX_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     on_device, xp = are_on_device(rays=rays, grid=grid.bits, jitter=jitter), array_module(rays)
-    arrays = launch.march(
-        xp, rays, jitter, grid, setting, max_samples=max_samples, deterministic=deterministic, on_device=on_device
-    )
-    numbers = xp.arange(len(rays), dtype=np.uint32)
+    arrays = launch.allocate(xp, n_rays, max_samples, 0, from_images=False)
+    batch = launch.batch_record(setting, grid, arrays, n_rays, max_samples)
+    batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
+    spec = launch.kernel_spec(images=False, grows=setting.grows, ordered=deterministic)
+    launch.run(spec, n_rays, batch, on_device=on_device)
+    numbers = xp.arange(n_rays, dtype=np.uint32)
     return _result(arrays | {"rays": rays, "ray_indices": numbers}, on_device=on_device)
-
-
-def _check_jitter(jitter: Array) -> None:
-    """Raise ValueError for values outside [0, 1), which give samples outside the box; not checked on a device."""
-    if is_device_array(jitter):
-        return
-    wrong = np.flatnonzero(~((jitter >= 0) & (jitter < 1)))
-    if len(wrong):
-        raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: a value in [0, 1) is needed")
 
 
 def _result(arrays: dict[str, Array], *, on_device: bool) -> RaySamples:

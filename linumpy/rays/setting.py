@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.rays.arrays import whole_number
+from linumpy.checks import integer
 
 #: Number of voxels of a mip along an axis.
 GRID_SIZE = 128
@@ -67,11 +67,7 @@ def make_setting(
     max_steps: int,
     near: float,
 ) -> Setting:
-    """Check parameters, and convert them for a grid.
-
-    - `centre`, `edge`, `mips`: As for :class:`~linumpy.rays.OccupancyGrid`.
-    - `aabb`, `cone_angle`, `min_step`, `max_step`, `max_steps`, `near`: As for
-      :func:`linumpy.rays.generate_training_samples`.
+    """Check parameters of :func:`linumpy.rays.generate_training_samples`, and convert them for a grid.
 
     Raises `ValueError`: a parameter is out of its range, the box reaches beyond the grid, or the box's diagonal has too
     many steps.
@@ -83,7 +79,7 @@ def make_setting(
         raise ValueError(f"min_step={shortest:g}, max_step={longest:g}: 0 < min_step <= max_step is needed")
     if cone_angle != 0 and not 2**-14 <= cone_angle <= 1:
         raise ValueError(f"cone_angle={cone_angle}: 0 for equal steps, else between {2**-14} and 1")
-    max_steps = whole_number(max_steps, "max_steps", 1, MOST_STEPS)
+    max_steps = integer("max_steps", max_steps, 1, MOST_STEPS)
     if not 0 <= near < math.inf:
         raise ValueError(f"near={near}: a finite number >= 0 is needed")
     points = float(np.linalg.norm(high - low)) / shortest

@@ -92,13 +92,10 @@ class Field(abc.ABC):
         self.decode(coords, out)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw points in the field's own order and evaluate them; called only if :attr:`has_own_order`.
-
-        Arguments as for :meth:`sample`.
-        """
+        """As :meth:`sample`, with points in the field's own order; called only if :attr:`has_own_order`."""
         raise NotImplementedError("has_own_order is set, and sample_in_order is not overridden")
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Fill both arrays with samples of a window, sorted by :attr:`boxes`, from sample `begin` of the window on."""
-        window.draw(begin, coords)
+        draws.draw_window(window, begin, coords)
         self.decode(coords, out)

@@ -9,6 +9,7 @@ centre to the point, in voxels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -76,9 +77,12 @@ class HostVolume(VoxelField):
             self._nearest(coords, out)
             return
         positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
-        evaluate = self._linear if self._order == 1 else self._cubic
         for channel in range(self.n_channels):
-            value, slopes = evaluate(channel, positions, gradient is not None)
+            if self._order == 1:
+                take = functools.partial(self._corner, channel)
+                value, slopes = linear(take, positions, self.dims, gradient is not None)
+            else:
+                value, slopes = self._cubic(channel, positions, gradient is not None)
             out[channel] = value
             if gradient is not None:
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
@@ -104,9 +108,6 @@ class HostVolume(VoxelField):
                 out[channel] = values
             else:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
-
-    def _linear(self, channel: int, positions: list[Position], has_slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        return linear(lambda index, offset: self._corner(channel, index, offset), positions, self.dims, has_slopes)
 
     def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
         values = self._take(channel, index, offset)

@@ -1,8 +1,9 @@
 """Volumes of raw voxels, in a file or an array: the type ``structuredRegular``.
 
-In: a file of voxels without a header, or an array. Out: voxels (C, Z, Y, X), in memory, mapped, or in device memory.
-Errors: ``ValueError`` for wrong arguments and for a file that is shorter than they say; :class:`OSError` for a file
-that cannot be read or becomes shorter later.
+In: the arguments by which :func:`linumpy.sampling.create_sampler` describes a file of voxels without a header, or an
+array. Out: voxels (C, Z, Y, X), in memory, mapped, or in device memory. Errors: ``ValueError`` and ``TypeError`` for
+wrong arguments and for a file that is shorter than they say; :class:`OSError` for a file that cannot be read or becomes
+shorter later.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, is_device_array
+from linumpy.checks import integer
 from linumpy.gpu.rounding import cast_elements
+from linumpy.sampling.arguments import from_dlpack
 from linumpy.sampling.volume import KEPT
 from linumpy.sampling.voxel_field import normalised
+
+Range = tuple[float, float]
 
 #: Names of dtypes in other samplers, for NumPy's names.
 _DTYPE_ALIASES = {"float": "f4", "double": "f8", "half": "f2"}
@@ -78,34 +83,95 @@ class RawFile:
             raise OSError(errno.EIO, problem, self.filename)
 
 
-def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
-    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order."""
-    try:
-        checked = np.dtype(_DTYPE_ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
-    except TypeError as error:
-        raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
-    if checked.str[1:] not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
-    return checked.newbyteorder(">") if is_big_endian else checked
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """A file of raw voxels: ``structuredRegular`` on ``virtual_memory``; attributes as for ``create_sampler``."""
+
+    filename: str | os.PathLike[str] | None
+    dims: Sequence[int] | None = None
+    dtype: DTypeLike | None = None
+    n_channels: int = 1
+    offset: int = 0
+    is_big_endian: bool = False
+    range: Range | None = None
+
+    def file(self) -> RawFile:
+        """Describe the file, without reading it."""
+        if self.filename is None:
+            raise ValueError("filename: give the file of raw voxels")
+        if self.dims is None or self.dtype is None:
+            raise ValueError("a file of raw voxels has no header: give dims=[Dx, Dy, Dz] and dtype=")
+        if np.shape(self.dims) != (3,):
+            raise ValueError(f"dims={self.dims!r}: give the voxels along x, y and z")
+        x, y, z = (
+            integer("dims", n, 1, _AXIS_LIMIT - 1, meaning="the number of voxels along an axis") for n in self.dims
+        )
+        try:
+            dtype = np.dtype(_DTYPE_ALIASES.get(self.dtype, self.dtype) if isinstance(self.dtype, str) else self.dtype)
+        except TypeError as error:
+            raise ValueError(f"dtype={self.dtype!r} is not a dtype of NumPy") from error
+        if dtype.str[1:] not in _DTYPES:
+            raise ValueError(f"dtype={self.dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
+        dtype = dtype.newbyteorder(">") if self.is_big_endian else dtype
+        channels = integer("n_channels", self.n_channels, 1, 2**31, meaning="the number of volumes in the file")
+        offset = integer("offset", self.offset, 0, 2**62, meaning="the bytes before the first voxel")
+        return RawFile(os.fspath(self.filename), (channels, z, y, x), dtype, offset)
+
+    def needed_range(self) -> Range:
+        """Return the checked range; raise ``ValueError`` if the caller gave none."""
+        low_high = check_range(self.range)
+        if low_high is None:
+            raise ValueError(
+                "range: give the lowest and the highest value; this device does not read the whole file to find them"
+            )
+        return low_high
 
 
-def checked_dims(dims: Iterable[int]) -> tuple[int, int, int]:
-    """Check the numbers of voxels along x, y and z, and return them as a tuple."""
-    try:
-        sizes = tuple(int(n) for n in dims)
-        exact = all(n == size and not isinstance(size, bool) for n, size in zip(sizes, dims, strict=True))
-    except (TypeError, ValueError):
-        sizes, exact = (), False
-    if not exact or len(sizes) != 3 or not all(1 <= n < _AXIS_LIMIT for n in sizes):
-        raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_AXIS_LIMIT - 1}")
-    return sizes[0], sizes[1], sizes[2]
+@dataclass(frozen=True, kw_only=True)
+class SlabSource(FileSource):
+    """A file of raw voxels that is read in slabs: ``structuredRegular`` on ``out_of_core``."""
+
+    num_blocks: int | None = None
+    num_concurrent_blocks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSource(FileSource):
+    """A file of raw voxels or an array: ``structuredRegular`` on ``cuda`` and ``cpu``."""
+
+    filename: str | os.PathLike[str] | None = None
+    array: Array | None = None
+
+    def voxels(self) -> Array:
+        """Read the voxels of the file, or return the array: (C, Z, Y, X), in host memory or on a device."""
+        if (self.filename is None) == (self.array is None):
+            raise ValueError("filename and array: give one of them")
+        if self.array is None:
+            return self.file().read()
+        has_shape = self.dims is not None or self.dtype is not None or self.n_channels != 1
+        if has_shape or self.offset or self.is_big_endian:
+            raise ValueError(
+                "dims, dtype, n_channels, offset and is_big_endian describe a file: leave them out with array="
+            )
+        array = self.array
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
+        if isinstance(array, np.ndarray):
+            array = array.view(np.ndarray)
+        elif not is_device_array(array):
+            array = from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
+        return as_channels(array)
+
+    def host_voxels(self) -> np.ndarray:
+        """Return the voxels, C-contiguous, in host memory; an array on a device is a ``ValueError``."""
+        voxels = self.voxels()
+        if not isinstance(voxels, np.ndarray):
+            raise ValueError("array lies on a device; give device='cuda', or an array of host memory")
+        return np.ascontiguousarray(voxels)
 
 
 def as_channels(array: Array) -> Array:
-    """Return an array (Z, Y, X) or (C, Z, Y, X), NumPy or CuPy, as (C, Z, Y, X); refuse dtypes that are not sampled.
-
-    Bool becomes uint8. Nothing is copied.
-    """
+    """View an array (Z, Y, X) or (C, Z, Y, X) as (C, Z, Y, X), bool as uint8; refuse dtypes that are not sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _AXIS_LIMIT:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
@@ -119,7 +185,7 @@ def as_channels(array: Array) -> Array:
     return array if array.ndim == 4 else array[None]
 
 
-def check_range(value_range: Iterable[float] | None) -> tuple[float, float] | None:
+def check_range(value_range: Iterable[float] | None) -> Range | None:
     """Check the range that is mapped to 0 to 1, and return it as floats; None stays None."""
     if value_range is None:
         return None
@@ -137,7 +203,7 @@ def check_range(value_range: Iterable[float] | None) -> tuple[float, float] | No
     return low, high
 
 
-def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
+def is_kept(dtype: np.dtype, low_high: Range | None) -> bool:
     """Return whether voxels keep their dtype on a device; other voxels become float32, with a range normalised first.
 
     With a range only integers of up to 16 bits keep their dtype, if float32 represents `low`: the kernel's subtraction
@@ -148,7 +214,7 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
     return dtype.str[1:] in ("u1", "i1", "u2", "i2") and float(np.float32(low_high[0])) == low_high[0]
 
 
-def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
+def to_device(voxels: Array, low_high: Range | None, labels: bool) -> tuple[Array, bool]:
     """Copy voxels to device memory, part by part; a CuPy array is copied only if order or dtype must change.
 
     `voxels`, (C, Z, Y, X), are NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled; labels

@@ -9,10 +9,12 @@ default is a call, and a field with an order of its own may draw them differentl
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import numpy as np
 
@@ -37,6 +39,8 @@ from linumpy.sampling.field import ORDERS, Field
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset as TorchDataset
+
+_Parameters = ParamSpec("_Parameters")
 
 
 class Sampler:
@@ -284,10 +288,89 @@ class Sampler:
         return Uploaded(tables, None) if self.device is None else uploaded(tables)
 
 
-def make_dataset(
-    sampler: Sampler, batch_size: int, batches: int | None, order: str | None
+def _with_pointer_names(function: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
+    """Let a function also take `coords` and `values` by their names in the fixed interface, with a warning."""
+
+    @functools.wraps(function)
+    def call(*args: _Parameters.args, **options: _Parameters.kwargs) -> None:
+        for new in ("coords", "values"):
+            old = f"{new}_ptr"
+            if old in options:
+                if new in options:
+                    raise TypeError(f"{old}= is the old name of {new}=: pass only {new}=")
+                warnings.warn(f"{old}= is called {new}= now", FutureWarning, stacklevel=2)
+                options[new] = options.pop(old)
+        function(*args, **options)
+
+    return call
+
+
+@_with_pointer_names
+def sample(sampler: Sampler, coords: Buffer, values: Buffer, count: int, order: str | None = None) -> None:
+    """Fill arrays with samples.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        A sampler that :func:`create_sampler` returned.
+    coords : int or array
+        Receives the coordinates: (count, 3), float32, C-contiguous, in order (x, y, z). A pointer such as
+        ``tensor.data_ptr()``, or a NumPy, CuPy, torch or DLPack array; in the sampler's memory.
+    values : int or array
+        Receives the values: (channels, count), C-contiguous; float32, or int32 for labels. An array (not a pointer) may
+        also be float16 or bfloat16 instead of float32.
+    count : int
+        Number of samples, 0 to 2^33.
+    order : str, optional
+        By default the sampler's order.
+    """
+    sampler.sample_into(coords, values, count, order)
+
+
+@_with_pointer_names
+def decode(sampler: Sampler, coords: Buffer, values: Buffer, count: int, gradient: Buffer = None) -> None:
+    """Fill an array with the values at points.
+
+    Parameters
+    ----------
+    sampler, values, count
+        As for :func:`sample`.
+    coords : int or array
+        Points to read; memory, shape and dtype as for :func:`sample`. A point outside [0, 1] has the value at the
+        border; a point that is not finite has the value NaN (as a label: the coordinate counts as 0).
+    gradient : int or array, optional
+        Receives the derivatives along x, y and z per unit of the cube: (channels, 3, count), float32.
+
+    Raises
+    ------
+    ValueError
+        Among others: `gradient` for a volume without derivatives; :meth:`.Sampler.decode` lists them.
+    """
+    sampler.decode_into(coords, values, count, gradient)
+
+
+def sample_dataset(
+    sampler: Sampler, batch_size: int, batches: int | None = None, order: str | None = None
 ) -> TorchDataset[tuple[Buffer, Buffer]]:
-    """Make the dataset; see :func:`linumpy.sampling.sample_dataset`."""
+    """Make a torch ``IterableDataset`` of batches (coords, values).
+
+    Parameters
+    ----------
+    sampler : Sampler
+        The sampler; tensors are in the sampler's memory.
+    batch_size : int
+        Number of samples of a batch.
+    batches : int, optional
+        Number of batches of a pass; by default the dataset is endless.
+    order : str, optional
+        By default the sampler's order.
+
+    Returns
+    -------
+    torch.utils.data.IterableDataset
+        Of coords (batch_size, 3) and values (batch_size, channels), new tensors for each batch. A pass continues the
+        sampler's stream. Not for worker processes: use ``DataLoader(dataset, batch_size=None)``.
+    """
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,13 @@ _PACKAGE = "linumpy.sampling.cuda"
 _THREADS, _WARPS = 256, 8
 #: Largest copy of a volume that stays in a GPU's L2 cache.
 _CACHED_NBYTES = 40 * 2**20
+# Launch parameters, from measurements on an H200.
+#: Samples that a lane of the kernel ``sample`` evaluates at the same time.
+_GROUPS = 4
+#: Minimum number of resident blocks per multiprocessor, which limits registers: of ``sample``, and of ``sample_boxes``.
+_BLOCKS, _BOX_BLOCKS = 3, 3
+#: Threads of a block of ``sample_boxes``.
+_BOX_THREADS = 384
 #: Samples of a window are made box by box unless the volume has more voxels per sample than this.
 _MAX_VOXELS_PER_SAMPLE = 16
 #: Along an axis of this many voxels or more, the addition that rounds a coordinate to its cell is not exact in float32.
@@ -52,31 +58,14 @@ VOLUME_RECORD = np.dtype(
 assert VOLUME_RECORD.itemsize == 72
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Launch parameters of the kernels; the defaults come from measurements on an H200."""
-
-    groups: int = 4  # samples that a lane of the kernel ``sample`` evaluates at the same time
-    #: Minimum number of resident blocks per multiprocessor, which limits registers: of the kernel ``sample``, and of
-    #: ``sample_boxes``.
-    blocks: int = 3
-    #: When ``sample`` reads the coordinates of the next tile: 0, when they are needed; 1, before the current tile is
-    #: evaluated; 2, the same, but it prefetches them into the L2 cache.
-    ahead: int = 2
-    box_voxels: int = BOX_VOXELS  # largest number of voxels of a box in shared memory
-    box_threads: int = 384  # threads of a block of ``sample_boxes``
-    box_blocks: int = 3
-    #: Whether ``sample_boxes`` copies float32 voxels into shared memory without passing through registers.
-    box_copies: bool = True
-
-
 class DeviceVolume(VoxelField):
     """A volume in device memory.
 
     `voxels`, (C, Z, Y, X), are C-contiguous, of a dtype of :data:`KEPT`, or int32 for labels. They are not copied for
     spline orders 0 and 1; a cubic spline keeps float32 coefficients instead. For a linear spline, `layout` names a copy
     in which random points cost fewer reads: by default the one with the fewest that fits into `memory_limit` bytes,
-    which are a quarter of the free device memory by default; layouts that fit into the L2 cache come first.
+    which are a quarter of the free device memory by default; layouts that fit into the L2 cache come first. A box
+    in shared memory has at most `box_voxels` voxels.
     """
 
     def __init__(
@@ -89,10 +78,10 @@ class DeviceVolume(VoxelField):
         low_high: tuple[float, float] | None = None,
         value_range: tuple[float, float] | None = None,
         labels: bool = False,
-        shape: Shape = Shape(),
+        box_voxels: int = BOX_VOXELS,
     ) -> None:
-        super().__init__(voxels, spline_order, low_high, value_range, labels, shape.box_voxels)
-        self._xp, self._shape = array_module(voxels), shape
+        super().__init__(voxels, spline_order, low_high, value_range, labels, box_voxels)
+        self._xp = array_module(voxels)
         self._rows: Array = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._choose_layout(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
@@ -141,16 +130,15 @@ class DeviceVolume(VoxelField):
             window.record,
             self._record(len(coords), coords),
         )
-        kernel((boxes, parts), (self._shape.box_threads,), args, shared_mem=nbytes)
+        kernel((boxes, parts), (_BOX_THREADS,), args, shared_mem=nbytes)
 
     @functools.cached_property
     def _in_boxes(self) -> tuple[Any, int]:
         """The kernel ``sample_boxes``, and the bytes of its dynamic shared memory."""
         defines = self._defines(0) | {
             "FOURS": str(int(self.dims[2] % 4 == 0 and address_of(self._rows) % (4 * self._rows.itemsize) == 0)),
-            "THREADS": str(self._shape.box_threads),
-            "BLOCKS": str(self._shape.box_blocks),
-            "ASYNC": str(int(self._shape.box_copies)),
+            "THREADS": str(_BOX_THREADS),
+            "BLOCKS": str(_BOX_BLOCKS),
         }
         nbytes = 4 * math.prod(self.boxes.voxels(self.dims))
         kernel = load(_spec("sample_boxes", defines))
@@ -233,10 +221,10 @@ class DeviceVolume(VoxelField):
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)
-        ahead = 0 if draw or count < _MANY_SAMPLES else self._shape.ahead
+        ahead = not draw and count >= _MANY_SAMPLES
         record["first"], record["key"] = first, key
         record["march"] = _TILES_PER_WARP_AHEAD if ahead else _TILES_PER_WARP if count >= _MANY_SAMPLES else 1
-        groups = self._shape.groups if self._order == 1 else 1
+        groups = _GROUPS if self._order == 1 else 1
         defines = self._defines(LAYOUTS[self.layout]) | {
             "TARGET": "int" if self._labels else "float",
             "LABELS": str(int(self._labels)),
@@ -244,7 +232,7 @@ class DeviceVolume(VoxelField):
             "DRAW": str(int(draw)),
             "GRADIENT": str(int(gradient is not None)),
             "GROUPS": str(groups),
-            "BLOCKS": str(self._shape.blocks),
+            "BLOCKS": str(_BLOCKS),
             "LONG": str(int(max(self.dims) >= _LONG_AXIS)),
             "AHEAD": str(int(ahead)),
         }

@@ -1,4 +1,4 @@
-"""The base class of volumes of voxels on the host and on a device: checks, the range of values, normalisation.
+"""The base class of volumes of voxels on the host and on a device: the range of values, normalisation.
 
 In: voxels (C, Z, Y, X), NumPy or CuPy. Out: :class:`VoxelField`; subclasses evaluate the spline.
 """
@@ -14,14 +14,6 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.sampling.coordinates.boxes import plan_boxes
 from linumpy.sampling.field import Field
-
-_SPLINE_ORDERS = (0, 1, 3)
-
-
-def check_spline_order(spline_order: int) -> None:
-    """Refuse spline orders other than 0, 1 and 3."""
-    if spline_order not in _SPLINE_ORDERS:
-        raise ValueError(f"spline_order={spline_order!r}: choose 0 (nearest), 1 (linear) or 3 (cubic)")
 
 
 def normalisation(low: float, high: float) -> tuple[float, float]:
@@ -78,7 +70,6 @@ class VoxelField(Field):
         labels: bool,
         box_voxels: int,
     ) -> None:
-        check_spline_order(spline_order)
         self._order, self._labels, self._low_high = spline_order, labels, low_high
         self.n_channels, z, y, x = (int(n) for n in voxels.shape)
         self.dims = (z, y, x)

@@ -1,6 +1,6 @@
 """Open Zarr arrays and OME-Zarr images for sampling: in device memory, in host memory, or in pages.
 
-In: a :class:`~linumpy.sampling.sources.ZarrSource`. Out: channels, their voxels, or a field in pages. Errors:
+In: a :class:`~linumpy.sampling.create.ZarrSource`. Out: channels, their voxels, or a field in pages. Errors:
 ``ValueError`` for axes, dtypes and ranges that are not sampled, and the errors of opening and reading.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -16,6 +17,7 @@ from linumpy.arrays import Array
 from linumpy.checks import integer, is_integer
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
+from linumpy.io.ome import open_image
 from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MAX_SAMPLES
@@ -23,8 +25,10 @@ from linumpy.sampling.paging.page_cache import PageCache
 from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.raw_voxels import check_range, is_kept
-from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
+
+if TYPE_CHECKING:
+    from linumpy.sampling.create import PagedSource, ZarrSource
 
 #: Largest error of values that samplers promise, as a fraction of the range.
 _PRECISION = 1e-6
@@ -39,25 +43,24 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
     if isinstance(node, zarr.Array):
-        if 0 in node.shape:
-            raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
+        name, shape = "the array", node.shape
         if level or channel is not None or time is not None:
             raise ValueError("level, channel and time choose from an OME-Zarr image; this is a single array")
-        return _of_array(node, channel_axis)
-    if channel_axis is not None:
+        channels = _of_array(node, channel_axis)
+    elif channel_axis is not None:
         raise ValueError(f"channel_axis={channel_axis}: the metadata of an OME-Zarr image names its axes; leave it out")
-    from linumpy.io.ome import open_image
-
-    volumes = select_volumes(open_image(node), level, channel=channel, time=time)
-    if "t" in volumes.leading:
-        raise ValueError(f"{volumes.name} has several times: choose one by time=")
-    channels = list(volumes.volumes.values())
-    if channels[0].ndim not in (2, 3):
-        raise ValueError(f"{volumes.name} has {channels[0].ndim} axes of space; two or three are sampled")
-    if 0 in channels[0].shape:
-        raise ValueError(
-            f"{volumes.name} has shape {channels[0].shape}: an axis is empty, so there is nothing to sample"
-        )
+    else:
+        volumes = select_volumes(open_image(node), level, channel=channel, time=time)
+        channels, name, shape = list(volumes.volumes.values()), volumes.name, volumes.first.shape
+        if "t" in volumes.leading:
+            raise ValueError(f"{name} has several times: choose one by time=")
+        if len(shape) not in (2, 3):
+            raise ValueError(f"{name} has {len(shape)} axes of space; two or three are sampled")
+    if 0 in shape:
+        raise ValueError(f"{name} has shape {shape}: an axis is empty, so there is nothing to sample")
+    dtype = channels[0].dtype
+    if dtype.kind not in "uif" or dtype.str[1:] not in CUDA_TYPES:
+        raise ValueError(f"{name} has dtype {dtype}; voxels are integers or floats of 16 to 64 bits")
     return channels
 
 
@@ -75,12 +78,6 @@ def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
     return [Volume(array, tuple(c if a == axis else None for a in range(4))) for c in range(array.shape[axis])]
 
 
-def check_dtype(dtype: np.dtype) -> None:
-    """Refuse dtypes whose voxels are not sampled."""
-    if dtype.kind not in "uif" or dtype.str[1:] not in CUDA_TYPES:
-        raise ValueError(f"the array has dtype {dtype}; voxels are integers or floats of 16 to 64 bits")
-
-
 def _with_three_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape (Z, Y, X); an image of two axes is a single plane."""
     return (1,) * (3 - len(shape)) + shape
@@ -89,7 +86,6 @@ def _with_three_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_channels(volumes: list[Volume]) -> np.ndarray:
     """Read all channels into host memory: (C, Z, Y, X)."""
     first = volumes[0]
-    check_dtype(first.dtype)
     voxels = np.empty((len(volumes), *_with_three_axes(first.shape)), first.dtype.newbyteorder("="))
     for volume, out in zip(volumes, voxels, strict=True):
         out[...] = volume.read()
@@ -105,7 +101,6 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     first = volumes[0]
-    check_dtype(first.dtype)
     # Labels are checked, and voxels normalised, in their own dtype.
     keeps_dtype = labels or low_high is not None or is_kept(first.dtype, None)
     dtype = first.dtype.newbyteorder("=") if keeps_dtype else np.dtype(np.float32)
@@ -126,7 +121,6 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
     first = volumes[0]
-    check_dtype(first.dtype)
     if first.ndim != 3:
         raise ValueError(f"an image of {first.ndim} axes is not read in pages: choose device 'cuda' or 'cpu'")
     kept = first.dtype.str[1:] in KEPT

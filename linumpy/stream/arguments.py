@@ -59,22 +59,20 @@ def check_choice(name: str, value: object, choices: Sequence[str | None]) -> Non
 def put_coordinates(record: Any) -> None:
     """Check `spacing` and `origin` of a frozen record, and set them to tuples of floats; None stays None."""
     for name in ("spacing", "origin"):
-        if getattr(record, name) is not None:
-            put(record, name, _lengths(name, getattr(record, name)))
+        values = getattr(record, name)
+        if values is None:
+            continue
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
+        lengths = tuple(real_number(name, value) for value in values)
+        if not lengths or not all(map(math.isfinite, lengths)):
+            required = "positive" if name == "spacing" else "finite"
+            raise InvalidArgument(f"{name} must be {required} numbers of µm (got {lengths})")
+        put(record, name, lengths)
     if record.spacing and not all(value > 0 for value in record.spacing):
         raise InvalidArgument(f"spacing must be positive numbers of µm (got {record.spacing})")
     if record.spacing and record.origin and len(record.spacing) != len(record.origin):
         raise InvalidArgument(f"spacing={record.spacing} and origin={record.origin} differ in their number of axes")
-
-
-def _lengths(name: str, values: object) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
-    lengths = tuple(real_number(name, value) for value in values)
-    if not lengths or not all(map(math.isfinite, lengths)):
-        required = "positive" if name == "spacing" else "finite"
-        raise InvalidArgument(f"{name} must be {required} numbers of µm (got {lengths})")
-    return lengths
 
 
 def sizes(shape: object, name: str = "shape") -> tuple[int, ...]:

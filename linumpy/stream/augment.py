@@ -99,7 +99,10 @@ class Augment:
         put(self, "rotation", _ranges("rotation", self.rotation))
         put(self, "shear", _ranges("shear", self.shear))
         put(self, "scale", _scales(self.scale))
-        put(self, "flip", _axes(self.flip))
+        flip = tuple(self.flip) if isinstance(self.flip, (str, Sequence)) else (self.flip,)
+        if not all(isinstance(name, str) and name in ("z", "y", "x") for name in flip):
+            raise InvalidArgument(f"flip must name axes of 'zyx' (got {self.flip!r})")
+        put(self, "flip", flip)
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
             put(self, "elastic", Elastic(*_floats("elastic", self.elastic, 2, "an Elastic or (spacing, sigma) in µm")))
         shift = self.translation if _is_sequence(self.translation) else (self.translation,) * 3
@@ -133,13 +136,6 @@ def _floats(name: str, value: object, count: int, expected: str) -> list[float]:
     if not _is_sequence(value) or len(value) != count or not all(isinstance(number, numbers.Real) for number in value):
         raise InvalidArgument(f"{name} must be {expected} (got {value!r})")
     return [float(number) for number in value]
-
-
-def _axes(flip: object) -> tuple[str, ...]:
-    names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
-    if not all(isinstance(name, str) and name in ("z", "y", "x") for name in names):
-        raise InvalidArgument(f"flip must name axes of 'zyx' (got {flip!r})")
-    return names
 
 
 def _range(name: str, value: object) -> Range:
@@ -252,7 +248,12 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
         angles = [angles[0] if flat == 1 else 0.0, 0.0, 0.0]
         shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
         scales[:flat], flips[:flat], shift[:flat] = [1.0] * flat, [1.0] * flat, [0.0] * flat
-    intensity = _draw_intensity(augment, drawn, source)
+    low, high = augment.intensity_range or (0.0, 1.0)
+    gamma = 1.0 if augment.gamma is None else drawn.log_between(augment.gamma)
+    contrast = 1.0 if augment.contrast is None else drawn.between(augment.contrast)
+    noise, blur = drawn.between(augment.noise), drawn.between(augment.blur)
+    noise_key = int(source.integers(0, 2**64, dtype=np.uint64))
+    intensity = Intensity(low, high - low, gamma, contrast, noise, blur, noise_key)
     shear = _IDENTITY.copy()
     shear[1, 0], shear[2, 0], shear[2, 1] = shears
     matrix = _rotation(angles) @ shear * np.array([scale * flip for scale, flip in zip(scales, flips, strict=True)])
@@ -276,14 +277,6 @@ def node_counts(half_extent: Sequence[float], spacing: float) -> list[int]:
             f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit"
         )
     return counts
-
-
-def _draw_intensity(augment: Augment, drawn: _Uniforms, source: np.random.Generator) -> Intensity:
-    low, high = augment.intensity_range or (0.0, 1.0)
-    gamma = 1.0 if augment.gamma is None else drawn.log_between(augment.gamma)
-    contrast = 1.0 if augment.contrast is None else drawn.between(augment.contrast)
-    noise, blur = drawn.between(augment.noise), drawn.between(augment.blur)
-    return Intensity(low, high - low, gamma, contrast, noise, blur, int(source.integers(0, 2**64, dtype=np.uint64)))
 
 
 class _Uniforms:

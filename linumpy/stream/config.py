@@ -188,7 +188,12 @@ class Sample:
         put(self, "aabb", aabb)
         put(self, "dropped", dropped_axes(self.dropped, single, aabb))
         put(self, "level", integer("level", self.level, 0))
-        put(self, "parts", _parts(self.parts))
+        if not isinstance(self.parts, Iterable):
+            raise ArgumentTypeError(f"parts must be a sequence of Parts (got {type(self.parts).__name__})")
+        put(self, "parts", tuple(self.parts))
+        for part in self.parts:
+            if not isinstance(part, Part):
+                raise ArgumentTypeError(f"parts must be a sequence of Parts (got a {type(part).__name__})")
         check_name(self.name)
         for name in ("index", "epoch"):
             if getattr(self, name) is not None:
@@ -352,13 +357,3 @@ assert set(_MINIMA) <= {field.name for field in fields(Config)}
 @lru_cache(maxsize=1024)
 def _own_part(name: str, level: int) -> Part:
     return Part(name, None, "image", level)
-
-
-def _parts(parts: object) -> tuple[Part, ...]:
-    if not isinstance(parts, Iterable):
-        raise ArgumentTypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
-    result = tuple(parts)
-    for part in result:
-        if not isinstance(part, Part):
-            raise ArgumentTypeError(f"parts must be a sequence of Parts (got a {type(part).__name__})")
-    return result

@@ -57,6 +57,10 @@ class StreamError(LinumpyError):
     status: ClassVar[Status] = Status.OK
     _stage: ClassVar[str] = "pop"
 
+    def __init_subclass__(cls, *, status: Status | None = None, stage: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.status, cls._stage = status or cls.status, stage or cls._stage
+
     def __init__(self, detail: str, sample: object = None, what: str = "") -> None:
         super().__init__(detail if sample is None else f"{detail} (sample {sample})")
         self.what = what or self._stage
@@ -71,77 +75,48 @@ class StreamError(LinumpyError):
 DamacyError = StreamError
 
 
-class TryAgain(StreamError, BlockingIOError):  # noqa: N818 - the name is part of the interface
+class TryAgain(StreamError, BlockingIOError, status=Status.TRY_AGAIN):  # noqa: N818 - the name is part of the interface
     """There is no batch now: too few samples were pushed, or the user holds the memory of all batches."""
 
-    status = Status.TRY_AGAIN
 
-
-class InvalidArgument(StreamError, ValueError):  # noqa: N818
+class InvalidArgument(StreamError, ValueError, status=Status.INVALID_ARGUMENT, stage="argument"):  # noqa: N818
     """A parameter is invalid, or a sample does not fit its array or batch."""
-
-    status = Status.INVALID_ARGUMENT
-    _stage = "argument"
 
 
 class ArgumentTypeError(InvalidArgument, TypeError):
     """A parameter has a wrong type."""
 
 
-class NotFound(StreamError, FileNotFoundError):  # noqa: N818
+class NotFound(StreamError, FileNotFoundError, status=Status.NOT_FOUND, stage="open"):  # noqa: N818
     """The array of a sample does not exist."""
 
-    status = Status.NOT_FOUND
-    _stage = "open"
 
-
-class DtypeMismatch(StreamError, TypeError):  # noqa: N818
+class DtypeMismatch(StreamError, TypeError, status=Status.DTYPE_MISMATCH, stage="plan"):  # noqa: N818
     """A sample has another dtype in the batch than the first sample, or complex numbers would have to be cast."""
 
-    status = Status.DTYPE_MISMATCH
-    _stage = "plan"
 
-
-class RankMismatch(StreamError, ValueError):  # noqa: N818
+class RankMismatch(StreamError, ValueError, status=Status.RANK_MISMATCH, stage="plan"):  # noqa: N818
     """A crop has another number of axes than its array or the first sample, or drops other axes."""
 
-    status = Status.RANK_MISMATCH
-    _stage = "plan"
 
-
-class StorageError(StreamError, OSError):
+class StorageError(StreamError, OSError, status=Status.STORAGE_ERROR, stage="read"):
     """Stored bytes cannot be read; also an error of no other class."""
 
-    status = Status.STORAGE_ERROR
-    _stage = "read"
 
-
-class DecodeError(StreamError, OSError):
+class DecodeError(StreamError, OSError, status=Status.DECODE_ERROR, stage="decode"):
     """Stored bytes do not match the array's metadata."""
 
-    status = Status.DECODE_ERROR
-    _stage = "decode"
 
-
-class NativeCudaError(StreamError, RuntimeError):
+class NativeCudaError(StreamError, RuntimeError, status=Status.CUDA_ERROR, stage="device"):
     """CUDA reported an error."""
 
-    status = Status.CUDA_ERROR
-    _stage = "device"
 
-
-class OutOfMemory(StreamError, MemoryError):  # noqa: N818
+class OutOfMemory(StreamError, MemoryError, status=Status.OUT_OF_MEMORY, stage="memory"):  # noqa: N818
     """Memory cannot be allocated."""
 
-    status = Status.OUT_OF_MEMORY
-    _stage = "memory"
 
-
-class ShutdownError(StreamError, RuntimeError):
+class ShutdownError(StreamError, RuntimeError, status=Status.SHUTDOWN, stage="close"):
     """The pipeline is closed."""
-
-    status = Status.SHUTDOWN
-    _stage = "close"
 
 
 _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}

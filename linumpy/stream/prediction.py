@@ -158,10 +158,7 @@ def as_array(result: Any, xp: ModuleType) -> Array:
 
 
 def name_of(model: Any) -> str:
-    """Name a model by its function or class, and a digest of the parameters in its ``state_dict()`` if it has one.
-
-    For a method, the ``state_dict()`` of the method's object is used.
-    """
+    """Name a model by its function or class, and a digest of the ``state_dict()`` that it or a method's object has."""
     if isinstance(model, functools.partial):
         given = (*model.args, *model.keywords.items())
         listed = [name_of(argument) if hasattr(argument, "state_dict") else argument for argument in given]

@@ -187,15 +187,6 @@ def torch_gradient(device):
     assert np.allclose(gradient, composite_backward(*arrays, expected, to), atol=2e-6)
 
 
-def test_torch_and_numpy_do_not_mix():
-    torch = pytest.importorskip("torch")
-    rgb_sigma, *others = case(7, (3, 0, 40))
-    with pytest.raises(TypeError, match="rgb_sigma of torch, dt of numpy"):
-        composite(torch.from_numpy(rgb_sigma), *others)
-    with pytest.raises(TypeError, match="dt of torch, rgb_sigma of numpy"):
-        composite(rgb_sigma, torch.from_numpy(others[0]), *others[1:])
-
-
 def test_torch_on_the_cpu():
     torch_gradient("cpu")
 

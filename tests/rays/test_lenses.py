@@ -92,25 +92,6 @@ def test_the_inverse_gives_the_pixel_back(lens):
     assert np.allclose(y, v * SIZE[0], atol=2e-3)
 
 
-FORMULAS = {
-    "perspective": lambda x, y: (x, y, 1),
-    "equirectangular": lambda x, y: (math.sin(x) * math.cos(y), math.sin(y), math.cos(x) * math.cos(y)),
-    "orthographic": lambda x, y: (0, 0, 1),
-}
-
-
-@pytest.mark.parametrize("lens", FORMULAS)
-def test_the_formula(lens):
-    one = image(lens)
-    origin, direction, u, v = rays_of(one, 50)
-    for n in range(50):
-        x = (u[n] * SIZE[1] - PRINCIPAL[0]) / one.focal[0]
-        y = (v[n] * SIZE[0] - PRINCIPAL[1]) / one.focal[1]
-        expected = np.array(FORMULAS[lens](x, y), float)
-        assert np.allclose(direction[n], expected / np.linalg.norm(expected), atol=1e-6)
-        assert np.allclose(origin[n], (x, y, 0) if lens == "orthographic" else 0, atol=1e-6)
-
-
 def test_known_directions():
     whole = Image(np.zeros((61, 82, 4), "u1"), lens="latlong")
     assert np.allclose(ray_at(replace(whole, pixels=np.zeros((61, 81, 4), "u1")), 40, 30)[1], (0, 0, 1), atol=1e-6)
@@ -228,6 +209,8 @@ MIRROR = np.diag([1, 1, -1]) @ np.eye(3, 4)
         ({"shutter": (0.0,)}, ValueError, "image 1: shutter"),
         ({"rays": np.zeros((2, 2, 6), "f4")}, ValueError, "image 1: rays of float32"),
         ({"distortion": np.zeros((2, 2, 3), "f4")}, ValueError, "image 1: distortion"),
+        ({"alpha": "none"}, ValueError, "image 1: alpha='none' is unknown; choose from 'straight', 'premultiplied'"),
+        ({"rays_frame": "image"}, ValueError, "image 1: rays_frame='image' is unknown; choose from 'world', 'camera'"),
         ({"extra": (1.0,)}, ValueError, "extra: its length differs between images"),
         ({"extra": ("a",)}, ValueError, "image 1: extra=.*: a tuple of finite numbers is needed"),
         ({"extra": (np.nan,)}, ValueError, "image 1: extra=.*: a tuple of finite numbers"),

@@ -196,7 +196,7 @@ def test_densities_of_other_libraries_come_in_by_dlpack():
         (lambda: empty().update(empty().density, decay=np.nan), "decay=nan"),
         (lambda: empty().update(empty().density, decay=-1), "decay=-1"),
         (lambda: empty().update(empty().density, decay=1.5), "decay=1.5"),
-        (lambda: empty().points(1), "mip=1: an integer between 0 and 0"),
+        (lambda: empty().points(1), "mip=1: an integer from 0 up to 0"),
         (lambda: empty().points(-1), "mip=-1"),
         (lambda: empty().occupied(1), "mip=1"),
         (lambda: empty().occupied(-1), "mip=-1"),

@@ -8,11 +8,13 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create, create_sampler, sample_dataset
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.create import gradient_density
 from linumpy.sampling.field import Field
 from linumpy.sampling.sampler import Sampler
+from tests.support.oracles.sampling_reference import independent
+
+pytestmark = pytest.mark.needs_core
 
 
 class Planes(Field):
@@ -45,16 +47,8 @@ def test_any_field_is_sampled(order):
     assert np.array_equal(values[1], coords[:, 2])
     assert np.allclose(values[0], coords[:, 0] + 10 * coords[:, 1])
     if order == "iid":
-        assert np.array_equal(coords, host_coordinates(Draw(), key_of(2), np.arange(3000, dtype=np.uint64)))
+        assert np.array_equal(coords, independent(key_of(2), np.arange(3000)))
     assert len(np.unique(np.concatenate([coords, sampler.sample(3000)[0]]), axis=0)) == 6000
-
-
-def test_windows_of_several_batches():
-    whole = Sampler(Planes(), seed=2, order="binned").sample(1000)
-    sampler = Sampler(Planes(), seed=2, order="binned", window=1000)
-    parts = [sampler.sample(count) for count in (1, 600, 600)]
-    assert np.array_equal(np.concatenate([part[0] for part in parts])[:1000], whole[0])
-    assert np.array_equal(np.concatenate([part[1] for part in parts], 1)[:, :1000], whole[1])
 
 
 def test_there_is_no_gradient_of_any_field():
@@ -78,16 +72,14 @@ def test_the_gradient_of_labels_is_that_of_integers():
             assert out.dtype == np.int32  # a kernel would write the bits of integers into a buffer of floats
             out[:] = np.int32(coords[:, 0] >= 0.5)
 
-    density = gradient_density(Labels(), None, 16)
+    density = gradient_density(Labels(), np, 16)
     assert density[..., 1:3].min() > 4 * density[..., [0, 3]].max()
 
 
 @pytest.fixture
 def other_format(monkeypatch):
-    module = types.ModuleType("linumpy.sampling.fields.made_up")
-    module.open_made_up = lambda filename, slope=10.0: Planes(slope) if filename else None
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(create._OPENERS, "openvdb", ("made_up", "open_made_up"))
+    opener = create._of_program(lambda filename, slope=10.0: Planes(slope) if filename else None)
+    monkeypatch.setitem(create._OPENERS, "openvdb", opener)
 
 
 def test_formats_of_other_modules(other_format):

@@ -11,12 +11,13 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, threads
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.ray_scenes import Foreign
-from tests.support.oracles.sampling_reference import DIMS, raw_file, truth, voxels_of
+from tests.support.oracles.sampling_reference import DIMS, independent, raw_file, truth, voxels_of
+
+pytestmark = pytest.mark.needs_core
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
 HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]
@@ -51,21 +52,7 @@ def test_raw_files(device, dtype, channels, offset, big, tmp_path):
     assert sampler.n_channels() == channels
     assert sampler.value_range == (0, 1)
     if device in ("cpu", "openvkl", "virtual_memory"):
-        assert np.array_equal(coords, host_coordinates(Draw(), key_of(4), np.arange(3000, dtype=np.uint64)))
-
-
-def test_range_is_optional_in_memory(tmp_path):
-    voxels, kwargs = raw_file(tmp_path)
-    sampler = create_sampler("structuredRegular", "cpu", **kwargs)
-    check(sampler, voxels)
-    assert sampler.value_range == (voxels.min(), voxels.max())
-
-
-@pytest.mark.parametrize("device", HOST)
-def test_a_range_of_no_width_gives_0(device, tmp_path):
-    _, kwargs = raw_file(tmp_path)
-    _, values = create_sampler("structuredRegular", device, range=(5, 5), **kwargs).sample(100)
-    assert not values.any()
+        assert np.array_equal(coords, independent(key_of(4), np.arange(3000)))
 
 
 @pytest.mark.parametrize("device", HOST)
@@ -363,10 +350,6 @@ def test_files_that_do_not_fit(device, change, text, tmp_path):
 def test_a_file_that_is_not_there(device, tmp_path):
     with pytest.raises(FileNotFoundError):
         create_sampler("structuredRegular", device, range=(0, 1), **(raw_file(tmp_path)[1] | {"filename": "/nowhere"}))
-
-
-def test_spacing_is_kept():
-    assert create_sampler("structuredRegular", "cpu", array=ARRAY, spacing=[1, 2, 3]).spacing == (1, 2, 3)
 
 
 def run_in_child(function):

@@ -240,7 +240,7 @@ def test_zarr(codec, tmp_path, cupy):
         cupy.concatenate([one[1][:, ::31] for one in drawn], 1),
     )
     expected = np.empty((1_000_000, 3), np.float32)
-    make_window(binned.field.boxes, key_of(1), 0, 1_000_000).draw(0, expected)
+    draws.draw_window(make_window(binned.field.boxes, key_of(1), 0, 1_000_000), 0, expected)
     assert np.array_equal(cupy.concatenate([one[0] for one in drawn]).get(), expected)
 
 
@@ -251,8 +251,8 @@ def test_importance_of_gradients(cupy, labels):
     options = {"array": voxels, "labels": labels, "importance": "gradient", "seed": 0}
     sampler = create_sampler("structuredRegular", "cuda", **options)
     # As floats, the bits of small labels are almost 0, and so are their gradients.
-    expected = gradient_density(create_sampler("structuredRegular", "cpu", **options).field, None)
-    assert np.allclose(gradient_density(sampler.field, 0), expected)
+    expected = gradient_density(create_sampler("structuredRegular", "cpu", **options).field)
+    assert np.allclose(gradient_density(sampler.field, cupy), expected)
     coords, _ = sampler.sample(10_000)
     assert float((cupy.abs(coords[:, 0] - 0.5) < 0.06).mean()) > 0.5
 

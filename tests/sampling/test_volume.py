@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from linumpy import device
-from linumpy.gpu.kernels import KernelSpec, source_text
+from linumpy.gpu.kernels import source_text
 from linumpy.sampling import volume
 from linumpy.sampling.coordinates import boxes, draws
 from linumpy.sampling.coordinates.boxes import make_window
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume, Shape
+from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume
 from tests.support.budget import matrix
 from tests.support.gpu.emulator import Kernel, emulated, library
 from tests.support.gpu.nvrtc import compilations, compile_kernel
-from tests.support.oracles.sampling_reference import truth
+from tests.support.oracles.sampling_reference import independent, truth
+
+pytestmark = pytest.mark.needs_core
 
 KEY = key_of(3)
 RAGGED = (7, 5, 11)
@@ -41,7 +42,7 @@ def random_volume(shape=RAGGED, dtype="f4", channels=1, seed=0):
 def points(count, seed=1):
     """Points inside, at the border, outside and on voxel centres."""
     made = np.random.default_rng(seed).uniform(-0.1, 1.1, (count, 3)).astype(np.float32)
-    made[: count // 4] = host_coordinates(Draw(), KEY, np.arange(count // 4, dtype=np.uint64))
+    made[: count // 4] = independent(KEY, np.arange(count // 4))
     made[count // 4 : count // 4 + 8] = list(itertools.product((0, 1), repeat=3))
     centres = (np.random.default_rng(2).integers(0, 5, (10, 3)) + 0.5) / np.array(RAGGED[::-1])
     made[-10:] = centres
@@ -157,7 +158,7 @@ def test_samples_are_those_of_the_generator(layout, count, offset):
     coords = memory[offset : offset + 3 * count].reshape(-1, 3)  # by one float: not aligned for stores of 16 bytes
     values = np.empty((2, count), np.float32)
     field.sample(KEY, first, coords, values)
-    assert np.array_equal(coords, host_coordinates(Draw(), KEY, first + np.arange(count, dtype=np.uint64)))
+    assert np.array_equal(coords, independent(KEY, first + np.arange(count)))
     assert np.array_equal(values, decoded(field, coords))
     assert (memory[:offset] == -7).all()
     assert (memory[offset + 3 * count :] == -7).all()
@@ -175,28 +176,25 @@ def test_samples_are_those_of_the_generator(layout, count, offset):
 def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
     monkeypatch.setattr(volume, "_BLOCK_SAMPLES", 8)
     voxels = random_volume(shape, dtype, channels=2)
-    field = DeviceVolume(voxels, shape=Shape(box_voxels=3000))
+    field = DeviceVolume(voxels, box_voxels=3000)
     made = make_window(field.boxes, KEY, 99, total)
     coords, values = np.full((count, 3), np.nan, np.float32), np.full((2, count), np.nan, np.float32)
     field.sample_boxes(made, begin, coords, values)
     expected = np.empty((count, 3), np.float32)
-    made.draw(begin, expected)
+    draws.draw_window(made, begin, expected)
     assert np.array_equal(coords, expected)
     assert np.array_equal(values, decoded(DeviceVolume(voxels, layout="rows"), coords))
 
 
-@pytest.mark.parametrize("shape", [
-    Shape(ahead=0), Shape(ahead=1), Shape(ahead=2), Shape(groups=2, ahead=1), Shape(groups=8, ahead=2),
-])  # fmt: skip
 @pytest.mark.parametrize("along_rows", [True, False])
-def test_several_tiles_of_a_warp(shape, along_rows, monkeypatch):
+def test_several_tiles_of_a_warp(along_rows, monkeypatch):
     monkeypatch.setattr(volume, "_MANY_SAMPLES", 1)
     voxels = random_volume((6, 9, 70))
     coords = np.random.default_rng(0).uniform(-0.1, 1.1, (7003, 3)).astype(np.float32)
     if along_rows:
         coords = coords[np.lexsort(np.floor(coords.T * [[70], [9], [6]]))]
     coords[5, 1], coords[4000, 0], coords[7002, 2] = np.nan, np.inf, -np.inf
-    values = decoded(DeviceVolume(voxels, layout="cells", shape=shape), coords)
+    values = decoded(DeviceVolume(voxels, layout="cells"), coords)
     finite = np.isfinite(coords).all(1)
     assert np.isnan(values[:, ~finite]).all()
     assert np.abs(values[:, finite] - truth(voxels, coords[finite], 1)).max() < 1e-6 * spread(voxels)
@@ -212,14 +210,13 @@ def test_a_long_axis():
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("copies", [True, False])
-def test_boxes_of_voxels_anywhere_in_memory(offset, copies):
+def test_boxes_of_voxels_anywhere_in_memory(offset):
     """Rows that begin at multiples of 16 bytes are read by vectors, others by voxels."""
     memory = np.zeros(4 + 20 * 24 * 32 + offset, np.float32)
     begin = -memory.ctypes.data // 4 % 4 + offset
     voxels = memory[begin : begin + 20 * 24 * 32].reshape(1, 20, 24, 32)
     voxels[...] = random_volume((20, 24, 32))
-    field = DeviceVolume(voxels, layout="rows", shape=Shape(box_voxels=900, box_copies=copies))
+    field = DeviceVolume(voxels, layout="rows", box_voxels=900)
     coords, values = np.empty((30_000, 3), np.float32), np.empty((1, 30_000), np.float32)
     field.sample_boxes(make_window(field.boxes, KEY, 0, 30_000), 0, coords, values)
     assert np.array_equal(values, decoded(field, coords))
@@ -262,12 +259,6 @@ def test_the_limit_of_the_memory_pool_decides_on_the_layout(monkeypatch, limit, 
     assert device.free_memory() >= 0
 
 
-@pytest.mark.parametrize("make", [HostVolume, DeviceVolume])
-def test_orders_that_are_not_there(make):
-    with pytest.raises(ValueError, match="spline_order=2"):
-        make(random_volume(), spline_order=2)
-
-
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_shared_memory_is_free_of_races(seed, monkeypatch):
     """With each access checked, and undefined behaviour too: samples in boxes, staged coordinates, counts of boxes."""
@@ -282,7 +273,7 @@ def test_shared_memory_is_free_of_races(seed, monkeypatch):
         monkeypatch.setattr(module, "load", checked)
     monkeypatch.setattr(volume, "_BLOCK_SAMPLES", 500)
     voxels = random_volume((20, 9, 12), channels=2)
-    field = DeviceVolume(voxels, layout="quads", shape=Shape(box_voxels=1000))
+    field = DeviceVolume(voxels, layout="quads", box_voxels=1000)
     coords, values = np.empty((2, 1000, 3), np.float32), np.empty((2, 2, 1000), np.float32)
     made = make_window(field.boxes, KEY, 0, 1000, np)
     assert np.array_equal(boxes.count_on_device(field.boxes, KEY, 0, 1000, np), made.starts)
@@ -294,7 +285,7 @@ def test_shared_memory_is_free_of_races(seed, monkeypatch):
 
 def specs():
     base = {"NORMALISE": "0", "INDEX": "int", "BLOCKS": "3", "LABELS": "0", "TARGET": "float", "GRADIENT": "0"}
-    base |= {"LONG": "0", "AHEAD": "2"}
+    base |= {"LONG": "0", "AHEAD": "1"}
     types = [volume.CUDA_TYPES[one] for one in KEPT]
     made = []
     for source, layout, draw in itertools.product(types, "0123", "01"):
@@ -313,11 +304,11 @@ def specs():
         yield volume._spec("sample", base | one)
     for source, layout in itertools.product(types, "123"):
         yield volume._spec("pack", {"SOURCE": source, "LAYOUT": layout, "INDEX": "int64", "NORMALISE": "0"})
-    boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "384", "BLOCKS": "3", "ASYNC": "1"}
+    boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "384", "BLOCKS": "3"}
     for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
         yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
-    yield draws._KERNEL
-    yield from (KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes"))
+    yield from map(draws.kernel_spec, ("draw", "draw_boxes"))
+    yield boxes._SPLIT
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

@@ -127,24 +127,6 @@ def test_flush_gives_a_partial_batch_once(volume, pipeline):
     assert [len(batch) for batch in p.batches()] == [4, 1]
 
 
-def test_an_error_is_that_of_its_batch(volume, tmp_path, pipeline):
-    path, values = volume
-    good = list(samples_of(path, 6))
-    missing = stream.Sample(tmp_path / "none.zarr", good[0].aabb)
-    p = pipeline()
-    p.push(iter([good[0], good[1], good[2], missing, good[4], good[5]]))
-    found = p.batches()
-    assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[:2]])
-    with pytest.raises(FileNotFoundError) as raised:
-        next(found)
-    assert isinstance(raised.value, stream.NotFound)
-    assert raised.value.status is stream.Status.NOT_FOUND
-    assert raised.value.sample == missing
-    assert next(found).samples == (good[2],)
-    assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[4:]])
-    assert next(found, None) is None
-
-
 def broken_array(tmp_path, values):
     path = make_array(tmp_path / "broken.zarr", values, (8, 8, 16))
     (chunk,) = (tmp_path / "broken.zarr" / "c" / "0" / "0").glob("0")
@@ -166,29 +148,6 @@ def test_skip_leaves_faulty_samples_out(volume, tmp_path, pipeline):
     assert np.array_equal(first.numpy(), [cut(values, one) for one in (good[0], fine)])
     assert np.array_equal(second.numpy(), [cut(values, one) for one in good])
     assert (p.stats.samples_skipped, p.stats.batches_truncated) == (6, 1)
-
-
-def test_what_a_broken_chunk_raises(volume, tmp_path, pipeline):
-    p = pipeline(batch_size=1)
-    p.push([stream.Sample(broken_array(tmp_path, volume[1]), ((0, 4), (0, 5), (0, 6))), *samples_of(volume[0], 1)])
-    with pytest.raises(stream.StreamError) as raised:
-        p.pop()
-    assert raised.value.sample.aabb == ((0, 4), (0, 5), (0, 6))
-    assert np.array_equal(p.pop().numpy(), [cut(volume[1], next(samples_of(volume[0])))])
-
-
-def test_an_iterable_that_raises_does_not_end_the_pipeline(volume, pipeline):
-    def failing():
-        yield from samples_of(volume[0], 3)
-        raise KeyError("of the user")
-
-    p = pipeline()
-    p.push(failing())
-    p.push(samples_of(volume[0], 2))
-    assert len(p.pop()) == 2
-    with pytest.raises(stream.StreamError, match="of the user"):
-        p.pop()
-    assert len(p.pop()) == 2
 
 
 def test_crops_must_be_alike(volume, tmp_path, pipeline):
@@ -275,53 +234,6 @@ def test_calls_after_close_raise(volume, pipeline):
     assert not [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
 
 
-def test_close_ends_a_waiting_pop(volume, pipeline):
-    gate = threading.Event()
-
-    def blocked():
-        gate.wait(10)
-        yield from samples_of(volume[0], 1)
-
-    p = pipeline()
-    p.push(blocked())
-    raised = []
-
-    def wait():
-        try:
-            p.pop()
-        except stream.ShutdownError as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.05)
-    closing = threading.Thread(target=p.close)
-    closing.start()
-    waiting.join(5)
-    assert raised
-    gate.set()
-    closing.join(5)
-
-
-def test_a_state_resumes_behind_the_last_batch(volume, pipeline):
-    path = volume[0]
-    straight = [samples for _, samples in _taken(pipeline, path)]
-    p = pipeline(batch_size=3)
-    p.push(samples_of(path, 27))
-    before = [samples for _, samples in itertools.islice(_released(p), 4)]
-    state = p.state_dict()
-    q = pipeline(batch_size=3)
-    q.load_state_dict(state)
-    q.push(samples_of(path, 27))
-    after = list(_released(q))
-    assert [number for number, _ in after] == [4, 5, 6, 7, 8]
-    assert before + [samples for _, samples in after] == straight
-    with pytest.raises(ValueError, match="seed=0, this pipeline has 1"):
-        pipeline(batch_size=3, seed=1).load_state_dict(state)
-    with pytest.raises(RuntimeError, match="before samples are pushed"):
-        q.load_state_dict(state)
-
-
 def test_states_that_are_refused(pipeline):
     p = pipeline()
     state = p.state_dict()
@@ -336,27 +248,11 @@ def test_states_that_are_refused(pipeline):
     with pytest.raises(TypeError, match="state must be what"):
         p.load_state_dict(None)
     assert p.state_dict() == state
-
-
-def _released(p):
-    for batch in p.batches():
-        batch.release()
-        yield batch.batch_id, batch.samples
-
-
-def _taken(pipeline, path, **options):
-    p = pipeline(batch_size=3, **options)
-    p.push(samples_of(path, 27))
-    return list(_released(p))
-
-
-def test_samples_of_ranks_are_disjoint_and_complete(volume, pipeline):
-    parts = [
-        [one for _, samples in _taken(pipeline, volume[0], rank=rank, world_size=2) for one in samples]
-        for rank in range(2)
-    ]
-    assert parts[0] == list(samples_of(volume[0], 27))[0::2]
-    assert parts[1] == list(samples_of(volume[0], 27))[1::2]
+    with pytest.raises(ValueError, match="seed=0, this pipeline has 1"):
+        pipeline(seed=1).load_state_dict(state)
+    p.push([])
+    with pytest.raises(RuntimeError, match="before samples are pushed"):
+        p.load_state_dict(state)
 
 
 def test_parts_come_as_a_named_tuple(volume, tmp_path, pipeline):

@@ -48,13 +48,6 @@ def test_it_yields_every_batch_in_each_iteration(stub, crops):
         assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected)
 
 
-def test_two_ranks_share_the_samples(stub, crops):
-    samples, expected = crops
-    for rank in range(2):
-        dataset = stream.torch_dataset(config(rank=rank, world_size=2), samples)
-        assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected[rank::2])
-
-
 def test_parts_come_as_a_dict(stub, crops):
     samples, expected = crops
     part = stream.Part("labels", kind="labels")

@@ -379,6 +379,12 @@ LC_API void lc_free(void *);
 LC_API int64_t lc_trace_rays(int64_t images, int64_t grows, int64_t lengths, const void *batch, int64_t nbytes,
                              int64_t image_nbytes);
 
+// Write the coordinates of `count` random points on the host, from the one of number `begin` on. `draw` and `boxes` are
+// the records of sampling/cuda/draw.cu; without `boxes` points are drawn one by one, else those of a window whose boxes
+// begin at `starts`, by the weights of `draw` if it is given. `ids` and `cumulative`: the cells of weights, or null.
+LC_API int64_t lc_draw_points(float *coords, const int64_t *ids, const uint64_t *cumulative, const int64_t *starts,
+                              int64_t begin, int64_t count, const void *draw, const void *boxes);
+
 // `lc_after_fork`, in a forked child: forget the threads of the parent. `lc_shutdown`, at exit: join all threads.
 LC_API void lc_after_fork(void);
 LC_API void lc_shutdown(void);

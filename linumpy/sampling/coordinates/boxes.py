@@ -19,11 +19,9 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.gpu.kernels import KernelSpec, int32, int64, load
+from linumpy.gpu.kernels import KernelSpec, int32, load
 from linumpy.gpu.philox import philox
-from linumpy.sampling.arguments import MAX_SAMPLES
-from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers
-from linumpy.sampling.threads import in_threads
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use
 
 #: Random bits of a coordinate in a box: three coordinates take two words, so a call of the generator makes two samples.
 FIELD_BITS = 21
@@ -46,6 +44,7 @@ _BOXES = np.dtype(
     [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
 )
 assert _BOXES.itemsize == 40
+_SPLIT = KernelSpec("boxes", "split", (), "linumpy.sampling.cuda")
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -94,11 +93,7 @@ class Boxes:
 
 @functools.lru_cache(maxsize=64)
 def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
-    """Choose the halvings so that a box needs at most `voxels` voxels of a volume, as far as their number allows.
-
-    `shape`: voxels of the volume along z, y and x. `voxels`: largest number of voxels of a box, with the neighbours
-    that interpolation needs.
-    """
+    """Choose the halvings so that a box, with its neighbours, needs at most `voxels` voxels, as far as possible."""
     axes: list[int] = []
     while len(axes) < _MAX_LEVELS:
         boxes = Boxes(tuple(axes))
@@ -132,47 +127,9 @@ class Window:
         """The structure ``Boxes`` of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)
 
-    def draw(self, begin: int, coords: Array) -> None:
-        """Fill `coords`, (n, 3) float32 in the memory of :attr:`starts`, with the samples from `begin` on."""
-        if isinstance(self.starts, np.ndarray):
-
-            def part(start: int, stop: int) -> None:
-                coords[start:stop] = self._on_host(np.arange(begin + start, begin + stop))
-
-            in_threads(part, len(coords))
-        else:
-            self.launch(begin, coords)
-
-    def launch(self, begin: int, coords: Array) -> None:
-        """Fill `coords` on a device; see :meth:`draw`."""
-        count = len(coords)
-        if count:
-            args = (coords, self.starts, *int64(begin, count), self.record)
-            load(_spec("draw_boxes"))((-(-count // _THREADS),), (_THREADS,), args)
-
-    def _on_host(self, position: np.ndarray) -> np.ndarray:
-        box = np.searchsorted(np.asarray(self.starts), position, side="right") - 1
-        # Empty boxes begin where the next box does: the last of these boxes holds the sample.
-        indices = self.boxes.indices(box)
-        words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
-        second = (position & 1).astype(bool)
-        fields = np.where(second, words[2], words[0]) << np.uint64(32) | np.where(second, words[3], words[1])
-        coords = np.empty((position.size, 3), np.float32)
-        for axis, halved in enumerate(self.boxes.halved):
-            inside = COORDINATE_BITS - halved
-            field = fields >> np.uint64((2 - axis) * FIELD_BITS) & np.uint64(2**inside - 1)
-            coords[:, 2 - axis] = as_coordinate(indices[axis].astype(np.uint64) << np.uint64(inside) | field)
-        return coords
-
 
 def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
-    """Make a window: draw how many of the samples fall into each box.
-
-    `boxes`, `key`, `first`, `total`: as for :class:`Window`. `xp`: NumPy, or CuPy, where the work is queued on the
-    current stream.
-    """
-    if total > MAX_SAMPLES:
-        raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
+    """Make a window: draw how many of the samples fall into each box, by NumPy, or on CuPy's current stream."""
     if xp is not np:
         return Window(boxes, key, first, total, count_on_device(boxes, key, first, total, xp))
     counts = np.array([total], np.int64)
@@ -191,10 +148,6 @@ def _record(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.nd
     return record
 
 
-def _spec(name: str) -> KernelSpec:
-    return KernelSpec("boxes", name, (), "linumpy.sampling.cuda")
-
-
 def count_on_device(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
     """Count the samples of boxes on a device; return the position of the first sample of each box."""
     record = _record(boxes, key, first, total)
@@ -205,7 +158,7 @@ def count_on_device(boxes: Boxes, key: tuple[int, int], first: int, total: int, 
     state, starts = xp.zeros((1 << top) + top, np.uint64), xp.empty(boxes.count + 1, np.int64)
     grid, shared_nbytes = top * per_level + (1 << top), 8 << len(boxes.axes) - top
     args = (state, starts, *int32(per_level), record)
-    load(_spec("split"))((grid,), (_THREADS,), args, shared_mem=shared_nbytes)
+    load(_SPLIT)((grid,), (_THREADS,), args, shared_mem=shared_nbytes)
     return starts
 
 

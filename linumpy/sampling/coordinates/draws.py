@@ -1,7 +1,8 @@
-"""Draw coordinates: independent, stratified, by Sobol's sequence, or by weights.
+"""Draw coordinates: independent, stratified, by Sobol's sequence, by weights, or sorted by boxes.
 
-In: a :class:`Draw`, the generator's key, the number of the first sample. Out: float32 coordinates (x, y, z), the same
-bits on the host and on a device. A sample depends only on its number, so batches may have any size.
+In: a :class:`Draw` or a window, the generator's key, the number of the first sample. Out: float32 coordinates (x, y,
+z), the same bits on the host and on a device, since the native core has a host build of the kernels; without the core
+:class:`~linumpy.errors.CoreUnavailableError`. A sample depends only on its number, so batches may have any size.
 
 Samples by weights can also be sorted by boxes of the volume, for ``order="binned"`` with a mask or importance. As a
 set, the samples of a window are distributed as samples drawn one by one. Cells are sorted by the boxes that contain
@@ -14,24 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.checks import integer
+from linumpy.core.native import library
 from linumpy.device import to_host
-from linumpy.gpu.kernels import KernelSpec, int64, load
-from linumpy.gpu.philox import Words, philox
+from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
 from linumpy.sampling.coordinates.boxes import Boxes, Window
-from linumpy.sampling.coordinates.generator import (
-    COORDINATE_BITS,
-    USE_SHIFT,
-    Use,
-    as_coordinate,
-    numbers,
-    shuffled,
-    sobol,
-)
+from linumpy.sampling.coordinates.generator import Use
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
@@ -44,13 +38,15 @@ DRAW_RECORD = np.dtype(
     align=True,
 )
 assert DRAW_RECORD.itemsize == 56
-_KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
-_KERNEL_IN_ORDER = KernelSpec("draw", "draw_in_parts", (), "linumpy.sampling.cuda")
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 #: The null pointer, for an array that a kernel does not use.
 NO_ARRAY = np.uint64(0)
 #: Binary logarithm of the largest number of strata along an axis.
 _MAX_STRATA_BITS = 10
+
+
+def kernel_spec(name: str) -> KernelSpec:
+    """Return the specification of a kernel of draw.cu: ``draw``, ``draw_boxes`` or ``draw_in_parts``."""
+    return KernelSpec("draw", name, (("THREADS", str(_THREADS)),), "linumpy.sampling.cuda")
 
 
 @dataclass(frozen=True)
@@ -106,20 +102,49 @@ def weighted(density: np.ndarray) -> Draw:
 
 
 def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
-    """Fill an array with coordinates.
-
-    The array has shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
-    The arrays of `method` lie in the same memory. `first` is the number of the first sample in the stream.
-    """
+    """Fill an array (n, 3) with the coordinates of samples from number `first` on; `method` lies in the same memory."""
     if isinstance(coords, np.ndarray):
-
-        def part(begin: int, end: int) -> None:
-            index = np.arange(first + begin, first + end, dtype=np.uint64)
-            coords[begin:end] = host_coordinates(method, key, index)
-
-        in_threads(part, len(coords))
+        _on_host(coords, 0, _record(method, key, first, len(coords)), method.ids, method.cumulative)
     else:
         launch(method, key, first, coords)
+
+
+def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
+    """Fill an array on a device; see :func:`draw`."""
+    tables = (NO_ARRAY if table is None else table for table in (method.ids, method.cumulative))
+    _launch("draw", coords, *tables, _record(method, key, first, len(coords)))
+
+
+def draw_window(window: Window, begin: int, coords: Array) -> None:
+    """Fill an array in the memory of the window with its samples, which are sorted by box, from sample `begin` on."""
+    if isinstance(coords, np.ndarray):
+        _on_host(coords, begin, None, window=window)
+    else:
+        launch_window(window, begin, coords)
+
+
+def launch_window(window: Window, begin: int, coords: Array) -> None:
+    """Fill an array on a device; see :func:`draw_window`."""
+    _launch("draw_boxes", coords, window.starts, *int64(begin, len(coords)), window.record)
+
+
+def draw_in_order(window: Window, cells: Draw, begin: int, coords: Array) -> None:
+    """Fill an array with coordinates of the samples of a window, from sample `begin` of the window on.
+
+    `cells`: from :func:`in_order`, with the boxes of the window and its arrays in the memory of `coords`.
+    """
+    if isinstance(coords, np.ndarray):
+        record = _record(cells, window.key, window.first, len(coords))
+        _on_host(coords, begin, record, cells.ids, cells.cumulative, window)
+    else:
+        launch_in_order(window, cells, begin, coords)
+
+
+def launch_in_order(window: Window, cells: Draw, begin: int, coords: Array) -> None:
+    """Fill an array on a device; see :func:`draw_in_order`."""
+    record = _record(cells, window.key, window.first, len(coords))
+    cumulative = NO_ARRAY if cells.cumulative is None else cells.cumulative
+    _launch("draw_in_parts", coords, cells.ids, cumulative, window.starts, *int64(begin), record, window.record)
 
 
 def _record(method: Draw, key: tuple[int, int], first: int, count: int) -> np.ndarray:
@@ -131,63 +156,29 @@ def _record(method: Draw, key: tuple[int, int], first: int, count: int) -> np.nd
     return record
 
 
-def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
-    """Fill an array on a device; see :func:`draw`."""
-    if not len(coords):
-        return
-    args = _record(method, key, first, len(coords))
-    tables = (NO_ARRAY if table is None else table for table in (method.ids, method.cumulative))
-    load(_KERNEL)((-(-len(coords) // _THREADS),), (_THREADS,), (coords, *tables, args))
+def _launch(name: str, coords: Array, *args: Any) -> None:
+    if len(coords):
+        load(kernel_spec(name))((-(-len(coords) // _THREADS),), (_THREADS,), (coords, *args))
 
 
-def host_coordinates(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
-    """Compute the coordinates of samples by NumPy: (n, 3) float32.
+def _on_host(
+    coords: np.ndarray,
+    begin: int,
+    record: np.ndarray | None,
+    ids: Array | None = None,
+    cumulative: Array | None = None,
+    window: Window | None = None,
+) -> None:
+    """Fill an array by the kernels' host build in the native core, from sample `begin` on."""
+    core = library().waiting
+    starts, boxes = (None, None) if window is None else (window.starts, window.record)
+    arrays = (ids, cumulative, starts, record, boxes)
+    *tables, draw, halvings = (None if array is None else address_of(array) for array in arrays)
 
-    `method`, `key`: as for :func:`draw`. `index`: numbers of the samples.
-    """
-    if method.use == Use.WEIGHTED:
-        return _weighted(method, key, index)
-    if method.use == Use.SOBOL:
-        shifts = numbers(index >> np.uint64(32), Use.SOBOL, key)
-        words = [a ^ b for a, b in zip(sobol(index & np.uint64(0xFFFFFFFF)), shifts, strict=False)]
-    else:
-        words = list(numbers(index, method.use, key)[:3])
-    bits = [word >> np.uint64(32 - COORDINATE_BITS) for word in words]
-    if method.use == Use.STRATIFIED:
-        b = method.strata_bits  # the highest bits of a coordinate are those of the stratum of the sample
-        shuffling = numbers(index >> np.uint64(3 * b), Use.STRATA, key)
-        stratum = shuffled(index & np.uint64((1 << 3 * b) - 1), shuffling, 3 * b)
-        sides = [stratum >> np.uint64(axis * b) & np.uint64((1 << b) - 1) for axis in range(3)]
-        bits = [w >> np.uint64(b) | side << np.uint64(COORDINATE_BITS - b) for w, side in zip(bits, sides, strict=True)]
-    return np.stack([as_coordinate(word) for word in bits], axis=1)
+    def part(start: int, stop: int) -> None:
+        core.lc_draw_points(address_of(coords[start:]), *tables, begin + start, stop - start, draw, halvings)
 
-
-def _weighted(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
-    high, low = numbers(index, Use.CELL, key)[:2]
-    if method.ids is not None:
-        count = np.uint64(method.ids.size)
-        # As in the kernel: the words y, x are a fraction of 64 bits, y the highest, times the length of the list.
-        cells = method.ids[(low * count + (high * count >> _HALF)) >> _HALF]
-    else:
-        weight = (high << _HALF | low) >> np.uint64(1)
-        cells = np.searchsorted(np.asarray(method.cumulative), weight, side="right")
-    return in_cells(cells, method.grid, numbers(index, Use.WEIGHTED, key))
-
-
-def in_cells(cells: np.ndarray, grid: tuple[int, int, int], words: Words) -> np.ndarray:
-    """Return float32 coordinates (n, 3), uniform in cells of a grid (Z, Y, X), from words of the generator.
-
-    Where float32 rounds a coordinate to the upper border of its cell, which is part of the next cell, it becomes the
-    next smaller number.
-    """
-    indices = np.unravel_index(cells, grid)
-    coords = np.empty((cells.size, 3), np.float32)
-    for axis, word in enumerate(words[:3]):
-        cell, count = indices[2 - axis], grid[2 - axis]
-        exact = ((cell + (word + 0.5) * 2.0**-32) / count).astype(np.float32)
-        is_next = exact.astype(np.float64) * count >= cell + 1.0
-        coords[:, axis] = np.where(is_next, np.nextafter(exact, np.float32(0)), exact)
-    return coords
+    in_threads(part, len(coords))
 
 
 def in_order(weights: Draw, boxes: Boxes) -> Draw:
@@ -209,52 +200,3 @@ def _order(ids: np.ndarray, grid: tuple[int, int, int], boxes: Boxes) -> np.ndar
     cells = zip(np.unravel_index(ids, grid), grid, boxes.halved, strict=True)
     z, y, x = (((cell + 0.5) / count * 2**halved).astype(np.int64) for cell, count, halved in cells)
     return np.argsort(boxes.numbers(z, y, x), kind="stable")
-
-
-def draw_in_order(window: Window, cells: Draw, begin: int, coords: Array) -> None:
-    """Fill an array with coordinates of the samples of a window, from sample `begin` of the window on.
-
-    `cells`: from :func:`in_order`, with the boxes of the window and its arrays in the memory of `coords`.
-    """
-    if isinstance(coords, np.ndarray):
-
-        def part(start: int, stop: int) -> None:
-            coords[start:stop] = _in_order_on_host(window, cells, np.arange(begin + start, begin + stop))
-
-        in_threads(part, len(coords))
-    else:
-        launch_in_order(window, cells, begin, coords)
-
-
-def launch_in_order(window: Window, cells: Draw, begin: int, coords: Array) -> None:
-    """Fill an array on a device; see :func:`draw_in_order`."""
-    if not len(coords):
-        return
-    record = _record(cells, window.key, window.first, len(coords))
-    cumulative = NO_ARRAY if cells.cumulative is None else cells.cumulative
-    args = (coords, cells.ids, cumulative, window.starts, *int64(begin), record, window.record)
-    load(_KERNEL_IN_ORDER)((-(-len(coords) // _THREADS),), (_THREADS,), args)
-
-
-def _in_order_on_host(window: Window, cells: Draw, position: np.ndarray) -> np.ndarray:
-    assert cells.ids is not None
-    levels = len(window.boxes.axes)
-    part = np.searchsorted(np.asarray(window.starts), position, side="right") - 1
-    words = _window_numbers(window, Use.BINNED_CELL, position)
-    # Position along the line, whose length is 2^63: the part gives the highest bits, random words the others.
-    along = part.astype(np.uint64) << np.uint64(63 - levels)
-    along |= (words[0] << _HALF | words[1]) >> np.uint64(1 + levels)
-    if cells.cumulative is None:
-        # along * size >> 63; the product does not fit into 64 bits.
-        size, high, low = np.uint64(cells.ids.size), along >> np.uint64(31), along << np.uint64(1) & _LOW
-        entry: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
-    else:
-        entry = np.searchsorted(np.asarray(cells.cumulative), along, side="right")
-    return in_cells(cells.ids[entry], cells.grid, _window_numbers(window, Use.BINNED_POINT, position))
-
-
-def _window_numbers(window: Window, use: Use, position: np.ndarray) -> Words:
-    """Return the words of samples of a window; a counter's third word holds the highest of a position's 33 bits."""
-    bits = position.astype(np.uint64)
-    third = np.uint64(use << USE_SHIFT) | bits >> _HALF
-    return philox((window.first & 0xFFFFFFFF, window.first >> 32, third, bits & _LOW), window.key)

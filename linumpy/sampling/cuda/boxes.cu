@@ -1,5 +1,4 @@
-// Count the samples of each box, a multinomial distribution, and draw the samples of boxes. Boxes are the leaves of a
-// binary tree of halvings: of n samples of a node as many fall into the lower half as there are ones among n random
+// Count the samples of each box, a multinomial distribution. Boxes are the leaves of a binary tree of halvings: of n samples of a node as many fall into the lower half as there are ones among n random
 // bits. As linumpy.sampling.coordinates.boxes does on the host.
 #include "philox.cuh"
 #include "boxes.cuh"
@@ -106,20 +105,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (threadIdx.x == 0) atomicAdd(state + (1u << boxes.top) + level, static_cast<uint64>(1));
-}
-
-// Write the coordinates of samples `begin` to `begin` + `count` of the window, which are sorted by box.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count,
-               const Boxes boxes) {
-    const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= count) return;
-    const int64 position = begin + i;
-    unsigned at[3];
-    int halved[3];
-    indices_of(boxes, static_cast<int>(box_of(position, starts, boxes.levels)), at, halved);
-    const uint4 words = numbers(boxes.window, USE_BINNED, call_of(position), boxes.key);
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis)
-        coords[3 * i + 2 - axis] = coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));
 }

@@ -1,8 +1,9 @@
-// Coordinates of random points: the same bits as linumpy.sampling.coordinates.draws gives on the host.
+// Coordinates of random points. The native core (core/src/draw.cpp) compiles this source for the host, with blocks of one
+// thread.
+//
+// Definitions: THREADS (of a block).
 #include "philox.cuh"
 #include "boxes.cuh"
-
-constexpr int THREADS = 256;
 
 struct Draw {
     uint64 first;       // number of the first sample
@@ -15,8 +16,8 @@ struct Draw {
 };
 static_assert(sizeof(Draw) == 56, "linumpy.sampling.coordinates.draws writes 56 bytes");
 
-// Sobol's sequence as `generator.sobol` computes it, for the low 32 bits of the index, shifted at random: each 2^32
-// points have another shift.
+// Sobol's sequence in the order of Gray codes, for the low 32 bits of the index, shifted at random: each 2^32 points have
+// another shift. These recurrences give the direction numbers of S. Joe and F. Kuo (2008) for three dimensions.
 __device__ uint4 sobol(uint64 index, Key key) {
     const unsigned low = static_cast<unsigned>(index), gray = low ^ (low >> 1);
     uint4 words = numbers(index >> 32, USE_SOBOL, 0, key);
@@ -35,7 +36,8 @@ __device__ uint4 sobol(uint64 index, Key key) {
     return words;
 }
 
-// A permutation of the integers below 2^bits, as `generator.shuffled`.
+// A permutation of the integers below 2^bits; other words give another one. Multiplying by an odd number and
+// exclusive-or with higher bits are both invertible.
 __device__ unsigned shuffled(unsigned index, uint4 words, int bits) {
     const unsigned mask = (1u << bits) - 1, shift = (bits + 1) / 2;
     const unsigned keys[4] = {words.x, words.y, words.z, words.w};
@@ -110,8 +112,7 @@ __device__ uint4 numbers_at(int64 position, unsigned use, const Boxes &window) {
                   use << USE_SHIFT | static_cast<unsigned>(bits >> 32), static_cast<unsigned>(bits), window.key);
 }
 
-// Write the coordinates of the samples of a window by weights, from `begin` on, as in
-// linumpy.sampling.coordinates.weighted. Cells lie along a line of length 2^63, sorted by boxes. The line has 2^levels
+// Write the coordinates of the samples of a window by weights, from `begin` on. Cells lie along a line of length 2^63, sorted by boxes. The line has 2^levels
 // equal parts, whose first samples are `starts`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_in_parts(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative,
@@ -130,4 +131,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const uint64 cell = cumulative ? static_cast<uint64>(ids[entry]) : entry;
     const uint4 words = numbers_at(position, USE_BINNED_POINT, window);
     write_in_cell(coords + 3 * i, cell, words, method);
+}
+
+// Write the coordinates of samples `begin` to `begin` + `count` of the window, which are sorted by box.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count,
+               const Boxes boxes) {
+    const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= count) return;
+    const int64 position = begin + i;
+    unsigned at[3];
+    int halved[3];
+    indices_of(boxes, static_cast<int>(box_of(position, starts, boxes.levels)), at, halved);
+    const uint4 words = numbers(boxes.window, USE_BINNED, call_of(position), boxes.key);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+        coords[3 * i + 2 - axis] = coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));
 }

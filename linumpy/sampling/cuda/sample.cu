@@ -4,8 +4,7 @@
 // ORDER (of the spline: 0, 1 or 3; 3: the volume consists of coefficients), DRAW (1: the kernel draws the points and
 // writes their coordinates), GRADIENT (1: it also writes derivatives along x, y and z), LONG (1: an axis has 2^22
 // voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time), BLOCKS (minimum number of
-// resident blocks per multiprocessor), AHEAD (1: the coordinates of the next tile are read before this tile is sampled;
-// 2: they are prefetched into the L2 cache).
+// resident blocks per multiprocessor), AHEAD (1: the coordinates of the next tile are prefetched into the L2 cache).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -140,10 +139,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64 first = (static_cast<int64>(blockIdx.x) * volume.march * WARPS + warp) * (GROUPS * 32);
-#if AHEAD == 1 && !DRAW
-    float next[GROUPS][3];
-    if (first < volume.count) read_coords(coords, first, volume.count, next);
-#endif
 #pragma unroll 1
     for (int m = 0; m < volume.march; ++m) {
         const int64 begin = first + static_cast<int64>(m) * (WARPS * GROUPS * 32);
@@ -157,15 +152,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             u[k][1] = coordinate(words.y >> 8);
             u[k][2] = coordinate(words.x >> 8);
         }
-#elif AHEAD == 1
-#pragma unroll
-        for (int k = 0; k < GROUPS; ++k)
-#pragma unroll
-            for (int a = 0; a < 3; ++a) u[k][a] = next[k][a];
-        if (m + 1 < volume.march) read_coords(coords, begin + WARPS * GROUPS * 32, volume.count, next);
 #else
         read_coords(coords, begin, volume.count, u);
-#if AHEAD == 2
+#if AHEAD
         if (m + 1 < volume.march) prefetch_coords(coords, begin + WARPS * GROUPS * 32, volume.count);
 #endif
 #endif

@@ -1,8 +1,7 @@
 // Samples of a volume, box by box: a block reads the voxels of a box into shared memory, once and in rows.
 //
 // Definitions: those of volume.cuh, with LAYOUT 0; FOURS (1: all rows of the volume begin at multiples of four voxels
-// in memory); ASYNC (1: float voxels are copied without registers); THREADS; BLOCKS (minimum number of resident blocks
-// per multiprocessor).
+// in memory); THREADS; BLOCKS (minimum number of resident blocks per multiprocessor).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -106,7 +105,8 @@ template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *cha
 template <class T> struct IsFloat { static constexpr bool YES = false; };
 template <> struct IsFloat<float> { static constexpr bool YES = true; };
 // Voxels that need no conversion are copied without registers, so that all of their loads run at the same time.
-constexpr bool COPIED = ASYNC && FOURS && !NORMALISE && IsFloat<SOURCE>::YES;
+// Float voxels are copied without registers.
+constexpr bool COPIED = FOURS && !NORMALISE && IsFloat<SOURCE>::YES;
 
 __device__ __forceinline__ void copy(float4 *to, const SOURCE *from) {
 #if __CUDA_ARCH__ >= 800

@@ -40,10 +40,7 @@ def open_exabrick(
 
 
 class BrickField(device_tables.TableField):
-    """Bricks of cells of several levels as a field.
-
-    `domain` is the box that the unit cube covers, in cells of the finest level: (2, 3) float64.
-    """
+    """Bricks of cells of several levels; the unit cube covers `domain`, (2, 3) float64 in cells of the finest level."""
 
     n_channels = 1
     _spec = KernelSpec("amr", "amr", (), "linumpy.sampling.fields.cuda")

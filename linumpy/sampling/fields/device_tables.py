@@ -76,10 +76,7 @@ class TableField(Field):
 
 
 def record(fields: Sequence[tuple[str, str, ArrayLike]]) -> np.ndarray:
-    """Make a record of fields (name, dtype, value), with the alignment of the kernel's structure.
-
-    Kernels take the record's bytes: ``record(...).view(np.uint8)``.
-    """
+    """Make a record of fields (name, dtype, value), aligned as a kernel's structure; kernels take its bytes."""
     values = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
     for name, _, value in fields:
         values[name] = value

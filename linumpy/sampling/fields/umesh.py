@@ -74,10 +74,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
 
 
 class StitchedField(device_tables.TableField):
-    """Grids of vertices and unstructured elements as a field.
-
-    `domain` is the box that the unit cube covers: (2, 3) float64.
-    """
+    """Grids of vertices and unstructured elements as a field; the unit cube covers the box `domain`, (2, 3) float64."""
 
     n_channels = 1
     _spec = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
@@ -184,8 +181,10 @@ def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
 
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
-    ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
-    low, high = (np.concatenate(end) for end in ends)
+    of_elements = vertices[np.where(corners < 0, corners[:, :1], corners)] if len(corners) else np.zeros((0, 1, 3))
+    low, high = (
+        np.concatenate(end) for end in zip(_grid_boxes(blocks), (of_elements.min(1), of_elements.max(1)), strict=True)
+    )
     if not len(low):
         raise ValueError("there is no grid and no element with a volume")
     if not np.isfinite(low).all() or not np.isfinite(high).all():
@@ -194,13 +193,6 @@ def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[n
     if extent > _LARGEST:
         raise ValueError(f"grids and elements reach over {extent:g} units, {_LARGEST:g} at most")
     return low, high
-
-
-def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if not len(corners):
-        return np.zeros((0, 3)), np.zeros((0, 3))
-    corner_positions = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
-    return corner_positions.min(1), corner_positions.max(1)
 
 
 def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,10 +26,7 @@ _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
 
 
 def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> SparseGrid:
-    """Open a grid of a ``.vdb`` or ``.nvdb`` file.
-
-    `filename`: the suffix is the format. `field`: name of the grid; by default the first grid.
-    """
+    """Open a grid, by default the first one, of a ``.vdb`` or ``.nvdb`` file, as its suffix says."""
     suffix = os.path.splitext(filename)[1].lower()
     if suffix not in _READERS:
         raise SourceError(f"{os.fspath(filename)}: filename must end in one of {', '.join(_READERS)}")

@@ -28,10 +28,7 @@ def no_such_error(kind: str, name: str | None, names: list[str], path: str) -> S
 
 
 class Cursor:
-    """A position in a file, from which fields are read one after another.
-
-    `file`: seekable, at its beginning. `name`: name of the file, for errors.
-    """
+    """A position in a seekable file, from whose beginning fields are read; errors have the file's `name`."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file

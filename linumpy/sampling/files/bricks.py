@@ -72,29 +72,22 @@ def read_bricks(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
         records = list(_records(cursor, _BRICK))
         if not records:
             raise cursor.error("holds no brick")
-        values = np.empty(sum(len(record.ids) for record in records), np.float32)
-        start = 0
-        for number, record in enumerate(records):
-            ids = record.ids
-            if ids.min() < 0 or ids.max() >= len(scalars):
-                wrong = ids[(ids < 0) | (ids >= len(scalars))][0]
-                raise cursor.error(f"brick {number} has cell id {wrong}, but scalar= holds {len(scalars)} values")
-            np.take(scalars, ids, out=values[start : start + len(ids)])
-            start += len(ids)
-    return _blocks(records, values)
+        ids = np.concatenate([record.ids for record in records])
+        wrong = np.flatnonzero((ids < 0) | (ids >= len(scalars)))
+        if len(wrong):
+            number = np.searchsorted(np.cumsum([len(record.ids) for record in records]), wrong[0], side="right")
+            raise cursor.error(f"brick {number} has cell id {ids[wrong[0]]}, but scalar= holds {len(scalars)} values")
+    return _blocks(records, scalars[ids])
 
 
 def read_grids(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
     """Read grids of vertices: lower, level, cells and the ids of all vertices. An id without a value becomes NaN."""
     with opened(path) as cursor:
         records = list(_records(cursor, _GRID))
-        values = np.full(sum(len(record.ids) for record in records), np.nan, np.float32)
-        start = 0
-        for record in records:
-            ids = record.ids
-            valid = (ids >= 0) & (ids < len(scalars))
-            values[start : start + len(ids)][valid] = scalars[ids[valid]]
-            start += len(ids)
+    ids = np.concatenate([np.zeros(0, np.int32), *(record.ids for record in records)])
+    valid = (ids >= 0) & (ids < len(scalars))
+    values = np.full(len(ids), np.nan, np.float32)
+    values[valid] = scalars[ids[valid]]
     return _blocks(records, values)
 
 

@@ -223,7 +223,8 @@ class _GridMemory:
         """Read the tree from the root to the leaves."""
         layout = self.layout
         tree = self.at(_GRID_NBYTES, _TREE_NBYTES).view("<u8")[0]
-        root = _GRID_NBYTES + _limited(tree[3])
+        # Limited, so that sums with it fit into int64; the limit lies outside of any file, which is an error below.
+        root = _GRID_NBYTES + min(int(tree[3]), 2**62)
         head = self.at(root, layout.root_nbytes)
         entries = int(head[:, 24:28].view("<u4")[0, 0])
         offset, size = layout.root_tile
@@ -310,11 +311,6 @@ def _codes(packed: np.ndarray, width: int) -> np.ndarray:
         return packed.view(f"<u{width // 8}").astype(np.float32)
     parts = [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)]
     return np.stack(parts, -1).reshape(len(packed), 512).astype(np.float32)
-
-
-def _limited(offset: np.integer) -> int:
-    """Limit an offset so that sums with it fit into int64; the limit lies outside any file, which is an error later."""
-    return min(int(offset), 2**62)
 
 
 def _origins(keys: np.ndarray) -> np.ndarray:

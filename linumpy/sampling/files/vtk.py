@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from linumpy.device import machine_memory
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.packages import install_line
 from linumpy.sampling.files.binary import no_such_error
+from linumpy.sampling.volume import KEPT
 
 #: A reader, a data set or an array of the vtk package, which is imported only when a file is read.
 VtkObject: TypeAlias = Any
@@ -42,11 +44,28 @@ _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
 _messages_lock = threading.Lock()
 
 
-def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
-    """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
+def open_vtk(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], field: str | None = None) -> np.ndarray:
+    """Read an array of one or several images: voxels (C, Z, Y, X) of a dtype that kernels sample.
 
-    The result has shape (components, Z, Y, X), in native byte order.
+    `files`: images in the order of time, all with as many voxels and components. `field`: name of the array in each
+    file; by default the active scalars, or the first array. Channels are the components of the array in the first file,
+    then those in the next.
     """
+    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    if not paths:
+        raise SourceError("files= names no file")
+    steps = [read_vtk(path, field) for path in paths]
+    for path, step in zip(paths, steps, strict=True):
+        if step.shape != steps[0].shape:
+            raise SourceError(
+                f"{os.fspath(path)}: has (components, z, y, x) {step.shape}, but {os.fspath(paths[0])} {steps[0].shape}"
+            )
+    voxels = np.concatenate(steps)
+    return voxels if voxels.dtype.str[1:] in KEPT else voxels.astype(np.float32)
+
+
+def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
+    """Read an array (components, Z, Y, X), by default the active scalars or the first; arrays of points come first."""
     name = os.fspath(path)
     with open(name, "rb") as file:
         is_legacy = file.read(20).lower().startswith(b"# vtk datafile")
@@ -213,13 +232,9 @@ def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ..
     return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
 
 
-def read_header(path: str) -> Header:
-    """Read the extents of a file and of the files of its pieces."""
-    return _header(path, _read_image(path))
-
-
-def _header(path: str, image: Element) -> Header:
-    """Read the extents of a file from its parsed text."""
+def read_header(path: str, image: Element | None = None) -> Header:
+    """Read the extents of a file and of the files of its pieces; `image` is the file, if it was parsed before."""
+    image = _read_image(path) if image is None else image
     whole = _extent(path, image, "WholeExtent")
     pieces: list[tuple[np.ndarray, Header | None]] = []
     for piece in image.findall("Piece"):
@@ -272,7 +287,7 @@ def _piece_header(index: str, piece: Element) -> Header:
         raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
     if image.tag.startswith("P"):
         _refuse_piece(index, source, "has pieces in other files, and is not read")
-    return _header(path, image)
+    return read_header(path, image)
 
 
 def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:

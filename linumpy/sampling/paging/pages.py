@@ -119,7 +119,7 @@ class PagedVolume(Field):
             if self._pages_of_boxes is None or self._pages_of_boxes.window is not window:
                 self._pages_of_boxes = PagesOfBoxes(window, self._paging)
             plan = self._pages_of_boxes
-            window.draw(begin, coords)
+            draws.draw_window(window, begin, coords)
             first, last = plan.boxes_of(begin, begin + len(coords))
             record = self._record(len(coords))
             slots = int(self._cache.slots.shape[0])

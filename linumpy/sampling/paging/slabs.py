@@ -63,10 +63,7 @@ class SlabPlan:
 
 
 def _needed(k: int, n: int, size: int) -> slice:
-    """Return the voxels along an axis of `size` voxels that points in part `k` of `n` equal parts need.
-
-    A margin allows for the rounding of coordinates to float32.
-    """
+    """Return the voxels along an axis of `size` voxels that float32 points in part `k` of `n` equal parts need."""
     low, high = k / n * size - 0.5, (k + 1) / n * size - 0.5
     slack = 1e-6 * size
     first = max(0, min(size - 1, math.floor(low - slack)))

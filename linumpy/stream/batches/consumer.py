@@ -117,22 +117,18 @@ class Consumer:
                         else "no batch is being read: push samples first"
                     )
                 else:
-                    self._check_starved(begin)
+                    since, now = producer.submitter.starved_since, time.perf_counter()
+                    if since is not None and now - max(since, begin) > _STARVED_SECONDS:  # both have waited long
+                        raise TryAgain(
+                            f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the "
+                            "consumer: release one, or pass a larger device_buffer_bytes"
+                        )
                     producer.changed.wait(0.05)
             if producer.ready and producer.ready[0] is producer.taken:
                 producer.pop()
                 producer.wait_for_turn()
         self._waited += time.perf_counter() - begin
         return producer.taken
-
-    def _check_starved(self, begin: float) -> None:
-        """Raise where this call and the producer have both waited long for memory."""
-        since, now = self._producer.submitter.starved_since, time.perf_counter()
-        if since is not None and now - max(since, begin) > _STARVED_SECONDS:
-            raise TryAgain(
-                f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the consumer: "
-                "release one, or pass a larger device_buffer_bytes"
-            )
 
     def _wait_and_assemble(self, item: InFlight) -> Batch | None:
         """Wait for the reads of a batch, and assemble it; None where `on_error` is skip and all samples are faulty."""
@@ -145,7 +141,7 @@ class Consumer:
         self._raise_next(item, errors)
         try:
             with on_stream(self._stream, self._memory.device_id):
-                batch = self._batch(item, errors)
+                batch = None if len(errors) == len(item.samples) else self._assembled(item, errors)
         except Exception as error:
             self._end(item)
             if self._producer.closed:
@@ -153,6 +149,9 @@ class Consumer:
             failure = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
             raise failure from failure.__cause__
         self._end(item)
+        self.skipped += len(item.all_errors(errors))
+        self.emitted += batch is not None
+        self.truncated += batch is not None and len(batch) < self._config.batch_size
         end = time.perf_counter()
         with self._producer.changed:
             self.wait_io = self.wait_io.plus(self._waited + read_end - begin)
@@ -165,14 +164,16 @@ class Consumer:
 
         Where an array was rewritten before it was read, the batch is planned and submitted again.
         """
-        if item.read_errors is not None:
-            return item.read_errors
-        errors = self._ticket_errors(item)
-        while any(isinstance(error, StaleLayoutError) for error in errors.values()):
-            self._producer.check_open()
-            self._producer.submitter.submit_again(item)
-            errors = self._ticket_errors(item)
-        item.read_errors = {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
+        while item.read_errors is None:
+            errors: dict[int, BaseException] = {}
+            for rows, ticket in item.tickets:
+                for read, error in ticket.errors(self._stream).items():
+                    errors.setdefault(rows[read], error)
+            if any(isinstance(error, StaleLayoutError) for error in errors.values()):
+                self._producer.check_open()
+                self._producer.submitter.submit_again(item)
+            else:
+                item.read_errors = {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
         return item.read_errors
 
     def _raise_next(self, item: InFlight, errors: Mapping[int, StreamError]) -> None:
@@ -192,23 +193,6 @@ class Consumer:
         if self._producer.closed:
             raise ShutdownError("the pipeline is closed") from error
         raise error
-
-    def _batch(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
-        """Assemble the batch; after an interrupt another call completes it."""
-        batch = None if len(errors) == len(item.samples) else self._assembled(item, errors)
-        self.skipped += len(item.all_errors(errors))
-        if batch is not None:
-            self.truncated += len(batch) < self._config.batch_size
-            self.emitted += 1
-        return batch
-
-    def _ticket_errors(self, item: InFlight) -> dict[int, BaseException]:
-        """Wait until the crops of a batch are read; return the first error of each faulty row."""
-        errors: dict[int, BaseException] = {}
-        for rows, ticket in item.tickets:
-            for read, error in ticket.errors(self._stream).items():
-                errors.setdefault(rows[read], error)
-        return errors
 
     def _assembled(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
         """Assemble a batch of the rows without an error; after an interrupt, another call continues the work."""

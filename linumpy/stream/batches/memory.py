@@ -147,11 +147,6 @@ class Memory:
         for slot in range(slots):
             self.freed.put((slot, []))
 
-    @property
-    def has_slot(self) -> bool:
-        """Whether a slot is free."""
-        return not self.freed.empty()
-
     def take_slot(self, timeout: float | None) -> Lease | None:
         """Wait for a free slot, and until consumers no longer use it; None if no slot is free for `timeout` seconds."""
         try:

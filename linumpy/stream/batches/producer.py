@@ -257,7 +257,8 @@ class Producer:
             try:
                 pulled = self.feed.next()
             except BaseException as error:  # any exception of the iterable
-                return self._numbered([], error)
+                self.batch_id += 1
+                return InFlight(self.batch_id - 1, [], error)
             if pulled is None or self.closed:
                 return None
             if isinstance(pulled, Flush):
@@ -266,12 +267,8 @@ class Producer:
                 return None
             self._partial.append(pulled)
         samples, self._partial = self._partial, []
-        return self._numbered(samples)
-
-    def _numbered(self, samples: list[Pulled], error: BaseException | None = None) -> InFlight:
-        item = InFlight(self.batch_id, samples, error)
         self.batch_id += 1
-        return item
+        return InFlight(self.batch_id - 1, samples)
 
     def _submit_next(self) -> bool:
         """Wait for a pulled batch, and submit it, waiting for arrays and memory; False after :meth:`stop`."""

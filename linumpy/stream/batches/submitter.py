@@ -24,7 +24,7 @@ from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.planning.reach import with_needed, with_regions
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
-from linumpy.stream.planning.samples import check_alike, checked_crops, plan_sample, plan_whole
+from linumpy.stream.planning.samples import check_alike, plan_sample, plan_whole
 from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
@@ -134,14 +134,9 @@ class Submitter:
             try:
                 infos = self._sources.wait_for(entry.requests, known, _holds)
                 stage = "plan"
-                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
-                    continue
-                _, shapes = checked_crops(sample, infos, self._config)
-                if parts is not None and shapes != parts:
-                    check_alike(parts, shapes)
+                parts, _ = self._planned(sample, infos, parts)
             except Exception as error:
                 raise as_stream_error(error, sample, stage) from error
-            parts = parts or shapes
         if is_first:
             self._first_parts = parts
 
@@ -153,9 +148,9 @@ class Submitter:
         """
         if item.raised is not None:
             return True
-        if not self._memory.has_slot or self.parts is None:
+        if self._memory.freed.empty() or self.parts is None:
             return False
-        return all(self._sources.are_open(pulled.requests) for pulled in item.pulled)
+        return all(request.is_open for pulled in item.pulled for request in pulled.requests)
 
     def submit(self, item: InFlight) -> None:
         """Plan and submit a batch; an exception other than :class:`ShutdownError` is stored in the batch."""
@@ -230,20 +225,18 @@ class Submitter:
                 item.faulty.append(as_stream_error(error, pulled.sample, "open"))
         begin = time.perf_counter()
         for pulled, infos in opened:
-            row = len(item.samples)
+            where = len(item.samples), pulled.index, pulled.epoch
             try:
                 try:
-                    shapes, planned = self._plan_sample(pulled, infos, row)
+                    self.parts, planned = self._planned(pulled.sample, infos, self.parts, *where)
                 except Exception:
                     if all(info.holds for info in infos):
                         raise
                     infos = self._sources.wait_for(pulled.requests, {}, _holds)
-                    shapes, planned = self._plan_sample(pulled, infos, row)
+                    self.parts, planned = self._planned(pulled.sample, infos, self.parts, *where)
             except Exception as error:
                 item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
                 continue
-            if self.parts is None:
-                self.parts = shapes
             crops += planned
             item.samples.append(pulled.sample)
         pad = self._config.pad or "edge"
@@ -256,14 +249,21 @@ class Submitter:
             self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
         return reads
 
-    def _plan_sample(
-        self, pulled: Pulled, infos: list[ArrayInfo], row: int
+    def _planned(
+        self,
+        sample: Sample,
+        infos: list[ArrayInfo],
+        parts: tuple[PartShape, ...] | None,
+        row: int = 0,
+        index: int = 0,
+        epoch: int = 0,
     ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
-        if self.parts is not None and (read := plan_whole(pulled.sample, infos, self._config, self.parts, row)):
-            return self.parts, (read,)
-        shapes, planned = plan_sample(pulled.sample, infos, self._config, row, pulled.index, pulled.epoch)
-        if self.parts is not None and shapes != self.parts:
-            check_alike(self.parts, shapes)
+        """Plan a sample, which must be as the `parts` of the first sample; None if it is the first."""
+        if parts is not None and (read := plan_whole(sample, infos, self._config, parts, row)):
+            return parts, (read,)
+        shapes, planned = plan_sample(sample, infos, self._config, row, index, epoch)
+        if parts is not None and shapes != parts:
+            check_alike(parts, shapes)
         return shapes, planned
 
     def _divide(self, reads: list[CropRead]) -> None:
@@ -333,11 +333,12 @@ class Submitter:
 
 
 def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
-    """Return the row of the batch of each region that is read, the arrays, and the regions with their outputs."""
+    """Return the row of the batch of each region (or needed box) that is read, the arrays, and the regions."""
     numbers: dict[int, int] = {}
-    arrays = [numbers.setdefault(id(read.info), len(numbers)) for read, _, _ in placed]
-    infos = dict(zip(arrays, [read.info for read, _, _ in placed], strict=True))
-    extents = np.array([read.region for read, _, _ in placed], np.int64)
+    reads = [read for read, _, _ in placed]
+    arrays = [numbers.setdefault(id(read.info), len(numbers)) for read in reads]
+    infos = list(dict(zip(arrays, [read.info for read in reads], strict=True)).values())
+    extents = np.array([read.region for read in reads], np.int64)
     regions = Regions(
         array=np.array(arrays, np.int64),
         start=extents[:, :, 0],
@@ -345,14 +346,9 @@ def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], R
         strides=np.array([strides for _, _, strides in placed], np.int64),
         addresses=np.array([address for _, address, _ in placed], np.int64),
     )
-    rows, regions = _needed_boxes(regions, [read for read, _, _ in placed])
-    return rows, list(infos.values()), regions
-
-
-def _needed_boxes(regions: Regions, reads: Sequence[CropRead]) -> tuple[list[int], Regions]:
-    """Divide regions into the needed boxes of their reads; return the row of the batch of each box, and the boxes."""
     if all(read.needed is None for read in reads):
-        return [read.row for read in reads], regions
+        return [read.row for read in reads], infos, regions
+    # Divide regions into the needed boxes of their reads.
     counts = [1 if read.needed is None else len(read.needed) for read in reads]
     repeated, first = regions.take(np.repeat(np.arange(len(reads)), counts)), 0
     start, stop = repeated.start.copy(), repeated.stop.copy()
@@ -363,4 +359,4 @@ def _needed_boxes(regions: Regions, reads: Sequence[CropRead]) -> tuple[list[int
         first += count
     addresses = repeated.addresses + ((start - repeated.start) * repeated.strides).sum(axis=1)
     rows = np.repeat([read.row for read in reads], counts).tolist()
-    return rows, replace(repeated, start=start, stop=stop, addresses=addresses)
+    return rows, infos, replace(repeated, start=start, stop=stop, addresses=addresses)

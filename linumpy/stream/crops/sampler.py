@@ -264,7 +264,7 @@ def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
     full = _shape_of(volume)
     if len(full) != len(shape):
         raise InvalidArgument(f"shape={shape} has {len(shape)} axes, {volume.uri} has {len(full)}")
-    if min(shape) < 1 or any(c > n for c, n in zip(shape, full, strict=True)):
+    if any(c > n for c, n in zip(shape, full, strict=True)):
         raise InvalidArgument(f"crops of {shape} do not lie in {volume.uri} of {full}")
     counted = full if volume.histogram is None else volume.histogram.shape
     if len(counted) != len(full) or not all(map(_are_levels, counted, full)):

@@ -38,10 +38,7 @@ Window = Literal["linear", "gaussian", "flat"]
 
 
 def positions(n: int, size: int, overlap: int) -> list[int]:
-    """Return where crops begin along an axis: `size` - `overlap` apart, and the last crop ends with the axis.
-
-    An axis that is shorter than a crop gets one crop, from 0 on.
-    """
+    """Return where crops begin along an axis: `size` - `overlap` apart, and the last crop ends with the axis."""
     if size >= n:
         return [0]
     return [*range(0, n - size, size - overlap), n - size]
@@ -153,9 +150,8 @@ class Blend:
     def indices(self) -> Iterator[int]:
         """Yield the indices of the crops that touch the box, in the order of the grid."""
         counts = [len(starts) for starts in self.grid.starts]
-        steps = [math.prod(counts[axis + 1 :]) for axis in range(len(counts))]
         for position in itertools.product(*self._touching):
-            yield sum(i * step for i, step in zip(position, steps, strict=True))
+            yield int(np.ravel_multi_index(position, counts))
 
     def add(self, index: int, prediction: Array) -> None:
         """Add the prediction of a crop, of the shape of a crop after any leading axes."""

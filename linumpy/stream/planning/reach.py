@@ -14,7 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from linumpy.stream.arguments import Box
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector, WarpedCrop, zyx
 
 #: Rounding error of coordinates, in voxels: the device may compute them in another order.
@@ -35,10 +34,7 @@ _NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 
 
 def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
-    """Plan the regions that staged crops read, and the resampling of each staged crop.
-
-    The reads have the order of `planned`; those of direct crops are unchanged. `pad` is ``Config.pad``.
-    """
+    """Plan the regions that staged crops read, and their resampling; reads of direct crops are unchanged."""
     reads = {number: crop for number, crop in enumerate(planned) if isinstance(crop, CropRead)}
     staged = [(number, crop) for number, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
     for order in {crop.order for _, crop in staged}:
@@ -74,7 +70,10 @@ def _with_regions(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator
         if (grid := grids[n]) is not None:
             middle = tuple(middles[n].tolist())
             scale, origin = grid_map(warp.node_spacing, grid.shape[1:], middle, crop.zyx_step, space)
-        sigma = blur_sigma(warp.intensity.blur, crop.zyx, steps[n], space)
+        sigma: Vector = 0.0, 0.0, 0.0
+        if warp.intensity.blur:  # not along axes of one voxel, and axes that are not of space
+            blurred = [axis >= 3 - space and size > 1 for axis, size in enumerate(sizes[n])]
+            sigma = _vector(np.where(blurred, warp.intensity.blur / steps[n], 0.0))
         shape = tuple([b - a for a, b in zip(start, stop, strict=True)])
         region = (*crop.aabb[:-3], *zip(start, stop, strict=True))[-len(crop.aabb) :] if is_read else None
         resampling = Resampling(
@@ -97,15 +96,6 @@ def grid_map(
 def _vector(values: np.ndarray) -> Vector:
     z, y, x = values.tolist()
     return z, y, x
-
-
-def blur_sigma(blur: float, aabb: Box, steps: np.ndarray, space: int) -> Vector:
-    """Return the standard deviation of the blur in voxels; 0 along axes of one voxel and axes that are not of space."""
-    if blur == 0:
-        return 0.0, 0.0, 0.0
-    sizes = (stop - start for start, stop in aabb)
-    is_blurred = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
-    return _vector(np.where(is_blurred, blur / steps, 0.0))
 
 
 def reach(
@@ -177,10 +167,7 @@ def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -
 
 
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
-    """Set :attr:`CropRead.needed` of the reads of a batch.
-
-    `reads` has a read for each part, sample after sample.
-    """
+    """Set :attr:`CropRead.needed` of the reads of a batch: one for each part, sample after sample."""
     groups: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
         if read.region is not None and read.resampling is not None:

@@ -22,7 +22,7 @@ from linumpy.stream.planning.alignment import Crop, crop_of
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
 
 
-def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
+def _part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
     """Return the shape and dtype of a part in the batch."""
     dtype = part.dtype
     if dtype is None:
@@ -54,8 +54,6 @@ def plan_whole(
     """Plan a sample of one part that lies completely in its array and is only copied; None for other samples.
 
     Most samples are of this kind. The read is the same as by :func:`plan_sample`, planned in less time.
-
-    `sample`, `infos`, `config`, `row`: as for :func:`plan_sample`. `parts`: the parts of the batch.
     """
     info, part = infos[0], parts[0]
     aabb, shape = sample.aabb, part.shape
@@ -77,28 +75,18 @@ def plan_sample(
     """Plan all parts of a sample: shape and dtype in the batch, and the read or the staged crop of each part.
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
-
-    `infos` has the array of each part. With the seed, `index` and `epoch` determine the augmentation.
     """
-    crops, shapes = checked_crops(sample, infos, config)
+    parts, image = sample.all_parts(), infos[0].grid
+    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
+    shapes = tuple(_part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
+    for part, crop, info in zip(parts, crops, infos, strict=True):
+        _check_crop(crop, info, part, config)
     warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
         _plan_crop(row, crop, info, part, shape, config, warp)
-        for part, crop, info, shape in zip(sample.all_parts(), crops, infos, shapes, strict=True)
+        for part, crop, info, shape in zip(parts, crops, infos, shapes, strict=True)
     )
     return shapes, reads
-
-
-def checked_crops(
-    sample: Sample, infos: Sequence[ArrayInfo], config: Config
-) -> tuple[list[Crop], tuple[PartShape, ...]]:
-    """Return the crop of each part, and its shape and dtype in the batch; errors as for :func:`plan_sample`."""
-    parts, image = sample.all_parts(), infos[0].grid
-    crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
-    shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
-    for part, crop, info in zip(parts, crops, infos, strict=True):
-        _check_crop(crop, info, part, config)
-    return crops, shapes
 
 
 def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:

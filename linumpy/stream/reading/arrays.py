@@ -74,10 +74,7 @@ def opened_before(key: Key) -> ArrayInfo | None:
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
-    """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
-
-    An array in :data:`OPENED` is returned in the state in which it was opened.
-    """
+    """Return an array, as in :data:`OPENED` or opened now, and check it against the limits of the configuration."""
     info = opened_before(key)
     if info is None:
         info = _opened(key, config.storage_options)
@@ -114,7 +111,11 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     look, image, missing = None, None, ""
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
-        look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
+        folders: dict[str, None] = {}  # from the image down to its arrays
+        for array in arrays:
+            below = Path(local_path(array)).relative_to(path).parts
+            folders.update((str(Path(path, *below[:n])), None) for n in range(len(below) + 1))
+        look = MetadataLook.at(*folders)
         reopened = open_node(key.uri)  # after `look` has recorded the state of the metadata files
         if isinstance(reopened, zarr.Array):
             raise SourceError(f"{key.uri} was replaced while it was being opened")
@@ -138,12 +139,6 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
         origin = image.origin[0] if key.origin is None or not missing else key.origin
         grid = replace(grid, spacing=image.spacing[0], origin=origin)
     return _info(read_layout(array), grid, look)
-
-
-def _folders(path: str, array: zarr.Array) -> list[str]:
-    """List the folders from an image down to one of its arrays."""
-    below = Path(local_path(array)).relative_to(path).parts
-    return [str(Path(path, *below[:n])) for n in range(len(below) + 1)]
 
 
 def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
@@ -202,12 +197,14 @@ class ArrayRequest(NamedTuple):
     opened: Future[ArrayInfo] | ArrayInfo
     is_shared: bool = False  # whether another sample requested the array before
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the array is not still being opened."""
+        return isinstance(self.opened, ArrayInfo) or self.opened.done()
+
 
 class Sources:
-    """The arrays of a pipeline, opened by threads ahead of their use.
-
-    Arrays are checked against the configuration's limits of chunks and elements.
-    """
+    """The arrays of a pipeline, opened by threads ahead of their use."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -223,20 +220,17 @@ class Sources:
         `folder`.
         """
         try:
-            return [self._get(key) for key in self._keys(sample, folder)]
+            keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
+            for part in sample.parts:
+                if is_own(sample, part):
+                    keys.append(keys[0]._replace(level=part.level))
+                else:
+                    keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+            return [self._get(key) for key in keys]
         except Exception as error:
             failed: Future[ArrayInfo] = Future()
             failed.set_exception(error)
             return [ArrayRequest(Key(sample.uri, sample.level), failed)]
-
-    def _keys(self, sample: Sample, folder: str) -> list[Key]:
-        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
-        for part in sample.parts:
-            if is_own(sample, part):
-                keys.append(keys[0]._replace(level=part.level))
-            else:
-                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
-        return keys
 
     def _get(self, key: Key) -> ArrayRequest:
         with self._lock:
@@ -258,11 +252,6 @@ class Sources:
         self._kept.move_to_end(key)
         while len(self._kept) > self._config.n_zarrs_meta_cache:
             self._kept.popitem(last=False)
-
-    @staticmethod
-    def are_open(requests: Sequence[ArrayRequest]) -> bool:
-        """Whether none of the requested arrays is still being opened."""
-        return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
 
     def wait_for(
         self,

@@ -7,7 +7,6 @@ rounded if the batch has an integer dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -32,42 +31,34 @@ class Staged:
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
-    """Fill a row of a batch.
-
-    A row in bf16 holds its bits as uint16. `pad` is ``Config.pad``, and `fill` the value for ``"constant"``.
-    """
+    """Fill a row of a batch; a row in bf16 holds its bits as uint16."""
     resampling = staged.read.resampling
     assert resampling is not None
     shape = zyx(row.shape)
     target = row.reshape(-1, *shape)
     if staged.voxels is None:
         sampled = np.full(target.shape, fill)
-        _write(target, _with_intensities(sampled, resampling, part, row), part)
+        target[...] = as_elements(_with_intensities(sampled, resampling, part), part)
         return
     voxels = np.asarray(staged.voxels).reshape(-1, *resampling.box_shape)
     if resampling.order == 0:
         values, inside = _nearest(voxels, resampling, shape, pad)
-        _write(target, values, part)
+        target[...] = as_elements(values, part)
         if not inside.all():
-            _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
+            target[:, ~inside] = as_elements(np.array(fill), part)
         return
     points, inside = coordinates(resampling, shape, pad)
     sampled = np.stack([_linear(box, staged.read, points, inside, fill) for box in voxels])
-    _write(target, _with_intensities(sampled, resampling, part, row), part)
+    target[...] = as_elements(_with_intensities(sampled, resampling, part), part)
 
 
-def _with_intensities(values: np.ndarray, resampling: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
+def _with_intensities(values: np.ndarray, resampling: Resampling, part: PartShape) -> np.ndarray:
     """Blur, and change intensities; values are rounded to the dtype of the batch before the blur along each axis."""
-    axes = [axis for axis in range(3) if resampling.sigma[axis] > 0]
-    if axes:
-        rounded = np.empty(values.shape, row.dtype)
-        _write(rounded, values, part)
-        for axis in axes:
-            values = scipy.ndimage.gaussian_filter1d(
-                _read(rounded, part), resampling.sigma[axis], axis=axis + 1, mode="reflect"
-            )
-            if axis != axes[-1]:
-                _write(rounded, values, part)
+    for axis, sigma in enumerate(resampling.sigma):
+        if sigma > 0:
+            rounded = as_elements(values, part)
+            rounded = bfloat16_as_float32(rounded) if part.dtype is Dtype.BF16 else rounded
+            values = scipy.ndimage.gaussian_filter1d(rounded.astype(np.float64), sigma, axis=axis + 1, mode="reflect")
     return change_intensities(values, resampling.intensity)
 
 
@@ -175,24 +166,13 @@ def as_elements(values: np.ndarray, part: PartShape) -> np.ndarray:
     return bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, part.element)
 
 
-def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: np.ndarray | EllipsisType = ...) -> None:
-    target[where] = as_elements(values, part)
-
-
-def _read(elements: np.ndarray, part: PartShape) -> np.ndarray:
-    return (bfloat16_as_float32(elements) if part.dtype is Dtype.BF16 else elements).astype(np.float64)
-
-
 def bfloat16_as_float32(bits: np.ndarray) -> np.ndarray:
     """Return bfloat16 numbers, whose bits are given as uint16, as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def change_intensities(values: np.ndarray, intensity: Intensity) -> np.ndarray:
-    """Change intensities by gamma, contrast and noise.
-
-    `values` must be a whole crop: a voxel gets the noise of its index in C order.
-    """
+    """Change intensities by gamma, contrast and noise; in a whole crop, since noise follows from the voxel's index."""
     values = np.asarray(values, np.float64)
     low, span = intensity.low, intensity.span
     if intensity.gamma != 1:

@@ -5,10 +5,13 @@ import pytest
 from scipy import stats
 
 from linumpy.sampling.coordinates import boxes as module
+from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import Boxes, Window, make_window, plan_boxes
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from tests.support.gpu.emulator import emulated
+from tests.support.oracles.sampling_reference import independent
+
+pytestmark = pytest.mark.needs_core
 
 KEY = key_of(2024)
 SMALL = plan_boxes((40, 33, 70), 1000)
@@ -54,18 +57,18 @@ def test_a_launch_of_many_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("begin", [0, 333])
-def test_coordinates_of_the_kernel_are_numpys(begin, monkeypatch):
-    monkeypatch.setattr(module, "load", emulated)
+def test_coordinates_of_the_kernel_are_those_of_the_host(begin, monkeypatch):
+    monkeypatch.setattr(draws, "load", emulated)
     made = make_window(SMALL, KEY, 2**33, 5000)
     coords, expected = (np.full((1500, 3), np.nan, np.float32) for _ in range(2))
-    made.launch(begin, coords)
-    made.draw(begin, expected)
+    draws.launch_window(made, begin, coords)
+    draws.draw_window(made, begin, expected)
     assert np.array_equal(coords, expected)
 
 
 def all_of(made: Window):
     coords = np.full((made.total, 3), np.nan, np.float32)
-    made.draw(0, coords)
+    draws.draw_window(made, 0, coords)
     return coords
 
 
@@ -100,18 +103,7 @@ def test_binned_samples_are_uniform(total):
     assert stats.chisquare(totals).pvalue > 1e-4
     assert stats.chisquare(fine).pvalue > 1e-4
     # As a set they are distributed as those drawn one by one.
-    other = host_coordinates(Draw(), KEY, np.arange(part, dtype=np.uint64))
+    other = independent(KEY, np.arange(part))
     for axis in range(3):
         assert stats.ks_2samp(coords[:, axis], other[:, axis]).pvalue > 1e-4
     assert len(np.unique(coords, axis=0)) > part - 5
-
-
-def test_windows_do_not_repeat():
-    first, second = all_of(make_window(SMALL, KEY, 0, 5000)), all_of(make_window(SMALL, KEY, 5000, 5000))
-    both = np.concatenate([first, second])
-    assert len(np.unique(both, axis=0)) == len(both)
-
-
-def test_too_many_samples():
-    with pytest.raises(ValueError, match="at most 8589934592"):
-        make_window(SMALL, KEY, 0, 2**33 + 1)

@@ -15,6 +15,8 @@ from tests.support.gpu.emulator import emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
+pytestmark = pytest.mark.needs_core
+
 KEY = key_of(77)
 BOXES = plan_boxes((40, 33, 70), 1000)
 GRID = (7, 12, 9)
@@ -61,7 +63,7 @@ def test_order_is_a_permutation_by_boxes(name):
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize(("first", "begin"), [(0, 0), (2**33 + 5, 333)])
-def test_kernel_is_numpy_bit_for_bit(name, first, begin, monkeypatch):
+def test_the_kernel_is_the_host_bit_for_bit(name, first, begin, monkeypatch):
     monkeypatch.setattr(draws, "load", emulated)
     cells = draws.in_order(draws.weighted(WEIGHTS[name]), BOXES)
     coords = np.full((600, 3), np.nan, np.float32)
@@ -152,7 +154,7 @@ def test_a_field_on_a_device_takes_the_same_coordinates(monkeypatch):
     assert np.abs(values - truth(voxels, coords, 1)).max() < 1e-4
 
 
-@pytest.mark.parametrize(("one", "architecture"), compilations([draws._KERNEL_IN_ORDER]))
+@pytest.mark.parametrize(("one", "architecture"), compilations([draws.kernel_spec("draw_in_parts")]))
 def test_kernel_compiles(one, architecture):
     assert one.name.encode() in compile_kernel(one, architecture)
 

@@ -64,34 +64,6 @@ def test_sum_over_all_cells(tmp_path, seed, side):
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_linear_inside_a_level_and_marching_across_levels(tmp_path, side):
-    """Inside cells of one level a linear function is itself; across a border it stays between its neighbours."""
-    linear = np.array([0.5, -1.0, 0.25])
-    sizes = [((4, 8, 8), (0, 0, 0), 0), ((4, 4, 4), (4, 0, 0), 1), ((2, 2, 2), (12, 0, 0), 2)]
-    bricks, values = [], []
-    for size, lower, level in sizes:
-        centres = np.array(lower) + (np.moveaxis(np.indices(size), 0, -1) + 0.5) * 2**level
-        bricks.append((size, np.array(lower), level, len(values) + np.arange(np.prod(size)).reshape(size, order="F")))
-        values += (centres @ linear).ravel(order="F").tolist()
-    field = open_exabrick(*write(tmp_path, bricks, values))
-    assert field.domain.tolist() == [[0, 0, 0], [20, 8, 8]]
-    rng = np.random.default_rng(1)
-    for (size, lower, level), reach in zip(sizes, (1, 2, 4), strict=True):
-        # Beyond the outermost centres, and the reach of cells of another level.
-        low, high = np.array(lower) + 2**level / 2, np.array(lower) + (np.array(size) - 0.5) * 2**level
-        low[0], high[0] = low[0] + (2**level / 4 if lower[0] else 0), high[0] - (reach if lower[0] < 12 else 0)
-        points = low + rng.random((200, 3)) * np.maximum(high - low, 0)
-        found = decode(field, points / [20, 8, 8], side)[0]
-        np.testing.assert_allclose(found, points @ linear, atol=1e-4 * 20)
-    line = np.stack([np.linspace(0.5, 18, 4000), np.full(4000, 4.0), np.full(4000, 4.0)], 1)
-    found = decode(field, line / [20, 8, 8], side)[0]
-    assert np.isfinite(found).all()
-    assert np.abs(found - line @ linear).max() < 1.5
-    # Weights of a coarse cell begin at 0 where its hat does, so nothing jumps.
-    assert np.abs(np.diff(found)).max() < 0.05
-
-
-@pytest.mark.parametrize("side", SIDES)
 def test_where_no_cell_reaches(tmp_path, side):
     bricks = [((1, 1, 1), (0, 0, 0), 0, [[[0]]]), ((1, 1, 1), (9, 9, 9), 0, [[[1]]])]
     files = write(tmp_path, bricks, [3, 4])
@@ -99,12 +71,6 @@ def test_where_no_cell_reaches(tmp_path, side):
     for background in (np.nan, -7):
         found = decode(open_exabrick(*files, background=background), coords, side)[0]
         np.testing.assert_array_equal(found, [3, background, 4, 3, background])
-
-
-def test_no_points(tmp_path):
-    field = open_exabrick(*write(tmp_path, [((1, 1, 1), (0, 0, 0), 0, [[[0]]])], [3]))
-    for side in ("host", "kernel"):
-        assert decode(field, np.zeros((0, 3)), side).shape == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +104,6 @@ def test_cut_in_the_middle_of_a_number(tmp_path):
         with pytest.raises(SourceError, match=f"{file.name}: has .* bytes, which are no whole number"):
             open_exabrick(*files)
         file.write_bytes(content)
-
-
-def test_the_record_is_the_kernels():
-    assert amr._BRICK.itemsize == 32
 
 
 @pytest.mark.parametrize(("spec", "architecture"), compilations([amr.BrickField._spec]))

@@ -49,8 +49,3 @@ def test_flat_domains_take_little_memory():
         lists = box_lists.build(low, np.array([high]), np.array(high), 24)
         assert len(lists.table) <= 64
         assert lists.find(np.array([high], np.float32))[1] == [1]
-
-
-def test_one_box():
-    lists = box_lists.build(np.zeros((1, 3)), np.ones((1, 3)), np.ones(3), 24)
-    np.testing.assert_array_equal(lists.find(np.array([[0, 0.5, 1]], np.float32))[1], [1])

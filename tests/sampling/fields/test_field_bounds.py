@@ -18,7 +18,7 @@ from linumpy.sampling.fields.vdb import SparseGrid
 from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import Levels, flatten
 from linumpy.sampling.files.umesh import Mesh
-from tests.support.gpu.emulator import COMPILER, needs_compiler
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.field_runs import SIDES, by_kernel, decode
 from tests.support.gpu.guarded import guarded
 
@@ -63,23 +63,13 @@ MAKERS = {"vdb": sparse_grid, "amr": bricks, "umesh": stitched}
 def test_outside_is_the_border_and_what_is_not_finite_has_no_value(name, side):
     field = MAKERS[name](np.random.default_rng(1))
     assert isinstance(field, Field)
+    assert decode(field, np.zeros((0, 3)), side).shape == (field.n_channels, 0)
     coords = np.random.default_rng(2).uniform(-0.7, 1.7, (400, 3)).astype(np.float32)
     coords[:2] = [[3e38, 0.2, 0.1], [-1e30, 1, 1]]
     found = decode(field, coords, side)
     np.testing.assert_array_equal(found, decode(field, np.clip(coords, 0, 1), side))
     coords[np.arange(400), np.arange(400) % 3] = np.repeat([np.nan, np.inf, -np.inf, np.nan], 100)
     assert np.isnan(decode(field, coords, side)).all()
-
-
-@pytest.mark.parametrize("name", list(MAKERS))
-def test_host_and_kernel_agree(name):
-    field = MAKERS[name](np.random.default_rng(3))
-    if COMPILER is None:
-        pytest.skip("no C++ compiler with half precision")
-    coords = np.random.default_rng(4).random((3000, 3), dtype=np.float32)
-    found = decode(field, coords, "kernel")
-    np.testing.assert_allclose(found, decode(field, coords), atol=2e-4)
-    assert np.isfinite(found).mean() > 0.05
 
 
 def run(name, seed):

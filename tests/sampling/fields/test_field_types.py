@@ -5,6 +5,8 @@ import pytest
 
 from linumpy.sampling import create_sampler
 
+pytestmark = pytest.mark.needs_core
+
 
 @pytest.fixture(scope="module")
 def files(extracted):

@@ -292,10 +292,6 @@ def test_flat_elements_contain_no_point(tmp_path):
         np.testing.assert_allclose(found, [0.25 + 0.5, 0.25 + 0.5 + 0.75], atol=1e-5)
 
 
-def test_records_are_the_kernels():
-    assert umesh._GRID.itemsize == 40
-
-
 @pytest.mark.parametrize(("spec", "architecture"), compilations([umesh.StitchedField._spec]))
 def test_compiles(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)

@@ -293,12 +293,6 @@ def test_parts_too_far_from_each_other():
         SparseGrid(far)
 
 
-def test_no_points():
-    grid = SparseGrid(flatten(levels_of_one_leaf([128, 0, -128]), np.zeros(1)))
-    for side in ("host", "kernel"):
-        assert decode(grid, np.zeros((0, 3)), side).shape == (1, 0)
-
-
 @pytest.mark.parametrize(("spec", "architecture"), compilations([vdb.SparseGrid._spec]))
 def test_compiles(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)

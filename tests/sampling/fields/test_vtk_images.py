@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling.fields.vtk_images import open_vtk
+from linumpy.sampling import create_sampler
 from linumpy.sampling.files.vtk import read_header, read_vtk
 from tests.support.gpu.field_runs import decode, on_gpu
+
+
+def open_vtk(files, field=None, device="cpu"):
+    return create_sampler("vtkm", device, files=files, field=field).field
+
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")
 
@@ -326,14 +331,6 @@ def test_a_pipe_is_no_piece(outside):
         index("pipe.vti")
 
 
-def test_a_piece_is_no_index_of_others(outside):
-    folder, values, index = outside
-    (folder / "good.vti").write_bytes((folder.parent / "good.vti").read_bytes())
-    (folder / "inner.pvti").write_text(pvti(values.shape, [("0 1 0 1 0 1", "good.vti")]))
-    with pytest.raises(SourceError, match=r"its piece 'inner\.pvti' has pieces in other files"):
-        index("inner.pvti")
-
-
 def test_cells_that_no_piece_holds(tmp_path):
     """Pieces that share no points hold all points, and not the cells between the pieces."""
     values = np.arange(2 * 3 * 8, dtype="i4").reshape(2, 3, 8)
@@ -469,6 +466,6 @@ def test_without_the_vtk_package(files, monkeypatch):
 
 @pytest.mark.gpu
 def test_on_gpu(files):
-    field = open_vtk(files / "parallel_0.pvti", "vector")
+    host, device = (open_vtk(files / "parallel_0.pvti", "vector", device) for device in ("cpu", "cuda"))
     coords = np.random.default_rng(8).random((100_000, 3), dtype=np.float32)
-    np.testing.assert_allclose(on_gpu(field, coords), decode(field, coords), atol=2e-3)
+    np.testing.assert_allclose(on_gpu(device, coords), decode(host, coords), atol=2e-3)

@@ -12,15 +12,16 @@ from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
 from linumpy.sampling import create_sampler, volume, zarr_volumes
 from linumpy.sampling.coordinates import boxes, draws
-from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
+from linumpy.sampling.create import PagedSource
 from linumpy.sampling.paging import pages
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
-from linumpy.sampling.sources import PagedSource
 from tests.support.gpu.emulator import emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel
-from tests.support.oracles.sampling_reference import truth
+from tests.support.oracles.sampling_reference import independent, truth
+
+pytestmark = pytest.mark.needs_core
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
 KEY = key_of(5)
@@ -101,14 +102,6 @@ def test_dtypes(dtype, tmp_path, reader):
     check(voxels, coords, values)
 
 
-def test_normalised(tmp_path, reader):
-    voxels, field = paged(tmp_path, reader, low_high=(200, 700))
-    coords, values = points(300), np.empty((1, 300), np.float32)
-    field.decode(coords, values)
-    check(voxels, coords, values, (200, 700))
-    assert field.value_range == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "low_high", "precise"),
     [
@@ -133,6 +126,7 @@ def test_ranges_that_float32_does_not_resolve(dtype, low_high, precise, tmp_path
     coords, values = points(500), np.empty((1, 500), np.float32)
     field.decode(coords, values)
     assert np.abs(values - truth(voxels, coords, 1, low_high)).max() < 2e-6
+    assert field.value_range == (0, 1)
 
 
 @pytest.mark.parametrize("options", [{"ahead": 0}, {"ahead": 1.5}, {"ahead": 2**33 + 1}])
@@ -162,7 +156,7 @@ def test_the_stream_is_that_of_the_generator(tmp_path, reader):
     sampler = Sampler(field, seed=5)
     made = [sampler.sample(count) for count in (300, 1, 900, 2500)]
     coords, values = (np.concatenate([one[k] for one in made], k) for k in (0, 1))
-    assert np.array_equal(coords, host_coordinates(Draw(), KEY, np.arange(3701, dtype=np.uint64)))
+    assert np.array_equal(coords, independent(KEY, np.arange(3701)))
     check(voxels, coords, values)
 
 
@@ -176,7 +170,7 @@ def test_binned(cache, tmp_path, reader):
         check(voxels, coords, values)
     coords = np.concatenate([one[0] for one in made])[:9000]
     expected = np.empty((9000, 3), np.float32)
-    boxes.make_window(field.boxes, KEY, 0, 9000).draw(0, expected)
+    draws.draw_window(boxes.make_window(field.boxes, KEY, 0, 9000), 0, expected)
     assert np.array_equal(coords, expected)
 
 

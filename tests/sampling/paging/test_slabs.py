@@ -9,7 +9,7 @@ from scipy import stats
 from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
-from linumpy.sampling.sources import FileSource
+from linumpy.sampling.raw_voxels import FileSource
 from tests.support.oracles.sampling_reference import raw_file, truth
 
 DIMS = (31, 40, 50)

@@ -6,12 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from linumpy import stream
 from linumpy.io.ome import open_image
-from linumpy.stream.crops.stitch import _weights, positions
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.stream_arrays import make_array
 
@@ -90,25 +87,6 @@ def taken(p):
         with batch as tensor:
             found = tensor.numpy().tobytes(), batch.samples
         yield found
-
-
-def test_a_sampler_that_is_pushed_twice_gives_other_crops(arrays, pipeline):
-    """To one pipeline or to two, with another augmentation."""
-    options = {"batch_size": 5, "augment": stream.Augment(flip="zyx", noise=(1, 9)), "pad": "edge"}
-    make_array(arrays / "h", np.random.default_rng(0).integers(0, 999, (24, 32, 40)).astype("u2"))
-    sampler = stream.CropSampler([arrays / "h"], (4, 4, 4), length=10, seed=1)
-    p = pipeline(**options)
-    p.push(sampler)
-    p.push(sampler)
-    found = [(values, samples) for values, samples in list(taken(p))]
-    q = pipeline(**options)
-    q.push(sampler)
-    found += list(taken(q))
-    assert len({values for values, _ in found}) == len(found) == 6
-    for k in range(3):
-        alone = pipeline(**options)
-        alone.push(stream.CropSampler([arrays / "h"], (4, 4, 4), length=10, seed=1, epoch=k))
-        assert list(taken(alone)) == found[2 * k : 2 * k + 2]
 
 
 @pytest.mark.parametrize("same_objects", [True, False])
@@ -309,18 +287,6 @@ def released(p):
     for batch in p.batches():
         batch.release()
         yield batch
-
-
-@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 19), st.sampled_from(["linear", "gaussian", "flat"]))
-def test_weights_sum_to_one(n, size, overlap, window):
-    overlap = min(overlap, size - 1)
-    starts = positions(n, size, overlap)
-    total = np.zeros(max(n, size))
-    for start, weights in zip(starts, _weights(starts, n, size, window), strict=True):
-        assert (weights > 0).all()
-        total[start : start + size] += weights
-    assert np.allclose(total, 1)
-    assert all(a + size - b >= overlap for a, b in itertools.pairwise(starts))
 
 
 @pytest.mark.parametrize("window", ["linear", "gaussian", "flat"])

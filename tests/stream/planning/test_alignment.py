@@ -94,19 +94,6 @@ def test_labels_of_another_spacing_and_of_a_cutting(tmp_path):
         shown(config(), stream.Sample(image, np.s_[8:16, 0:8, 0:8], parts=parts[1:]))
 
 
-@pytest.mark.parametrize("size", [7, 8])
-@pytest.mark.parametrize("augmented", [False, True])
-def test_a_context_lies_around_the_crop(tmp_path, size, augmented):
-    path = image_of(tmp_path / "c.ome.zarr", (64, 64, 64), (10, 10, 10), (0, 0, 0), 0, levels=3)
-    for start in range(16, 24):
-        context = stream.Part("context", level=2, shape=(4, 4, 4))
-        aabb = ((start, start + size), (24, 32), (24, 32))
-        options = {"augment": stream.Augment(flip="zyx", translation=1e-9)} if augmented else {}
-        found = shown(config(pad="edge", **options), stream.Sample(path, aabb, parts=(context,)))
-        apart = (found["context"].mean() - found["image"].mean()) / 10
-        assert abs(apart) <= (1e-4 if augmented else 2)
-
-
 def test_levels_without_translations_lie_where_their_metadata_say(tmp_path):
     """Other writers leave translations out: then the first voxels of all levels have one centre."""
     path = tmp_path / "v.ome.zarr"
@@ -266,37 +253,3 @@ def test_an_axis_with_an_int_is_dropped_from_all_parts(tmp_path):
         assert np.array_equal(found["image"], values[5, 2:6, 3:8])
         assert np.array_equal(found["fine"], values[5, 2:6, 3:8])
         assert np.array_equal(found["thick"], values[4:7, 2:6, 3:8])
-
-
-def test_from_files_to_training_with_labels_of_half_the_resolution(tmp_path, pipeline):
-    """A sampler, labels that were made at 20 µm and cut out of the brain, a context, augmentation; two epochs."""
-    image = image_of(tmp_path / "i.ome.zarr", (32, 48, 48), (10, 10, 10), (0, 0, 0), 2, levels=3)
-    whole = coordinates((16, 24, 24), (20, 20, 20), (5, 5, 5), 2)
-    labels = write_omezarr(
-        tmp_path / "l.ome.zarr", whole[:, :, 2:-2].astype("u2"), (20, 20, 20), origin=(5, 5, 45), levels=2
-    )
-    parts = (stream.Part("labels", labels, kind="labels"), stream.Part("context", level=1, shape=(4, 8, 8)))
-    sampler = stream.CropSampler([stream.Volume(image, parts=parts)], (8, 12, 12), length=12, seed=1)
-    for augment in (None, stream.Augment(flip="zyx"), stream.Augment(rotation=180, scale=(0.8, 1.0))):
-        p = pipeline(batch_size=4, augment=augment, pad="edge")
-        seen, inside = set(), 0
-        for epoch in range(2):
-            p.push(sampler)
-            for batch in p.batches():
-                with batch as crops:
-                    found = crops.image.numpy(), crops.labels.numpy().astype("f8"), crops.context.numpy()
-                assert [one.shape[1:] for one in found] == [(8, 12, 12), (4, 6, 6), (4, 8, 8)]
-                for sample, values, marks, around in zip(batch.samples, *found, strict=True):
-                    assert sample.epoch == sampler.epoch - 1
-                    start, stop = sample.aabb[2]
-                    seen.add((epoch, sample.aabb))
-                    if not 10 <= start <= stop <= 38:  # all that is shown lies in the labels, turned or not
-                        continue
-                    inside += 1
-                    centre = 5.0 * (start + stop - 1)
-                    assert abs(values.mean() - centre) < 1e-3
-                    # Of labels whole voxels are shown, which half-way fall to one side.
-                    assert abs(marks.mean() - centre) <= 10
-                    assert abs(around.mean() - centre) <= (1e-3 if augment else 10)
-        assert len(seen) > 20
-        assert inside >= 5

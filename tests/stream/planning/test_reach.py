@@ -12,12 +12,11 @@ from linumpy import stream
 from linumpy.core import native
 from linumpy.gpu.read.engines import by_zarr
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.plan.boundary import fold
 from linumpy.stream.batches import submitter as submitter_module
 from linumpy.stream.batches.memory import Memory
 from linumpy.stream.config import Part
 from linumpy.stream.planning import reach as reach_module
-from linumpy.stream.planning.reach import read_bounds, with_needed, with_regions
+from linumpy.stream.planning.reach import with_needed, with_regions
 from linumpy.stream.planning.samples import plan_sample
 from linumpy.stream.reading import arrays
 from linumpy.stream.resampling import resample as resample_module
@@ -128,26 +127,6 @@ def test_boxes_are_whole_chunks_of_the_region_and_meet_nowhere(seed, pad):
         lead = np.prod([stop - start for start, stop in read.region[:-axes]], dtype=int)
         assert read.read_nbytes == lead * seen.sum() * read.info.dtype.itemsize
         assert read.stage_nbytes >= lead * seen.size * read.info.dtype.itemsize
-
-
-@settings(max_examples=examples(300))
-@given(st.integers(-60, 60), st.integers(0, 60), st.integers(1, 12), st.sampled_from(PADS))
-def test_bounds_are_those_of_every_voxel_between(first, length, n, pad):
-    """Of linear interpolation, whose neighbours are `first` to `first + length + 1`."""
-    low, high = (np.array([float(one)]) for one in (first + 0.5, first + length + 0.5))
-    start, stop = (int(one[0]) for one in read_bounds(low, high, np.array([n]), 1, pad))
-    voxels = np.arange(first, first + length + 2)
-    if pad == "constant":
-        voxels = voxels[(voxels >= 0) & (voxels < n)]
-        if not voxels.size:
-            assert start >= stop
-            return
-    else:
-        voxels = fold(voxels, n, {"edge": "nearest", "reflect": "mirror"}[pad])
-    if pad == "edge":  # the neighbour of weight 0 beside the first voxel, too
-        assert (start, stop) == (voxels.min(), max(voxels.max(), min(1, n - 1)) + 1)
-    else:
-        assert (start, stop) == (voxels.min(), voxels.max() + 1)
 
 
 def chunks_of(read):

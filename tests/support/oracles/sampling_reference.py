@@ -3,6 +3,8 @@
 import numpy as np
 from scipy import ndimage
 
+from linumpy.gpu.philox import philox
+
 DIMS = (19, 14, 9)  # x, y, z
 
 
@@ -32,3 +34,10 @@ def raw_file(folder, dtype="uint16", channels=1, offset=0, big=False, dims=DIMS)
     path.write_bytes(b"x" * offset + voxels.astype(voxels.dtype.newbyteorder(">" if big else "<")).tobytes())
     kwargs = {"filename": path, "dims": list(dims), "dtype": dtype, "n_channels": channels, "offset": offset}
     return voxels, kwargs | {"is_big_endian": big}
+
+
+def independent(key, index):
+    """Coordinates of independent samples, from the words of the generator."""
+    index = np.asarray(index, np.uint64)
+    words = philox((index & np.uint64(0xFFFFFFFF), index >> np.uint64(32), 0, 0), key)
+    return np.stack([(word >> np.uint64(8)) * 2.0**-24 for word in words[:3]], 1).astype(np.float32)
