@@ -85,7 +85,7 @@ def test_core(sanitizers):
 #: Headers of libc, and one of the compiler; those of the C++ library have no suffix.
 HEADERS = {
     "dirent.h", "dlfcn.h", "fcntl.h", "link.h", "nmmintrin.h", "pthread.h", "sched.h", "signal.h", "stdint.h",
-    "sys/stat.h", "sys/uio.h", "unistd.h",
+    "sys/resource.h", "sys/stat.h", "sys/uio.h", "unistd.h",
 }  # fmt: skip
 
 

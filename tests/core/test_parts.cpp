@@ -687,12 +687,12 @@ TEST(pool_works_while_threads_wait) {
         void run(i64 step) noexcept override {
             pool->begin_wait();
             ++waiting;
-            for (int n = 0; n < 10'000 && waiting < all; ++n) usleep(500);
+            for (int n = 0; n < 10'000 && waiting < all.load(); ++n) usleep(500);
             pool->end_wait();
             Counted::run(step);
         }
         Pool *pool = nullptr;
-        i64 all = 0;
+        std::atomic<i64> all{0};
         std::atomic<i64> waiting{0};
     };
     for (const auto &[waits, steps] : {std::pair<i64, i64>{62, 64}, {6, 8}}) {
