@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from tests.support.oracles.voxel_reference import in_capsule
 
@@ -68,7 +68,7 @@ def test_the_last_planes_that_a_volume_may_have(backend):
     mask, right = (np.ones((4, 5, 6), bool) for _ in range(2))
     p0, p1 = (0.5, 0.5, offset + 1.0), (4.5, 3.5, offset + 3.0)
     removed = backend.subtract_swept_capsule(mask, p0, p1, 1.2, pitch=1, z_offset=offset)
-    ScipyBackend().subtract_swept_capsule(right, (0.5, 0.5, 1.0), (4.5, 3.5, 3.0), 1.2, pitch=1)
+    Backend().subtract_swept_capsule(right, (0.5, 0.5, 1.0), (4.5, 3.5, 3.0), 1.2, pitch=1)
     assert np.array_equal(mask, right)
     assert removed == np.count_nonzero(~right) > 10
 
@@ -80,8 +80,8 @@ def test_points_and_radii_on_the_device(backend):
     mask, right = (np.ones((3, 6, 7), bool) for _ in range(2))
     backend.subtract_swept_capsule(mask, put(p0), put(p1), put(radius), pitch=1)
     backend.subtract_swept_polyline(mask, put(p0), 0.7, pitch=1)
-    ScipyBackend().subtract_swept_capsule(right, p0, p1, radius, pitch=1)
-    ScipyBackend().subtract_swept_polyline(right, p0, 0.7, pitch=1)
+    Backend().subtract_swept_capsule(right, p0, p1, radius, pitch=1)
+    Backend().subtract_swept_polyline(right, p0, 0.7, pitch=1)
     assert np.array_equal(mask, right)
 
 
@@ -98,7 +98,7 @@ def test_many_capsules(backend, count):
     mask, right = (np.ones(shape, bool) for _ in range(2))
     removed = backend.subtract_swept_capsule(mask, p0, p1, radius, pitch=pitch, origin=origin)
     one_by_one = sum(
-        ScipyBackend().subtract_swept_capsule(right, a, b, r, pitch=pitch, origin=origin)
+        Backend().subtract_swept_capsule(right, a, b, r, pitch=pitch, origin=origin)
         for a, b, r in zip(p0, p1, radius, strict=True)
     )
     assert np.array_equal(mask, right)
@@ -114,7 +114,7 @@ def test_few_of_many_capsules_are_near(backend, near):
     mask, right = (np.ones((18, 17, 20), bool) for _ in range(2))
     removed = backend.subtract_swept_capsule(mask, p0, p1, 2.2, pitch=1)
     for one in near:
-        ScipyBackend().subtract_swept_capsule(right, p0[one], p1[one], 2.2, pitch=1)
+        Backend().subtract_swept_capsule(right, p0[one], p1[one], 2.2, pitch=1)
     assert np.array_equal(mask, right)
     assert removed == np.count_nonzero(~right)
     assert bool(removed) == bool(near)
@@ -132,7 +132,7 @@ def test_half_voxel_cases_agree(backend):
         for a, b, r in zip(np.split(p0, 40), np.split(p1, 40), np.split(radius, 40), strict=True):
             mask, right = (np.ones((18, 17, 20), bool) for _ in range(2))
             backend.subtract_swept_capsule(mask, a, b, r, pitch=pitch)
-            ScipyBackend().subtract_swept_capsule(right, a, b, r, pitch=pitch)
+            Backend().subtract_swept_capsule(right, a, b, r, pitch=pitch)
             assert np.array_equal(mask, right)
 
 

@@ -1,8 +1,7 @@
-"""The operations of every backend, and the checks that backends share.
+"""The operations on masks, by SciPy on the host; Warp's backend computes some of them by kernels of its own.
 
 In: bool arrays (Z, Y, X); positions and sizes (x, y, z) in µm. Out: arrays in the same memory. Errors: ``TypeError``
-and ``ValueError`` that name the parameter. SciPy's backend works on NumPy arrays, Warp's on CuPy arrays; neither copies
-masks between host and device.
+and ``ValueError`` that name the parameter. No backend copies masks between host and device.
 """
 
 from __future__ import annotations
@@ -12,23 +11,34 @@ from types import ModuleType
 from typing import Any, overload
 
 import numpy as np
+import scipy
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import address_of
+from linumpy.gpu.oct.surface_filters import ndimage_module
+from linumpy.packages import install_line
+from linumpy.voxel import capsules, mesh
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
-from linumpy.voxel.grid import XYZ, Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
+from linumpy.voxel.grid import Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
 from linumpy.voxel.mesh import OPEN, TriangleMesh, Trimesh, make_mesh, with_triangles
 
 OPERATIONS = ("union", "intersect", "subtract")
 
 
 class Backend:
-    """Operations on bool volumes (Z, Y, X); subclasses implement the methods that begin with an underscore.
+    """Operations on bool volumes (Z, Y, X), by SciPy on NumPy arrays; Warp's backend has the same on CuPy arrays.
 
     Unless stated otherwise, every method takes bool arrays in the memory of the backend and returns new ones there. In
     a mask of integers, which cannot be changed in place, all voxels but 0 are true.
+
+    Attributes
+    ----------
+    name : str
+        Where the backend computes, for messages.
+    xp : module
+        NumPy or CuPy.
 
     Raises
     ------
@@ -38,12 +48,8 @@ class Backend:
         Invalid shapes, positions or sizes; the message names the parameter.
     """
 
-    name = ""
-
-    @property
-    def xp(self) -> ModuleType:
-        """The array module: NumPy or CuPy."""
-        return np
+    name: str = "cpu"
+    xp: ModuleType = np
 
     def boolean(self, operation: str, a: Array, b: Array | None = None, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
@@ -142,7 +148,14 @@ class Backend:
 
     def fill_holes(self, mask: Array) -> Array:
         """Set to True the false voxels that no path of false face neighbours connects with the border of the volume."""
-        return self._fill_holes(self._mask("mask", mask))
+        mask, xp = self._mask("mask", mask), self.xp
+        labels, count = self._label(~mask)
+        enclosed = xp.ones(count + 1, bool)
+        for axis in range(3):
+            for side in (0, -1):
+                enclosed[xp.take(labels, side, axis=axis).ravel()] = False
+        enclosed[0] = True  # label 0 is the mask itself
+        return enclosed[labels]
 
     def subtract_swept_capsule(
         self,
@@ -176,7 +189,7 @@ class Backend:
             Number of voxels that became false; on a device an array of rank 0, to avoid a synchronisation.
         """
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
-        return self._subtract(mask, capsule_table(p0, p1, radius), grid)
+        return self.subtract_capsules(mask, capsule_table(p0, p1, radius), grid)
 
     def subtract_swept_polyline(
         self,
@@ -190,7 +203,11 @@ class Backend:
     ) -> np.int64 | Array:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
-        return self._subtract(mask, polyline_table(points, radius), grid)
+        return self.subtract_capsules(mask, polyline_table(points, radius), grid)
+
+    def subtract_capsules(self, mask: Array, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
+        """Remove a table of checked capsules; otherwise as :meth:`subtract_swept_capsule`."""
+        return np.int64(capsules.subtract(mask, table, grid))
 
     def _grid_to_change(self, mask: Array, pitch: Lengths, origin: Iterable[float], z_offset: int) -> VoxelGrid:
         """Check a mask that is changed in place, and return its grid."""
@@ -251,16 +268,19 @@ class Backend:
         grid = grid_of_box(bbox, pitch)
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
-    def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
+    def voxelize(self, shape: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
         """Voxelize a checked mesh on any box of the volume; otherwise as :meth:`voxelize_mesh`."""
-        return self._solid(mesh, grid) if fill_holes or mesh.kind != OPEN else self._shell(mesh, grid)
+        return self._solid(shape, grid) if fill_holes or shape.kind != OPEN else self._shell(shape, grid)
 
     def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
         """Return the distance of each voxel to the nearest false voxel, in µm (float64), for voxels of size `pitch`.
 
         It is 0 for false voxels, and infinite if all voxels are true.
         """
-        return self._distances(self._mask("mask", mask), check_pitch(pitch))
+        mask, steps = self._mask("mask", mask), check_pitch(pitch)
+        if bool(mask.all()):
+            return self.xp.full(mask.shape, np.inf)
+        return ndimage_module(mask).distance_transform_edt(mask, sampling=steps[::-1])
 
     def connected_components(self, mask: Array, connectivity: int = 6) -> tuple[Array, int]:
         """Label the connected components of a mask.
@@ -281,7 +301,7 @@ class Backend:
         mask = self._mask("mask", mask)
         if connectivity not in (6, 18, 26):
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
-        return self._components(mask, (6, 18, 26).index(connectivity) + 1)
+        return self._label(mask, (6, 18, 26).index(connectivity) + 1, np.int32)
 
     def marching_cubes(
         self, mask: Array, pitch: Lengths = 1.0, origin: Iterable[float] = (0, 0, 0)
@@ -331,34 +351,43 @@ class Backend:
             raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: {needed} (Z, Y, X) with voxels is needed")
 
     def _boolean(self, operation: str, a: Array, b: Array, out: Array) -> Array:
-        raise NotImplementedError
+        if operation == "subtract":
+            return np.logical_and(a, np.logical_not(b), out=out)
+        return (np.logical_or if operation == "union" else np.logical_and)(a, b, out=out)
 
     def _dilate(self, mask: Array, element: Element, border: bool) -> Array:
-        raise NotImplementedError
+        limit = element.distance_limit
+        if limit is None:
+            return scipy.ndimage.binary_dilation(mask, element.mask, border_value=border)
+        return _within(mask, element, limit, border=border)
 
     def _erode(self, mask: Array, element: Element, border: bool) -> Array:
-        raise NotImplementedError
+        limit = element.distance_limit
+        if limit is None:
+            return scipy.ndimage.binary_erosion(mask, element.mask, border_value=border)
+        return ~_within(~mask, element, limit, border=not border)
 
-    def _fill_holes(self, mask: Array) -> Array:
-        raise NotImplementedError
+    def _solid(self, shape: TriangleMesh, grid: VoxelGrid) -> Array:
+        return mesh.solid(shape, grid)
 
-    def _subtract(self, mask: Array, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
-        raise NotImplementedError
+    def _shell(self, shape: TriangleMesh, grid: VoxelGrid) -> Array:
+        return mesh.shell(shape, grid)
 
-    def _solid(self, mesh: TriangleMesh, grid: VoxelGrid) -> Array:
-        raise NotImplementedError
-
-    def _shell(self, mesh: TriangleMesh, grid: VoxelGrid) -> Array:
-        raise NotImplementedError
-
-    def _distances(self, mask: Array, pitch: XYZ) -> Array:
-        raise NotImplementedError
-
-    def _components(self, mask: Array, rank: int) -> tuple[Array, int]:
-        raise NotImplementedError
+    def _label(self, mask: Array, rank: int = 1, dtype: type | None = None) -> tuple[Array, int]:
+        ndimage = ndimage_module(mask)
+        labels, count = ndimage.label(mask, ndimage.generate_binary_structure(3, rank), output=dtype)
+        return labels, int(count)
 
     def _surface(self, mask: Array, grid: VoxelGrid) -> tuple[Array, Array]:
-        raise NotImplementedError
+        try:
+            from skimage.measure import marching_cubes
+        except ImportError as error:
+            raise ImportError(f"marching_cubes on the CPU needs scikit-image: {install_line('mesh')}") from error
+        if not mask.any():
+            return np.empty((0, 3)), np.empty((0, 3), np.int32)
+        vertices, triangles, _, _ = marching_cubes(np.pad(mask, 1), 0.5, allow_degenerate=False)
+        index = vertices[:, ::-1].astype(np.float64) - 1
+        return np.asarray(grid.origin) + (index + 0.5) * np.asarray(grid.pitch), triangles.astype(np.int32)
 
 
 def check_operation(operation: str) -> str:
@@ -384,3 +413,16 @@ def check_writable(name: str, mask: Array) -> None:
     """Refuse a mask that cannot be changed in place."""
     if not is_writable(mask):
         raise ValueError(f"{name} is read-only or a broadcast view and cannot be changed in place: pass a copy")
+
+
+def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
+    """Return the mask of the voxels whose distance to a true voxel is less than `limit` µm.
+
+    `border`: whether voxels outside the mask are true.
+    """
+    inside = np.pad(mask, 1, constant_values=True) if border else mask
+    if not inside.any():
+        return np.zeros_like(mask)
+    assert element.pitch is not None
+    within = np.asarray(scipy.ndimage.distance_transform_edt(~inside, sampling=element.pitch[::-1]) < limit)
+    return within[1:-1, 1:-1, 1:-1] if border else within
