@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import ndimage
 
 from linumpy.device import to_host
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, check_pitch
@@ -150,3 +151,16 @@ def check_radius(radius: float) -> float:
     if isinstance(radius, bool) or not 0 <= size < math.inf:
         raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
     return size
+
+
+def within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
+    """Return the mask of the voxels whose distance to a true voxel is less than `limit` µm.
+
+    `border`: whether voxels outside the mask are true.
+    """
+    inside = np.pad(mask, 1, constant_values=True) if border else mask
+    if not inside.any():
+        return np.zeros_like(mask)
+    assert element.pitch is not None  # as of all elements with a distance limit
+    within = np.asarray(ndimage.distance_transform_edt(~inside, sampling=element.pitch[::-1]) < limit)
+    return within[1:-1, 1:-1, 1:-1] if border else within

@@ -6,7 +6,7 @@ import zarr
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
-from linumpy.voxel import Flushed, VoxelSession, queued
+from linumpy.voxel import Flushed, VoxelSession
 from linumpy.voxel.backends.operations import Backend
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.oracles.voxel_shapes import box, torus
@@ -376,11 +376,6 @@ def test_a_block_that_ends_with_an_error_flushes_nothing_and_says_so(caplog):
         "the block ended with an error, so 2 queued operations are not applied"
     ]
     assert session.flush().removed > 0  # on request they are
-
-
-def test_every_queued_operation_has_what_a_session_asks_for():
-    for one in (queued.Combine, queued.Morphology, queued.Subtract, queued.Voxelize):
-        assert {"halo", "voxel_bytes", "apply"} <= set(dir(one)) | set(one.__dataclass_fields__)
 
 
 @pytest.mark.gpu

@@ -13,23 +13,20 @@ import logging
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.gpu.kernels import address_of
-from linumpy.voxel.backends.operations import OPERATIONS, Backend, check_writable
+from linumpy.voxel.backends.operations import OPERATIONS, Backend, Mask, check_writable
 from linumpy.voxel.caps import ON_LIMIT, SHIFT, Caps
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import VoxelGrid
 from linumpy.voxel.mesh import CLOSED, TriangleMesh, with_triangles
 
 log = logging.getLogger(__name__)
-
-#: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``, whose memory is passed to Warp.
-Mask: TypeAlias = Any
 
 _ALL_BITS = 2**64 - 1
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import scipy
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, is_writable
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.packages import install_line
 from linumpy.voxel import capsules, mesh
 from linumpy.voxel.capsules import capsule_table, polyline_table
-from linumpy.voxel.element import Element, as_element
+from linumpy.voxel.element import Element, as_element, within
 from linumpy.voxel.grid import Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
 from linumpy.voxel.mesh import OPEN, TriangleMesh, Trimesh, make_mesh, with_triangles
+
+#: A NumPy or CuPy array that is checked.
+Mask: TypeAlias = Any
 
 OPERATIONS = ("union", "intersect", "subtract")
 
@@ -33,13 +36,6 @@ class Backend:
     Unless stated otherwise, every method takes bool arrays in the memory of the backend and returns new ones there. In
     a mask of integers, which cannot be changed in place, all voxels but 0 are true.
 
-    Attributes
-    ----------
-    name : str
-        Where the backend computes, for messages.
-    xp : module
-        NumPy or CuPy.
-
     Raises
     ------
     TypeError
@@ -48,7 +44,9 @@ class Backend:
         Invalid shapes, positions or sizes; the message names the parameter.
     """
 
+    #: Where the backend computes, for messages.
     name: str = "cpu"
+    #: NumPy or CuPy.
     xp: ModuleType = np
 
     def boolean(self, operation: str, a: Array, b: Array | None = None, out: Array | None = None) -> Array:
@@ -205,7 +203,7 @@ class Backend:
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
         return self.subtract_capsules(mask, polyline_table(points, radius), grid)
 
-    def subtract_capsules(self, mask: Array, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
+    def subtract_capsules(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
         """Remove a table of checked capsules; otherwise as :meth:`subtract_swept_capsule`."""
         return np.int64(capsules.subtract(mask, table, grid))
 
@@ -298,10 +296,9 @@ class Backend:
             Labels: 0 for false voxels, and 1, 2, ... for components in the order of their first voxels; and the number
             of components, for which a device is synchronised.
         """
-        mask = self._mask("mask", mask)
         if connectivity not in (6, 18, 26):
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
-        return self._label(mask, (6, 18, 26).index(connectivity) + 1, np.int32)
+        return self._label(self._mask("mask", mask), (6, 18, 26).index(connectivity) + 1, np.int32)
 
     def marching_cubes(
         self, mask: Array, pitch: Lengths = 1.0, origin: Iterable[float] = (0, 0, 0)
@@ -337,11 +334,10 @@ class Backend:
     def _check(self, name: str, mask: Array, kinds: str = "b") -> None:
         on_device = self.xp is not np
         if not isinstance(mask, np.ndarray) and not is_device_array(mask):
-            kind = "CuPy" if on_device else "NumPy"
-            raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
+            needed = "a CuPy array" if on_device else "a NumPy array"
+            raise TypeError(f"{name} is {type(mask).__name__}: {needed} of bool (Z, Y, X) is needed")
         if is_device_array(mask) != on_device:
-            side = "the device" if is_device_array(mask) else "the host"
-            other = "cpu" if on_device else "cuda"
+            side, other = ("the host", "cpu") if on_device else ("the device", "cuda")
             raise TypeError(
                 f"{name} is {type(mask).__name__} on {side}, but this backend is {self.name}: use "
                 f"get_backend({other!r}) or copy the array"
@@ -350,35 +346,35 @@ class Backend:
             needed = "bool" if kinds == "b" else "bool or integers"
             raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: {needed} (Z, Y, X) with voxels is needed")
 
-    def _boolean(self, operation: str, a: Array, b: Array, out: Array) -> Array:
+    def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
         if operation == "subtract":
             return np.logical_and(a, np.logical_not(b), out=out)
         return (np.logical_or if operation == "union" else np.logical_and)(a, b, out=out)
 
-    def _dilate(self, mask: Array, element: Element, border: bool) -> Array:
+    def _dilate(self, mask: Mask, element: Element, border: bool) -> Mask:
         limit = element.distance_limit
         if limit is None:
             return scipy.ndimage.binary_dilation(mask, element.mask, border_value=border)
-        return _within(mask, element, limit, border=border)
+        return within(mask, element, limit, border=border)
 
-    def _erode(self, mask: Array, element: Element, border: bool) -> Array:
+    def _erode(self, mask: Mask, element: Element, border: bool) -> Mask:
         limit = element.distance_limit
         if limit is None:
             return scipy.ndimage.binary_erosion(mask, element.mask, border_value=border)
-        return ~_within(~mask, element, limit, border=not border)
+        return ~within(~mask, element, limit, border=not border)
 
-    def _solid(self, shape: TriangleMesh, grid: VoxelGrid) -> Array:
+    def _solid(self, shape: TriangleMesh, grid: VoxelGrid) -> Mask:
         return mesh.solid(shape, grid)
 
-    def _shell(self, shape: TriangleMesh, grid: VoxelGrid) -> Array:
+    def _shell(self, shape: TriangleMesh, grid: VoxelGrid) -> Mask:
         return mesh.shell(shape, grid)
 
-    def _label(self, mask: Array, rank: int = 1, dtype: type | None = None) -> tuple[Array, int]:
+    def _label(self, mask: Mask, rank: int = 1, dtype: type | None = None) -> tuple[Mask, int]:
         ndimage = ndimage_module(mask)
         labels, count = ndimage.label(mask, ndimage.generate_binary_structure(3, rank), output=dtype)
         return labels, int(count)
 
-    def _surface(self, mask: Array, grid: VoxelGrid) -> tuple[Array, Array]:
+    def _surface(self, mask: Mask, grid: VoxelGrid) -> tuple[Mask, Mask]:
         try:
             from skimage.measure import marching_cubes
         except ImportError as error:
@@ -390,39 +386,19 @@ class Backend:
         return np.asarray(grid.origin) + (index + 0.5) * np.asarray(grid.pitch), triangles.astype(np.int32)
 
 
-def check_operation(operation: str) -> str:
-    """Check the name of a boolean operation, and return it."""
+def check_operation(operation: str) -> None:
+    """Check the name of a boolean operation."""
     if operation not in OPERATIONS:
         raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
-    return operation
 
 
-def is_writable(array: Array) -> bool:
-    """Return whether each voxel can be changed in place, which is not so in read-only memory and broadcast views."""
-    is_broadcast = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
-    return not is_broadcast and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
-
-
-def _overlaps_in_part(xp: ModuleType, mask: Array, out: Array) -> bool:
+def _overlaps_in_part(xp: ModuleType, mask: Mask, out: Array) -> bool:
     """Return whether `out` shares memory with a mask and is not the same array: writing may change voxels too early."""
     is_same = address_of(mask) == address_of(out) and mask.strides == out.strides
     return not is_same and bool(xp.may_share_memory(mask, out))
 
 
-def check_writable(name: str, mask: Array) -> None:
+def check_writable(name: str, mask: Mask) -> None:
     """Refuse a mask that cannot be changed in place."""
     if not is_writable(mask):
         raise ValueError(f"{name} is read-only or a broadcast view and cannot be changed in place: pass a copy")
-
-
-def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
-    """Return the mask of the voxels whose distance to a true voxel is less than `limit` µm.
-
-    `border`: whether voxels outside the mask are true.
-    """
-    inside = np.pad(mask, 1, constant_values=True) if border else mask
-    if not inside.any():
-        return np.zeros_like(mask)
-    assert element.pitch is not None
-    within = np.asarray(scipy.ndimage.distance_transform_edt(~inside, sampling=element.pitch[::-1]) < limit)
-    return within[1:-1, 1:-1, 1:-1] if border else within
