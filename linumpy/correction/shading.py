@@ -64,8 +64,6 @@ class ShadingOptions(Declared):
     - `smoothness`: factor of the variance that the tiles' structure seems to have: a larger one makes the flat field
       more even.
     - `force`: whether to return fields that are too uncertain to be of use.
-
-    Raises `ValueError`: a smoothness that is not positive.
     """
 
     dark: bool = False

@@ -26,8 +26,6 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
     - `bins`: bins of the histogram of floats, and of integers whose range is 2**20 or more; otherwise each integer has
       a bin.
 
-    Raises `ValueError`: no finite value. `TypeError`: values that are neither integers nor floats.
-
     The call waits for the device.
     """
     xp, finite = array_module(values), _finite(values)
@@ -53,8 +51,6 @@ def li_threshold(values: Array, tolerance: float | None = None) -> float:
 
     - `values`: integers or floats of any shape; values that are not finite are left out.
     - `tolerance`: a smaller step ends the iteration; by default 0.5 for integers, and 1e-6 of the range for floats.
-
-    Raises `ValueError`: no finite value. `TypeError`: values that are neither integers nor floats.
 
     Each step copies two numbers to the host, which waits for the device.
     """

@@ -33,9 +33,6 @@ def tissue_mask(
     - `use_log`: whether to smooth and threshold logarithms, because intensities of OCT have a wide range.
 
     Returns: All False if all smoothed voxels are equal.
-
-    Raises `ValueError`: another method, or a volume of another rank. `GpuUnavailableError`: a device array, and Warp,
-    which the morphology needs on a device, is missing.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: choose one of {', '.join(METHODS)}")

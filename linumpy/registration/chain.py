@@ -93,9 +93,6 @@ def solve_chain(
     - `max_deviation`: robust standard deviations beyond which a link is rejected.
     - `tolerance_um`: a link with a smaller residual is never rejected, nor one whose residual is as small relative to
       its error; by default 0.2 % of the largest extent.
-
-    Raises `ValueError`: no images; a reference or links to images that do not exist; a link of an image to itself;
-    matrices or a prior whose shape does not fit.
     """
     extent = np.asarray(extent_um, np.float64)
     rank = len(extent)

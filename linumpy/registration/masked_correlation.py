@@ -79,16 +79,9 @@ def match_pairs(
     - `spacing`: voxel spacing in any unit, for the rotation; by default the same along all axes.
 
     Returns: On the host.
-
-    Raises `ValueError`: As :func:`check_pairs`; no angles, or angles that are not finite; fractions outside of 0 to 1.
     """
-    check_pairs(fixed, moving, masks)
     shape = fixed.shape[1:]
     reach = np.broadcast_to(np.asarray(max_shift, np.float64), (len(shape),))
-    if not len(angles) or not all(map(math.isfinite, angles)):
-        raise ValueError(f"angles={list(angles)}: pass one angle or more, in degrees")
-    if not (reach >= 0).all() or not (reach <= 1).all() or not 0 <= min_overlap <= 1:
-        raise ValueError(f"max_shift={max_shift}, min_overlap={min_overlap}: pass fractions from 0 to 1")
     limits = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)
     rotations = [rotation_about_centre(angle, shape, steps) for angle in angles]

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Declared, Positive, Range, Share
 from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
-from linumpy.registration.refine import PairTransforms, Refinement, check_shadows, refine_pairs
+from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
 
 #: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, about two voxels of the
 #: coarse grid, the minimum of that in voxels, and the maximum number of blocks along an axis whose means it smooths.
@@ -26,7 +27,7 @@ _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 48, 8, 96
 
 
 @dataclass(frozen=True)
-class PairSearch:
+class PairSearch(Declared):
     """The range in which the first transforms are searched.
 
     - `max_angle`, `angle_step`: maximum angle to each side, and step between angles, in degrees, in the plane of the
@@ -36,19 +37,11 @@ class PairSearch:
     - `voxels`: approximate maximum of voxels along an axis of the coarse grid.
     """
 
-    max_angle: float = 10.0
-    angle_step: float = 2.0
-    max_shift: float = 0.25
-    min_overlap: float = 0.3
-    voxels: int = 96
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_angle <= 180 or not self.angle_step > 0:
-            raise ValueError(
-                f"max_angle={self.max_angle}, angle_step={self.angle_step}: pass degrees, and a positive step"
-            )
-        if self.voxels < 8:
-            raise ValueError(f"voxels={self.voxels}: the coarse grid needs 8 or more")
+    max_angle: Annotated[float, Range(least=0, most=180)] = 10.0
+    angle_step: Positive = 2.0
+    max_shift: Share = 0.25
+    min_overlap: Share = 0.3
+    voxels: Annotated[int, Range(least=8)] = 96
 
     @property
     def angles(self) -> list[float]:
@@ -80,9 +73,6 @@ def register_pairs(
 
     Returns: On the host.
 
-    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.match_pairs` and
-    :func:`~linumpy.registration.refine.refine_pairs`.
-
     On the device memory holds about fourteen copies of the images as float32, and up to 1 GiB each for the search and
     for the refinement.
     """
@@ -96,7 +86,8 @@ def register_pairs(
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
     fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
     if shadows is not None:
-        check_shadows(shadows, fixed)
+        if shadows.shape != fixed.shape:
+            raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
         shadows = flattened(shadows)
         fixed = _without_shadows(fixed, shadows)
     coarse = [block_means(images, None, factors) for images in (fixed, moving)]

@@ -43,8 +43,6 @@ def write_positions(
     - `path`: ``*.json`` or ``*.csv``.
     - `spacing` (float, float): lateral voxel spacing in µm.
     - `overwrite`: whether to replace an existing file.
-
-    Raises `FileExistsError`, `ValueError`: As :func:`check_positions_file`.
     """
     check_positions_file(path, overwrite=overwrite)
     by_pairs = found.by_pairs

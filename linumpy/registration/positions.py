@@ -162,9 +162,6 @@ def locate_tiles(
       pixels, f the same for both axes. Positions are in pixels that are not reduced.
 
     Returns: Its warnings say which positions are not known from the tiles.
-
-    Raises `ValueError`: an array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside
-    of 0 to 1; no tile with contrast; tiles whose structure, though there is some, does not match anywhere.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")

@@ -15,21 +15,23 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Count, Declared, Positive, Share
 from linumpy.device import array_module
-from linumpy.registration.masked_correlation import check_pairs, standardized
+from linumpy.registration.masked_correlation import standardized
 from linumpy.registration.normal_equations import PairState, System, generators
-from linumpy.registration.pyramid import Level, PyramidSettings, pyramid
+from linumpy.registration.pyramid import Level, pyramid
 from linumpy.registration.robust import SIGMA_PER_MAD
 
 MODELS = ("translation", "rigid", "affine")
 
 
 @dataclass(frozen=True)
-class Refinement:
+class Refinement(Declared):
     """How transforms are refined.
 
     - `model` ("rigid", "affine", "translation"): kind of the transforms by which first transforms, which may be of any
@@ -42,31 +44,21 @@ class Refinement:
       linearly.
     - `robust`: whether voxels with large residuals get small weights.
     - `min_overlap`: fraction of the fixed mask that must stay inside the moving mask.
-
-    Raises `ValueError`: a parameter out of range, or an unknown model.
     """
 
     model: str = "rigid"
-    levels: int | None = None
-    iterations: int = 30
-    smoothing: float = 1.0
-    tolerance: float = 2e-3
-    order: int = 3
+    levels: Count | None = None
+    iterations: Count = 30
+    smoothing: Positive = 1.0
+    tolerance: Positive = 2e-3
+    order: Literal[1, 3] = 3
     robust: bool = True
-    min_overlap: float = 0.2
+    min_overlap: Share = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model not in MODELS:
             raise ValueError(f"model={self.model!r}: choose one of {', '.join(MODELS)}")
-        if self.order not in (1, 3):
-            raise ValueError(f"order={self.order}: choose 1 or 3")
-        if self.iterations < 1 or (self.levels is not None and self.levels < 1):
-            raise ValueError(f"iterations={self.iterations}, levels={self.levels}: pass 1 or more")
-        if not self.smoothing > 0 or not self.tolerance > 0 or not 0 <= self.min_overlap <= 1:
-            raise ValueError(
-                f"smoothing={self.smoothing}, tolerance={self.tolerance}, min_overlap={self.min_overlap}: pass "
-                "positive numbers of voxels, and a fraction"
-            )
 
 
 @dataclass(frozen=True)
@@ -121,27 +113,19 @@ def refine_pairs(
     - `spacing`: voxel spacing in µm along the axes of space; by default 1.
 
     Returns: On the host.
-
-    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.check_pairs`; transforms, shadows or a
-    spacing that do not fit.
     """
-    check_pairs(fixed, moving, masks)
     method, rank = method or Refinement(), fixed.ndim - 1
     steps = np.ones(rank) if spacing is None else np.array(spacing, np.float64)
-    if steps.shape != (rank,) or not (steps > 0).all() or not np.isfinite(steps).all():
-        raise ValueError(f"spacing={spacing}: pass a positive number for each of {rank} axes")
     start = np.tile(np.eye(rank + 1), (len(fixed), 1, 1)) if initial is None else np.array(initial, np.float64)
     if start.shape != (len(fixed), rank + 1, rank + 1) or not np.isfinite(start).all():
         raise ValueError(f"initial of shape {start.shape}: {len(fixed)} matrices of {rank + 1} × {rank + 1} are needed")
-    settings = PyramidSettings(method.levels, method.smoothing, method.order)
     mask, standard_shadows = masks[0], None
     if shadows is not None:
-        check_shadows(shadows, fixed)
         finite = array_module(shadows).isfinite(shadows)
         mask = finite if mask is None else finite & mask.astype(bool)
         standard_shadows = standardized(shadows, mask)[0]
     sides = standardized(fixed, mask), standardized(moving, masks[1])
-    levels = list(pyramid(*sides, standard_shadows, steps, settings))
+    levels = list(pyramid(*sides, standard_shadows, steps, method.levels, method.smoothing, method.order))
     pairs = PairState(start.copy(), shadows=shadows is not None)
     for level in reversed(levels):
         _refine_on(level, pairs, method)
@@ -149,12 +133,6 @@ def refine_pairs(
     # Pairs that could not be compared keep their first transform, because their steps followed rounding errors.
     result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
     return result
-
-
-def check_shadows(shadows: Array, fixed: Array) -> None:
-    """Raise ValueError for shadows of another shape than the fixed images."""
-    if shadows.shape != fixed.shape:
-        raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
 
 
 def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:

@@ -83,11 +83,7 @@ class Element:
 
 
 def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths = 1.0) -> Element:
-    """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
-
-    Raises `ValueError`: neither or both of `structure` and `radius` are given; the array, the radius or the pitch is
-    invalid.
-    """
+    """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm."""
     if (structure is None) == (radius is None):
         raise ValueError("give either structure= (bool, three axes) or radius= in µm")
     if radius is not None:

@@ -122,8 +122,6 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
     """Return the grid of an image with axes in any order, and the order of its axes.
 
     Element k of the order is the index in "xyz" of the array's k-th axis, the last axis first.
-
-    Raises `MetadataError`: the axes are not x, y and z.
     """
     if sorted(image.axes) != ["x", "y", "z"]:
         raise MetadataError(f"{image.name}: spatial axes are {image.axes!r}; x, y and z are needed")

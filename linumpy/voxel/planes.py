@@ -26,8 +26,6 @@ class Planes:
     - `array`: three axes of space, Z first; bool or integers.
     - `xp`: array module of planes that are read: NumPy or CuPy.
     - `name`: name of the parameter, for errors.
-
-    Raises `TypeError`: another kind of array, other axes or another dtype.
     """
 
     def __init__(self, array: Array | zarr.Array | Volume, xp: ModuleType, name: str) -> None:
@@ -105,10 +103,7 @@ class Planes:
 
 
 class WriterPlanes:
-    """The planes of an image that an ``OmeZarrWriter`` writes, of the shape of `source`; attributes as of `Planes`.
-
-    Raises `ValueError`: another shape, or a dtype that cannot hold the voxels of `source`.
-    """
+    """The planes of an image that an ``OmeZarrWriter`` writes, of the shape of `source`; attributes as of `Planes`."""
 
     writable, writes_in_parts = True, True
 
