@@ -1,45 +1,24 @@
-"""Figures of merit of images: sharpness, and outliers among such numbers.
-
-In: batches of images (n, Y, X), on the host or the device. Out: a number for each image, in the memory of the images.
-"""
+"""Figures of merit of images: sharpness, and outliers among such numbers. In and out: numbers and host arrays."""
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
+from scipy.ndimage import correlate1d
 
-from linumpy.arrays import Array
-from linumpy.device import array_module
-from linumpy.gpu.ndimage.correlate import correlate
 from linumpy.registration.robust import robust_deviation
 
 
-def sharpness(images: Array, mask: Array | None = None) -> Array:
-    """Return the normalised gradient energy of each image: energy of Sobel's filter over the squared mean (Tenengrad).
+def sharpness(image: np.ndarray, mask: np.ndarray) -> float:
+    """Return the normalised gradient energy of an image: energy of Sobel's filter over the squared mean (Tenengrad).
 
-    - `images` (n, Y, X): real numbers.
-    - `mask` (n, Y, X): pixels that count.
-
-    Returns: The energy does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
+    It does not change with gain, and decreases with blur; NaN where the mean is 0. `mask`: pixels that count, all if
+    there are none.
     """
-    xp = array_module(images)
-    pixels = images.astype(np.float64)
-    # Sobel's filter along the two axes of an image: along all three axes it would smooth from image to image.
-    slope, smooth = np.array([-0.5, 0.0, 0.5]), np.array([0.25, 0.5, 0.25])
-    slopes = [correlate(correlate(pixels, slope, axis), smooth, other) for axis, other in ((1, 2), (2, 1))]
-    energy = _mean(xp, slopes[0] ** 2 + slopes[1] ** 2, mask)
-    mean = _mean(xp, pixels, mask)
-    result: Array = xp.where(mean != 0, energy / xp.where(mean != 0, mean, 1) ** 2, np.nan)
-    return result
-
-
-def _mean(xp: ModuleType, values: Array, mask: Array | None) -> Array:
-    """Return the mean of each image over the pixels that count; NaN where none counts."""
-    if mask is None:
-        return xp.mean(values, axis=(1, 2))
-    count = mask.sum(axis=(1, 2))
-    return xp.where(count > 0, xp.where(mask, values, 0).sum(axis=(1, 2)) / xp.maximum(count, 1), np.nan)
+    pixels, counted = image.astype(np.float64), mask if mask.any() else np.ones(mask.shape, bool)
+    slope, smooth = (-0.5, 0.0, 0.5), (0.25, 0.5, 0.25)
+    slopes = [correlate1d(correlate1d(pixels, slope, axis), smooth, 1 - axis) for axis in (0, 1)]
+    mean = pixels[counted].mean()
+    return float((slopes[0] ** 2 + slopes[1] ** 2)[counted].mean() / mean**2) if mean else float("nan")
 
 
 def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
