@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.device import array_module, to_host
 from linumpy.registration.stacked import StackedImages
 
 #: Maximum bytes of the spectra and correlations in memory.
@@ -134,25 +134,6 @@ def _evidence(score: float, position: np.ndarray, maxima: np.ndarray, blocks: Se
     chance = -math.expm1(-maxima.size * math.exp(min(0.0, (location - score) / scale)))
     # The two greatest of many values differ by an exponentially distributed step.
     return 1 - max(chance, math.exp(min(0.0, (float(wrong.max()) - score) / scale)))
-
-
-def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | None]) -> None:
-    """Check that images and masks form pairs.
-
-    Raises `ValueError`: images of other axes, of different shapes or of fewer than four voxels along an axis; masks of
-    another shape; arrays of which some are on the device and others on the host.
-    """
-    if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
-        raise ValueError(
-            f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "
-            "with four voxels or more along each axis"
-        )
-    for mask in masks:
-        if mask is not None and mask.shape != fixed.shape:
-            raise ValueError(f"a mask of {mask.shape} does not fit images of {fixed.shape}")
-    arrays = [fixed, moving, *(mask for mask in masks if mask is not None)]
-    if len({is_device_array(array) for array in arrays}) > 1:
-        raise ValueError("some images or masks are on the device and others are on the host: copy them to one side")
 
 
 def rotation_about_centre(angle: float, shape: Sequence[int], spacing: np.ndarray) -> np.ndarray:
