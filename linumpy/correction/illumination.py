@@ -1,9 +1,9 @@
 """Illumination of tiles: the brightness of each position of the field of view, for every depth.
 
 In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, with what it is known from. Tiles are
-reduced to at most 20 planes of 32 × 32 pixels by means, where they are. :mod:`linumpy.correction.shading_fit` fits sums of
-polynomials to the reduced tiles on the host, since they are small: a device would take longer to compile the fit than
-the host takes to compute it. The sums are then evaluated at every voxel. If tiles are too few, or tell too little, the
+reduced to at most 20 planes of 32 × 32 pixels by means, where they are. :mod:`linumpy.correction.shading_fit` fits the
+fields to the reduced tiles on the host, since they are small: a device would take longer to compile the fit than the
+host takes to compute it. The fields are then evaluated at every voxel. If tiles are too few, or tell too little, the
 fields are left out: a flat field of 1, no dark field, and the reason.
 """
 

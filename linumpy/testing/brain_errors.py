@@ -1,19 +1,17 @@
 """Errors of the results of a pipeline against the truth of a synthetic brain, beside those of doing nothing.
 
 In: the brain's spec, and the folder of the results, in which each stage of :mod:`linumpy.pipeline` has a folder. Out:
-a few :class:`StageError` for each stage that has results and a known truth, and :func:`losses`: the stages that make
-results worse than leaving them out. Lengths are in µm, whatever the voxel spacing of a result.
+a few :class:`StageError` for each stage that has results and a known truth. Lengths are in µm, whatever the voxel
+spacing of a result.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,24 +56,6 @@ def errors_of(spec: BrainSpec, results: str | Path, stages: Sequence[str] | None
         if (stages is None or stage in stages) and (Path(results) / stage).is_dir()
         for error in compare(spec, Path(results) / stage)
     )
-
-
-def losses(brains: Iterable[Sequence[StageError]], tolerance: float = 0.0) -> list[str]:
-    """Return a sentence for each quantity that is worse, in the median over brains, than without its stage.
-
-    `tolerance`: excess over the error without the stage that is no loss, in the quantity's unit.
-    """
-    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for error in (error for errors in brains for error in errors):
-        if error.nothing is not None:
-            pair = abs(error.value - error.best), abs(error.nothing - error.best)
-            pairs[error.stage, error.what].append(pair)
-    return [
-        f"{stage}: {what}: off by {with_it:.3g} with the stage, {without:.3g} without"
-        for (stage, what), values in pairs.items()
-        if not (with_it := median(pair[0] for pair in values))
-        <= (without := median(pair[1] for pair in values)) + tolerance
-    ]
 
 
 def slice_number(path: Path) -> int:

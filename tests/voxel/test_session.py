@@ -106,34 +106,6 @@ def test_capsules_one_after_another_are_one_pass():
     assert np.array_equal(mask, right)
 
 
-def test_points_and_radii_on_the_device(backend):
-    """Nothing of them is needed on the device before the slabs are worked on."""
-    mask, right, put = start(), start(), backend.backend.xp.asarray
-    with VoxelSession(mask, ORIGIN, PITCH, backend=backend.backend) as session:
-        session.subtract_swept_polyline(put(TRACK), put(np.array([1.0, 2.0])))
-        session.subtract_swept_capsule(put(TRACK[0]), put(TRACK[2]), put(np.array(0.8)))
-    Backend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
-    Backend().subtract_swept_capsule(right, TRACK[0], TRACK[2], 0.8, pitch=PITCH, origin=ORIGIN)
-    assert np.array_equal(mask, right)
-
-
-def test_the_end_of_a_block_flushes_and_an_error_does_not(right):
-    mask = start()
-    with VoxelSession(mask, ORIGIN, PITCH, backend=Backend()) as session:
-        queue(session)
-    assert np.array_equal(mask, right)
-    mask = start()
-
-    def stopped():
-        with VoxelSession(mask, ORIGIN, PITCH, backend=Backend()) as session:
-            queue(session)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        stopped()
-    assert np.array_equal(mask, start())
-
-
 class Fails:
     """An operation that fails in the slab that holds a plane, once."""
 

@@ -67,10 +67,6 @@ def test_a_warp_that_cannot_be_imported(monkeypatch):
     assert "pip install" in backends.why_no_warp()
 
 
-def test_the_backend_of_an_array():
-    assert backend_of(np.ones((1, 1, 1), bool)).name == "cpu"
-
-
 def test_only_the_kernels_import_warp_when_they_are_imported():
     files = [file for file in PACKAGE.parent.rglob("*.py") if file.name != "warp_kernels.py"]
     importing = [file for file in files if re.search(r"^(import|from) warp\b", file.read_text("utf-8"), re.MULTILINE)]
@@ -78,11 +74,6 @@ def test_only_the_kernels_import_warp_when_they_are_imported():
     importing += [file for file in files if re.search(rf"^{by_name}", file.read_text("utf-8"), re.MULTILINE)]
     assert not importing
     assert any(by_name in file.read_text("utf-8") for file in files)
-
-
-def test_arrays_of_a_device_are_refused_by_name():
-    with pytest.raises(TypeError, match="mask is list"):
-        Backend().dilate([[[True]]], radius=1, pitch=1)
 
 
 def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):

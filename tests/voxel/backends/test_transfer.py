@@ -137,13 +137,6 @@ def test_unless_it_is_refused(monkeypatch):
     assert type(get_backend("cpu")) is type(backend_of(MASK)) is Backend
 
 
-def test_without_a_gpu_the_same_call_takes_host_arrays(monkeypatch):
-    monkeypatch.delenv("LINUMPY_DEVICE", raising=False)
-    monkeypatch.setattr(backends, "why_no_cuda", lambda: "no GPU")
-    backend = get_backend("auto")
-    assert np.array_equal(backend.dilate(MASK, radius=1), SCIPY.dilate(MASK, radius=1, pitch=1))
-
-
 def test_a_pitch_that_is_not_given_is_1(backend):
     assert np.array_equal(backend.dilate(MASK, radius=1.5), SCIPY.dilate(MASK, radius=1.5, pitch=1))
     assert np.array_equal(backend.close(MASK, radius=1.5), SCIPY.close(MASK, radius=1.5, pitch=(1, 1, 1)))
