@@ -2,9 +2,8 @@
 
 In: the tiles' projections in their grid, and the nominal overlap of the stage. Out: :class:`TilePositions`.
 
-Tiles are compared by :mod:`~linumpy.registration.tile_structure`, all pairs along an axis of the grid as one batch, by
-the score maps of :mod:`~linumpy.registration.shift_evidence`, which also gives the probability that the shift of a pair
-is right. Pairs of less evidence are rejected.
+Tiles are compared by :mod:`~linumpy.registration.shift_evidence`, all pairs along an axis of the grid as one batch,
+which also gives the probability that the shift of a pair is right. Pairs of less evidence are rejected.
 
 The acquisition model is a regular affine grid. Its steps differ from the nominal ones as far as the accepted pairs show
 that. The positions are a weighted least-squares solution over all accepted pairs, whose weights are those of their

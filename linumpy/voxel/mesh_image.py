@@ -164,8 +164,8 @@ def voxelize_onto_image(
       GPUs with `use_gpu`; this process writes.
     - `use_gpu`: whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
 
-    A warning is logged if no voxel has the label, and if the mesh is not watertight. Raises `ValueError` (a label out of
-    range, an invalid mesh, an `output` that would overwrite the image), `MetadataError` (axes other than x, y, z) and
+    A warning is logged if no voxel has the label, and if the mesh is not watertight. Raises `ValueError` (a label out
+    of range, an invalid mesh, an `output` over the image), `MetadataError` (axes other than x, y, z) and
     `FileExistsError`.
     """
     check_apart([output], [image.name.removeprefix("file://")])
