@@ -21,15 +21,12 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.registration.masked_correlation import standardized
 from linumpy.registration.normal_equations import PairState, System, generators
-from linumpy.registration.pyramid import Level, pyramid
+from linumpy.registration.pyramid import SMOOTHING, Level, pyramid
 from linumpy.registration.robust import SIGMA_PER_MAD
 
 #: Maximum number of steps on a level; a pair is finished there when a step moves no corner by more than about so many
 #: voxels.
 _ITERATIONS, _TOLERANCE = 30, 2e-3
-#: Standard deviation in voxels of the Gaussian that smooths both images on each level, and order of the spline that
-#: samples the moving image on the finest level.
-_SMOOTHING, _ORDER = 1.0, 3
 #: Share of the fixed mask that must stay inside the moving mask.
 _MIN_OVERLAP = 0.2
 
@@ -85,7 +82,7 @@ def refine_pairs(
         mask = array_module(shadows).isfinite(shadows)
         standard_shadows = standardized(shadows, mask)[0]
     sides = standardized(fixed, mask), standardized(moving, None)
-    resolutions = list(pyramid(*sides, standard_shadows, spacing, levels, _SMOOTHING, _ORDER))
+    resolutions = list(pyramid(*sides, standard_shadows, spacing, levels))
     pairs = PairState(initial.copy(), shadows=shadows is not None)
     for level in reversed(resolutions):
         _refine_on(level, pairs, model)
@@ -179,7 +176,7 @@ def _result(level: Level, pairs: PairState, model: str) -> PairTransforms:
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)
     # Smoothing correlates the noise of neighbouring voxels: this number of voxels is one independent sample.
-    per_sample = max(1.0, (4 * math.pi * level.smoothing**2) ** (rank / 2))
+    per_sample = max(1.0, (4 * math.pi * SMOOTHING**2) ** (rank / 2))
     errors, correlations = np.full(len(pairs.matrices), np.inf), np.zeros(len(pairs.matrices))
     overlaps = normal.shared_voxels / np.maximum(system.voxels, 1)
     for n, (hessian, variance, moments) in enumerate(zip(normal.hessian, normal.variance, normal.moments, strict=True)):

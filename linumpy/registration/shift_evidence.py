@@ -3,11 +3,12 @@
 In: tiles in their grid. Out: :class:`MeasuredPairs`.
 
 Tiles are compared by their structure, which moves with the sample. Illumination (flat and dark field), dust and seams
-of the galvo are fixed in the frame of a tile: they make all tiles alike, and would align tiles without sample. So tiles are band-pass filtered, by local linear regression with Gaussian weights, so that the border of a tile, where
-tiles overlap, has no bias. What is left of the shared pattern is, at each pixel, proportional to the local level (flat
-field) plus a constant (dark field). Both are fitted over all tiles by weighted, robust least squares. The fit explains
-some variance by chance, more so with few tiles; so it is taken out only as far as it explains more (an F statistic over
-all pixels).
+of the galvo are fixed in the frame of a tile: they make all tiles alike, and would align tiles without sample. So tiles
+are band-pass filtered, by local linear regression with Gaussian weights, so that the border of a tile, where tiles
+overlap, has no bias. What is left of the shared pattern is, at each pixel, proportional to the local level (flat field)
+plus a constant (dark field). Both are fitted over all tiles by weighted, robust least squares. The fit explains some
+variance by chance, more so with few tiles; so it is taken out only as far as it explains more (an F statistic over all
+pixels).
 
 1. The score maps of all pairs along an axis are calibrated: what tiles that are no neighbours score, which share what
    is fixed in a tile but no sample, is chance.
