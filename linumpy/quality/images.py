@@ -16,7 +16,6 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.io.tiles import Box, read_box
-from linumpy.quality.measures import sharpness
 from linumpy.voxel import Backend
 
 #: Maximum voxels that are read of an image: the finest resolution with at most so many voxels or, if the coarsest has
@@ -177,6 +176,19 @@ def tissue_mask(projection: np.ndarray) -> np.ndarray:
     apart = moment / np.maximum(below, 1) - (moment[-1] - moment) / np.maximum(above, 1)
     threshold = centres[(below * above * apart**2)[:-1].argmax()]
     return np.asarray(Backend().open((values > threshold)[None], radius=2.0)[0])
+
+
+def sharpness(image: np.ndarray, mask: np.ndarray) -> float:
+    """Return the normalised gradient energy of an image: energy of Sobel's filter over the squared mean (Tenengrad).
+
+    It does not change with gain, and decreases with blur; NaN where the mean is 0. `mask`: pixels that count, all if
+    there are none.
+    """
+    pixels, counted = image.astype(np.float64), mask if mask.any() else np.ones(mask.shape, bool)
+    slope, smooth = (-0.5, 0.0, 0.5), (0.25, 0.5, 0.25)
+    slopes = [ndimage.correlate1d(ndimage.correlate1d(pixels, slope, axis), smooth, 1 - axis) for axis in (0, 1)]
+    mean = pixels[counted].mean()
+    return float((slopes[0] ** 2 + slopes[1] ** 2)[counted].mean() / mean**2) if mean else float("nan")
 
 
 def _reduced(values: Array, pixel: tuple[float, ...]) -> Gray:

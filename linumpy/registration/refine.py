@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.registration.masked_correlation import standardized
-from linumpy.registration.normal_equations import PairState, System, generators
+from linumpy.registration.normal_equations import PairState, System
 from linumpy.registration.pyramid import SMOOTHING, Level, pyramid
 from linumpy.registration.robust import SIGMA_PER_MAD
 
@@ -94,14 +94,8 @@ def refine_pairs(
 
 def _refine_on(level: Level, pairs: PairState, model: str) -> None:
     """Refine the transforms of all pairs on one level; `pairs` is changed in place."""
-    rank = len(level.shape)
-    centre = np.eye(rank + 1)
-    centre[:-1, -1] = level.centre
-    to_centre = np.linalg.inv(centre)
-    radius = np.maximum(level.centre, level.spacing)
-    smallest_step = float(level.spacing.min())
-    basis = generators(model, rank, radius) * smallest_step
-    system = System(level, centre @ basis @ to_centre)
+    system = System(level, model)
+    basis, identity = system.basis, np.eye(len(level.shape) + 1)
     all_pairs = np.arange(len(pairs.matrices))
     valid = np.maximum(system.voxels, 1)
     pairs.scales[:] = np.inf
@@ -120,8 +114,8 @@ def _refine_on(level: Level, pairs: PairState, model: str) -> None:
         count = len(basis)
         # The inverse of the step, by Cayley's transform: a rotation matrix stays one.
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
-        moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
-        trial.matrices[active_pairs] = pairs.matrices[active_pairs] @ centre @ moved @ to_centre
+        moved = np.linalg.solve(identity + half, identity - half)
+        trial.matrices[active_pairs] = pairs.matrices[active_pairs] @ system.centre @ moved @ system.to_centre
         trial.weights[active_pairs, : steps.shape[1] - count] += steps[:, count:]
         trial_equations = system.normal(trial, active_pairs)
         better = (trial_equations.cost <= equations.cost[active_pairs]) & (
@@ -166,12 +160,8 @@ def _result(level: Level, pairs: PairState, model: str) -> PairTransforms:
     corners = np.array(
         list(itertools.product(*((0.0, (n - 1) * s) for n, s in zip(level.shape, level.spacing, strict=True))))
     )
-    centre = np.eye(rank + 1)
-    centre[:-1, -1] = level.centre
-    smallest_step = float(level.spacing.min())
-    basis = centre @ (generators(model, rank, np.maximum(level.centre, level.spacing)) * smallest_step)
-    basis = basis @ np.linalg.inv(centre)
-    system = System(level, basis)
+    system = System(level, model)
+    basis = system.directions
     normal = system.normal(pairs, np.arange(len(pairs.matrices)))
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)

@@ -5,9 +5,8 @@ import pytest
 from scipy import ndimage
 from skimage import filters
 
-from linumpy.quality.findings import Finding, merged
-from linumpy.quality.images import tissue_mask
-from linumpy.quality.measures import sharpness, step_outliers
+from linumpy.quality.findings import Finding, merged, step_outliers
+from linumpy.quality.images import sharpness, tissue_mask
 
 
 def test_sharpness_falls_with_blur_and_not_with_gain():
