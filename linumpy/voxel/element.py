@@ -119,7 +119,13 @@ def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     ValueError
         An invalid radius or pitch, or a ball whose box has more than 2^30 voxels.
     """
-    steps, size = check_pitch(pitch), check_radius(radius)
+    steps = check_pitch(pitch)
+    try:
+        size = float(radius)
+    except (TypeError, ValueError):
+        size = math.nan
+    if isinstance(radius, bool) or not 0 <= size < math.inf:
+        raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
     half = [math.floor(min(size / step, _MAX_OFFSETS)) + 1 for step in steps]  # a quotient may be infinite
     if math.prod(2 * n + 1 for n in half) > _MAX_OFFSETS:
         raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: use coarser voxels")
@@ -136,17 +142,6 @@ def _squared_distances(half: list[int], steps: XYZ) -> np.ndarray:
     """Return the squared lengths of the offsets from ``-half`` to ``half`` voxels (x, y, z), in µm², as (Z, Y, X)."""
     x, y, z = ((np.arange(-n, n + 1) * step) ** 2 for n, step in zip(half, steps, strict=True))
     return (z[:, None, None] + y[:, None]) + x
-
-
-def check_radius(radius: float) -> float:
-    """Check a radius in µm, and return it as a float."""
-    try:
-        size = float(radius)
-    except (TypeError, ValueError):
-        size = math.nan
-    if isinstance(radius, bool) or not 0 <= size < math.inf:
-        raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
-    return size
 
 
 def within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:

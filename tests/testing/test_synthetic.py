@@ -23,20 +23,12 @@ def test_any_box_has_the_voxels_of_the_whole(dtype):
     spec = dataclasses.replace(SPEC, dtype=dtype)
     volume, rng = whole(spec), np.random.default_rng(0)
     assert volume.dtype == dtype
-    for _ in range(12):
+    for number in range(60):
         a, b = np.sort(rng.integers(0, np.array(spec.shape) + 1, (2, 3)), axis=0)
+        if number > 12:  # one voxel along an axis makes NumPy take other loops, whose rounding must be the same
+            b = np.minimum(a + rng.choice([1, 1, 2, 3, 17], 3), spec.shape)
         box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
         assert np.array_equal(block(spec, tuple(a), tuple(b)), volume[box])
-
-
-def test_thin_boxes_too():
-    """One voxel along an axis makes NumPy take other loops, whose rounding must be the same."""
-    volume, rng = whole(), np.random.default_rng(1)
-    for _ in range(100):
-        a = rng.integers(0, np.array(SPEC.shape))
-        b = np.minimum(a + rng.choice([1, 1, 2, 3, 17], 3), SPEC.shape)
-        box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
-        assert np.array_equal(block(SPEC, tuple(a), tuple(b)), volume[box])
 
 
 @pytest.mark.parametrize("box", [((-1, 0, 0), (1, 1, 1)), ((0, 0, 0), (71, 1, 1)), ((5, 0, 0), (4, 1, 1))])

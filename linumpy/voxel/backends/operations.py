@@ -184,7 +184,7 @@ class Backend:
         Returns
         -------
         int64
-            Number of voxels that became false; on a device an array of rank 0, to avoid a synchronisation.
+            Number of voxels that became false; on a device an array of rank 0, which needs no synchronisation.
         """
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
         return self.subtract_capsules(mask, capsule_table(p0, p1, radius), grid)
@@ -285,8 +285,6 @@ class Backend:
 
         Parameters
         ----------
-        mask : array of bool
-            (Z, Y, X).
         connectivity : {6, 18, 26}
             Neighbours of a voxel: by faces, by edges too, by corners too.
 
@@ -307,8 +305,6 @@ class Backend:
 
         Parameters
         ----------
-        mask : array of bool
-            (Z, Y, X).
         pitch, origin : float or (float, float, float); (float, float, float)
             Size of a voxel, and corner of voxel 0, (x, y, z) µm.
 
@@ -333,11 +329,10 @@ class Backend:
 
     def _check(self, name: str, mask: Array, kinds: str = "b") -> None:
         on_device = self.xp is not np
+        kind, side, other = ("CuPy", "the host", "cpu") if on_device else ("NumPy", "the device", "cuda")
         if not isinstance(mask, np.ndarray) and not is_device_array(mask):
-            needed = "a CuPy array" if on_device else "a NumPy array"
-            raise TypeError(f"{name} is {type(mask).__name__}: {needed} of bool (Z, Y, X) is needed")
+            raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
         if is_device_array(mask) != on_device:
-            side, other = ("the host", "cpu") if on_device else ("the device", "cuda")
             raise TypeError(
                 f"{name} is {type(mask).__name__} on {side}, but this backend is {self.name}: use "
                 f"get_backend({other!r}) or copy the array"
