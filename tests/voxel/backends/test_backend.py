@@ -1,20 +1,15 @@
 """If this fails, another backend is taken than was asked for, or Warp is imported unasked."""
 
 import logging
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import linumpy.voxel
 from linumpy.errors import GpuUnavailableError
 from linumpy.voxel.backends import choose as backends
 from linumpy.voxel.backends.choose import backend_of, get_backend
 from linumpy.voxel.backends.operations import Backend
-
-PACKAGE = Path(linumpy.voxel.__file__).parent
 
 
 def no_cuda(monkeypatch, missing="there is no GPU here"):
@@ -65,15 +60,6 @@ def test_a_warp_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "warp", None)
     assert "Warp cannot be imported" in backends.why_no_warp()
     assert "pip install" in backends.why_no_warp()
-
-
-def test_only_the_kernels_import_warp_when_they_are_imported():
-    files = [file for file in PACKAGE.parent.rglob("*.py") if file.name != "warp_kernels.py"]
-    importing = [file for file in files if re.search(r"^(import|from) warp\b", file.read_text("utf-8"), re.MULTILINE)]
-    by_name = "from linumpy.voxel.backends import warp_kernels"
-    importing += [file for file in files if re.search(rf"^{by_name}", file.read_text("utf-8"), re.MULTILINE)]
-    assert not importing
-    assert any(by_name in file.read_text("utf-8") for file in files)
 
 
 def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
