@@ -18,7 +18,7 @@ OPTIONAL = {
     "cucim", "dask", "distributed", "ipywidgets", "nerfacc", "nibabel", "obstore", "SimpleITK", "skimage",
     "tensorstore", "tifffile", "trimesh", "vtk", "zarrs",
 }  # fmt: skip
-#: Modules that another package loads, which they import; and kernels in the language of Warp, imported inside functions.
+#: Modules that another package loads, which they import; and kernels of Warp, which are imported inside functions.
 LOADED_BY = {
     "linumpy.voxel.backends.warp_kernels": "warp",
     "linumpy.interop.monai": "monai",
