@@ -33,7 +33,7 @@ from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.gpu.oct.surface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from linumpy.plan.grid.tile_grid import TileAxis
-from linumpy.registration.pairs import PairSearch, register_pairs
+from linumpy.registration.pairs import register_pairs
 from linumpy.testing.synthetic import MosaicSpec, block
 
 
@@ -288,7 +288,7 @@ def by_simpleitk(fixed: np.ndarray, moving: np.ndarray) -> np.ndarray:
 def _register(bench: Bench) -> None:
     count, side = scaled(20, bench, 2), scaled(1024, bench, 64)
     fixed, moving, truth = known_pairs(count, side)
-    search, images = PairSearch(max_angle=6), [bench.xp.asarray(stack) for stack in (fixed, moving)]
+    images = [bench.xp.asarray(stack) for stack in (fixed, moving)]
 
     def check(matrices: Array) -> str:
         worst = float(corner_errors(to_host(matrices), truth, side).max())
@@ -296,7 +296,7 @@ def _register(bench: Bench) -> None:
 
     time_arrays(
         bench, f"{count} pairs of slices", images[0], fixed.nbytes + moving.nbytes,
-        lambda: register_pairs(*images, search=search).matrices, check,
+        lambda: register_pairs(*images, max_angle=6).matrices, check,
         peer=lambda: by_simpleitk(fixed[0], moving[0]), peer_name="SimpleITK", share=1 / count,
     )  # fmt: skip
 

@@ -25,8 +25,8 @@ from benchmarks.arrays import ndimage_of, suite_of_arrays
 from linumpy.arrays import Array
 from linumpy.benchmark.timing import GIB, Bench, CannotRunError, Work
 from linumpy.device import to_host
-from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.backends.choose import why_no_warp
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.grid import VoxelGrid, make_grid
 from linumpy.voxel.mesh import ORIENTED, TriangleMesh, make_mesh
 
@@ -81,7 +81,7 @@ def _boolean(bench: Bench) -> None:
 
     def scipy() -> Array:
         with ThreadPoolExecutor(_CORES) as pool:
-            list(pool.map(lambda s: ScipyBackend().boolean("subtract", left[s], right[s], out=into[s]), parts))
+            list(pool.map(lambda s: Backend().boolean("subtract", left[s], right[s], out=into[s]), parts))
         return into
 
     ours = Work(
@@ -117,12 +117,12 @@ def _capsules(bench: Bench) -> None:
         return mask
 
     def scipy() -> np.int64 | Array:
-        return ScipyBackend().subtract_swept_capsule(part, start, end, radius, pitch=_PITCH)
+        return Backend().subtract_swept_capsule(part, start, end, radius, pitch=_PITCH)
 
     def check(result: Array) -> str:
         first = side // 2
         expected = np.ones((min(planes, 8), side, side), bool)
-        ScipyBackend().subtract_swept_capsule(expected, start, end, radius, pitch=_PITCH, z_offset=first)
+        Backend().subtract_swept_capsule(expected, start, end, radius, pitch=_PITCH, z_offset=first)
         wrong = to_host(result[first : first + len(expected)]) != expected
         return _differing(wrong, "voxels differ from SciPy's backend")
 
@@ -146,7 +146,7 @@ def _ball(bench: Bench) -> None:
 
     def check(result: Array) -> str:
         deep = 3 * radius + 4
-        expected = ScipyBackend().dilate(to_host(mask[:deep, :160, :160]), radius=radius, pitch=_PITCH)
+        expected = Backend().dilate(to_host(mask[:deep, :160, :160]), radius=radius, pitch=_PITCH)
         box = tuple(slice(0, min(n, side) - (0 if n >= side else radius)) for n in (deep, 160, 160))
         return _differing(to_host(result[box]) != expected[box], "voxels differ from SciPy's backend")
 
@@ -157,7 +157,7 @@ def _ball(bench: Bench) -> None:
             name="CuPy", call=lambda: dilation(part, structure, brute_force=True), share=min(1.0, peer_planes / side)
         ),
     ]  # fmt: skip
-    scipy = lambda: ScipyBackend().dilate(small, radius=radius, pitch=_PITCH)  # noqa: E731
+    scipy = lambda: Backend().dilate(small, radius=radius, pitch=_PITCH)  # noqa: E731
     work = Work(name="", call=scipy, share=_CORES * planes / side)
     _time(bench, f"dilation by a ball of {radius}", 2 * mask.nbytes, f"{side}³ bool", works, work)
 
@@ -197,7 +197,7 @@ def _mesh(bench: Bench) -> None:
         return _differing(clear & (result != (length < radius)), "voxels are on the wrong side of a sphere")
 
     def scipy() -> Array:
-        return ScipyBackend().voxelize(small, VoxelGrid((planes, side, side), _ORIGIN, _PITCH, side // 2))
+        return Backend().voxelize(small, VoxelGrid((planes, side, side), _ORIGIN, _PITCH, side // 2))
 
     ours = Work(name="linumpy", call=lambda: backend.voxelize_mesh(points, faces, box, _PITCH), check=check)
     work = Work(name="", call=scipy, share=_CORES * planes / side)

@@ -140,3 +140,9 @@ def array_module(x: Any) -> ModuleType:
 def to_host(x: Any) -> np.ndarray:
     """Return `x` in host memory, copied if it is on a device."""
     return sys.modules["cupy"].asnumpy(x) if is_device_array(x) else np.asarray(x)
+
+
+def is_writable(array: Array) -> bool:
+    """Return whether each voxel can be changed in place, which is not so in read-only memory and broadcast views."""
+    is_broadcast = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
+    return not is_broadcast and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag

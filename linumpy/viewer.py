@@ -253,28 +253,21 @@ def _name(path: object) -> str:
 def _figure(volume: _ShownVolume) -> tuple[Figure, bool]:
     """Return an empty figure with about the aspect ratio of the sections, and whether it has a window."""
     from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     height, width = _sizes(volume)[-2:]
     depth = _sizes(volume)[0] if len(volume.shape) == 3 else 0.0
     scale = 8.5 / (width + depth)
-    tall = min(10.0, max(3.2, scale * (height + depth) + 1.2))
-    if _in_notebook():
-        return _empty_figure(10.5, tall), False
-    figure = pyplot.figure(figsize=(10.5, tall), layout="constrained")
-    if figure.canvas.required_interactive_framework is not None:
-        return figure, True
-    pyplot.close(figure)
-    return _empty_figure(10.5, tall), False
-
-
-def _empty_figure(width: float, height: float) -> Figure:
-    """Return a figure of a size in inches that has no window, whichever backend matplotlib uses."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    size = 10.5, min(10.0, max(3.2, scale * (height + depth) + 1.2))
+    if not _in_notebook():
+        figure = pyplot.figure(figsize=size, layout="constrained")
+        if figure.canvas.required_interactive_framework is not None:
+            return figure, True
+        pyplot.close(figure)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)  # no window, whichever backend matplotlib uses
+    return figure, False
 
 
 def _sizes(volume: _ShownVolume) -> tuple[float, ...]:

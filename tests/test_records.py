@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[1] / "linumpy"
 PACKAGES = ("geometry", "correction", "registration", "mosaic", "quality", "pipeline")
 #: Records of the registration of slices, which still are built by position in places.
 BY_POSITION = {
-    "Alignment", "ChainSolution", "CoarseMatches", "Level", "NormalEquations", "PairLink", "PairResult", "PairSearch",
-    "PairTransforms", "Refinement", "SliceTransform", "SliceTransforms", "ZSearch", "_Pair",
+    "Alignment", "ChainSolution", "CoarseMatches", "Level", "NormalEquations", "PairLink", "PairResult",
+    "PairTransforms", "SliceTransform", "SliceTransforms", "ZSearch", "_Pair",
 }  # fmt: skip
 
 

@@ -98,9 +98,6 @@ def attenuation(
 
     Returns: In 1/mm; 0 where a voxel is dark. NaN where a voxel is not finite, or has light but no light comes from
     below.
-
-    Raises `ValueError`: a spacing that is not positive, a negative attenuation, no planes, or voxels that are not real
-    numbers.
     """
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     # NumPy scalars, because np.where of Python numbers would make everything float64.
@@ -127,8 +124,6 @@ def compensate(
     - `max_gain`: maximum of the whole factor (of `scale`, beam and attenuation), which limits the noise of dark voxels.
 
     Returns: NaN where `volume` is not finite.
-
-    Raises `ValueError`: As :func:`attenuation`; `max_gain` below 1.
     """
     if not max_gain >= 1:
         raise ValueError(f"max_gain={max_gain}: pass a factor from 1 on")
@@ -155,10 +150,8 @@ def estimate_deep_light(
       tissue. A-lines that show no tissue (:func:`linumpy.correction.beam.tissue_lines`) are left out.
 
     Returns: With bounds of a third of the mean of T and three times the mean; 0 everywhere without an A-line of tissue.
-
-    Raises `ValueError`: As :func:`attenuation`.
     """
-    xp, light = clear_light(volume, spacing_um, beam, end_per_mm, background)
+    xp, light = clear_light(volume, spacing_um, beam, background)
     lines = light.reshape((len(light), -1))
     lines = lines[:, tissue_lines(lines)]
     if not lines.shape[1]:
@@ -193,7 +186,7 @@ class Tissue:
         planes = self.stop - self.first
         if planes < MIN_PLANES:
             return False
-        _, light = clear_light(self.lines, 1.0, None, 0.0, self.background)
+        _, light = clear_light(self.lines, 1.0, None, self.background)
         return trend_per_mm(light, 1e3, self.first, self.stop) * planes < -_MIN_DECREASE
 
     def at_surface(self, volume: Array) -> float:
@@ -208,7 +201,7 @@ def tissue_of(lines: Array, background: float) -> Tissue:
     lines = lines.astype(np.float32, copy=False)
     lines = lines[:, tissue_lines(lines)]
     light: Any
-    _, light = clear_light(lines, 1.0, None, 0.0, background)
+    _, light = clear_light(lines, 1.0, None, background)
     profile = to_host(light.mean(axis=1, dtype=np.float64)) if lines.shape[1] else np.zeros(len(lines))
     # If the surface is tilted, the first planes show water in some of the lines.
     first = int(np.argmax(from_surface(profile, 0.95)))
@@ -233,8 +226,6 @@ def estimate_end(tissues: Sequence[Tissue], spacing_um: float, beam: Beam | None
     - `spacing_um`, `beam`: As for :func:`attenuation`.
 
     Returns: In 1/mm, from 0.05 to 50; 0 if no attenuation can be told.
-
-    Raises `ValueError`: As :func:`attenuation`.
     """
     usable = [tissue for tissue in tissues if tissue.can_be_told]
     if not usable:
@@ -272,7 +263,7 @@ def _light(
     volume: Array, spacing_um: float, beam: Beam | None, end_per_mm: float, deep: DeepLight | None, background: float
 ) -> tuple[ModuleType, Array, Array]:
     """Return the array module, the light from each voxel (I), and the light from below each voxel (S)."""
-    xp, light = clear_light(volume, spacing_um, beam, end_per_mm, background)
+    xp, light = clear_light(volume, spacing_um, beam, background)
     total = xp.cumsum(light[::-1], axis=0, dtype=np.float32)[::-1]
     below = xp.concatenate([total[1:], xp.zeros_like(total[:1])])
     return (

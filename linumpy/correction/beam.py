@@ -17,11 +17,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Declared, NotNegative, Range
 from linumpy.device import array_module, to_host
 
 #: Maximum mean of a dim plane, relative to the brightest plane, and minimum number of dim planes. Dim planes show how
@@ -46,23 +47,17 @@ _MIN_EVIDENCE, _MIN_BEND = (0.95, 2.5), 0.02
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(Declared):
     """Loss of light along depth that does not depend on the tissue.
 
     - `focus_um`: depth of the focus, from the first plane.
     - `rayleigh_um`: Rayleigh length of the beam in tissue; infinite for no loss outside the focus.
     - `falloff_per_mm`: fall-off of the spectrometer's sensitivity: ``exp(-(falloff_per_mm * z)²)``, z in mm.
-
-    Raises `ValueError`: a number out of range.
     """
 
-    focus_um: float = 0.0
-    rayleigh_um: float = math.inf
-    falloff_per_mm: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.rayleigh_um > 0 or not math.isfinite(self.focus_um) or not 0 <= self.falloff_per_mm < math.inf:
-            raise ValueError(f"{self}: pass a finite focus, a positive Rayleigh length and a fall-off from 0 on")
+    focus_um: Annotated[float, Range()] = 0.0
+    rayleigh_um: Annotated[float, Range(above=0, infinite=True)] = math.inf
+    falloff_per_mm: NotNegative = 0.0
 
     def factor(self, planes: int, spacing_um: float) -> np.ndarray:
         """Return the factor of the intensity of each plane as float32; plane k is at depth ``k * spacing_um``."""
@@ -189,7 +184,7 @@ def block_profile(lines: Any, number: int, block: int, background: float) -> Pro
     if lines.shape[1] < MIN_PLANES or len(lines) < MIN_PLANES:
         return None
     light: Any
-    xp, light = clear_light(lines, 1.0, None, 0.0, background)
+    xp, light = clear_light(lines, 1.0, None, background)
     surface = to_host(first_planes(light))
     means = light.mean(axis=1, dtype=np.float64)
     # A voxel as dark as the background has no logarithm.
@@ -339,20 +334,11 @@ def from_surface(profile: np.ndarray, share: float = 0.5) -> np.ndarray:
     return usable
 
 
-def clear_light(
-    volume: Array, spacing_um: float, beam: Beam | None, end_per_mm: float, background: float
-) -> tuple[ModuleType, Array]:
+def clear_light(volume: Array, spacing_um: float, beam: Beam | None, background: float) -> tuple[ModuleType, Array]:
     """Return the array module, and the light from each voxel: without background, divided by the loss of the beam.
 
     Voxels that are not finite have no light.
-
-    Raises `ValueError`: a spacing that is not positive, a negative attenuation, no planes, or voxels that are not real
-    numbers.
     """
-    if not 0 < spacing_um < math.inf or not 0 <= end_per_mm < math.inf:
-        raise ValueError(f"spacing_um={spacing_um}, end_per_mm={end_per_mm}: pass a spacing above 0, and 0 or more")
-    if volume.ndim < 1 or volume.shape[0] == 0 or volume.dtype.kind not in "biuf":
-        raise ValueError(f"an array of {volume.dtype} and shape {tuple(volume.shape)} has no intensities along depth")
     xp = array_module(volume)
     light = volume.astype(np.float32, copy=False)
     light = xp.maximum(xp.where(xp.isfinite(light), light, 0) - np.float32(background), 0)

@@ -18,11 +18,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import array_module, to_host
 
 #: Maximum voxels of the reduced image, unless the caller chooses the factor.
@@ -30,7 +31,7 @@ _WORKING_VOXELS = 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
-class BiasOptions:
+class BiasOptions(Declared):
     """How a bias field is estimated; defaults are those of N4.
 
     - `spans`: spans of the spline along each axis at the first level, doubled from level to level.
@@ -40,24 +41,16 @@ class BiasOptions:
     - `noise`: noise of the Wiener filter.
     - `shrink`: factor by which the image is reduced first, by means over blocks; by default at most about 2 million
       voxels are left.
-
-    Raises `ValueError`: a number out of range.
     """
 
-    spans: int = 1
-    levels: int = 4
-    iterations: int = 50
+    spans: Count = 1
+    levels: Count = 4
+    iterations: Count = 50
     tolerance: float = 1e-3
-    fwhm: float = 0.15
-    noise: float = 0.01
-    bins: int = 200
-    shrink: int | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.spans, self.levels, self.iterations, 1 if self.shrink is None else self.shrink) < 1:
-            raise ValueError(f"{self}: spans, levels, iterations and shrink are 1 or more")
-        if self.bins < 2 or not min(self.fwhm, self.noise) > 0:
-            raise ValueError(f"{self}: pass two bins or more, and a width and a noise above 0")
+    fwhm: Positive = 0.15
+    noise: Positive = 0.01
+    bins: Annotated[int, Range(least=2)] = 200
+    shrink: Count | None = None
 
 
 def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOptions | None = None) -> Array:
@@ -69,9 +62,6 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
 
     Returns: The field, by which the image is to be divided: positive, with a geometric mean of 1 over the voxels that
     are used. It is 1 everywhere if no voxel is used or all intensities are equal.
-
-    Raises `ValueError`: another number of axes, an axis without voxels, voxels that are not real numbers, a mask of
-    another shape.
     """
     options = options or BiasOptions()
     if image.ndim not in (2, 3) or 0 in image.shape or image.dtype.kind not in "biuf":

@@ -1,9 +1,9 @@
 """Illumination of tiles: the brightness of each position of the field of view, for every depth.
 
 In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, with what it is known from. Tiles are
-reduced to at most 20 planes of 32 × 32 pixels by means, where they are. :mod:`linumpy.correction.shading` fits sums of
-polynomials to the reduced tiles on the host, since they are small: a device would take longer to compile the fit than
-the host takes to compute it. The sums are then evaluated at every voxel. If tiles are too few, or tell too little, the
+reduced to at most 20 planes of 32 × 32 pixels by means, where they are. :mod:`linumpy.correction.shading_fit` fits the
+fields to the reduced tiles on the host, since they are small: a device would take longer to compile the fit than the
+host takes to compute it. The fields are then evaluated at every voxel. If tiles are too few, or tell too little, the
 fields are left out: a flat field of 1, no dark field, and the reason.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.correction.shading import Shading, ShadingOptions, estimate_shading
+from linumpy.correction.shading import Evidence, Shading, ShadingOptions
+from linumpy.correction.shading_fit import estimate_shading
 from linumpy.device import array_module, to_host
 
 #: Maximum planes, rows and columns of a reduced tile.
@@ -30,26 +31,6 @@ _USEFUL, _NEGLIGIBLE = 0.5, 0.01
 #: Minimum number of tiles with light of different parts of the sample: the outline of the brain and the structure of
 #: fewer tiles cannot be told from the fields. So many neighbouring slices count as one part.
 _MIN_TILES, _SAME_PART = 6, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What an illumination is known from.
-
-    - `tiles`: number of tiles with light.
-    - `independent_tiles`: of as many independent ones; neighbouring slices show much of the same tissue.
-    - `coverage`: share of the tiles that tell of a position of the field, at the position with the fewest.
-    - `unevenness`: RMS deviation of the estimated flat field from 1.
-    - `error`: expected RMS error of the estimated flat field.
-    - `left_out`: why the fields are left out; empty if they are not.
-    """
-
-    tiles: int
-    independent_tiles: float
-    coverage: float
-    unevenness: float
-    error: float
-    left_out: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +111,7 @@ def illumination_of(
     - `reduced`: results of :func:`reduce_tile` on the host, one for each tile.
     - `shape`: shape (..., Y, X) of a tile.
     - `options`: how to estimate the fields.
-    - `places` (N, 3): As for :func:`linumpy.correction.shading.estimate_shading`.
+    - `places` (N, 3): As for :func:`linumpy.correction.shading_fit.estimate_shading`.
 
     Returns: On the host.
     """
@@ -155,10 +136,7 @@ def illumination_of(
 
 def _evidence(shading: Shading, options: ShadingOptions, parts: int) -> Evidence:
     """Judge the fields by their expected error, and by the number of parts of the sample that tiles show."""
-    found = Evidence(
-        tiles=shading.tiles, independent_tiles=shading.independent_tiles, coverage=shading.coverage,
-        unevenness=shading.unevenness, error=shading.error,
-    )  # fmt: skip
+    found = shading.evidence
     parts = min(parts, found.tiles)
     limit = max(_USEFUL * found.unevenness, _NEGLIGIBLE)
     if options.force or (parts >= _MIN_TILES and found.error <= limit):

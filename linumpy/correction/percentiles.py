@@ -20,10 +20,7 @@ BINS = 2**16
 
 
 def check_shares(low: float, high: float) -> None:
-    """Check two percentiles: from 0 to 100, the lower one first.
-
-    Raises `ValueError`: naming both.
-    """
+    """Check two percentiles: from 0 to 100, the lower one first."""
     if not 0 <= low < high <= 100:
         raise ValueError(f"low={low:g}, high={high:g}: pass two percentiles from 0 to 100, the lower one first")
 

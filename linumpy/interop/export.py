@@ -196,8 +196,6 @@ def affine_in_mm(volumes: Volumes) -> np.ndarray:
 
     Without orientations of all axes, or if two of them contradict each other, x, y and z are assumed to be these
     directions.
-
-    Raises `MetadataError`: the spacing is unknown.
     """
     orientations = carried_from(volumes).orientations
     by_axis = {axis: _WORLD_DIRECTIONS.get(str(orientation.get("value"))) for axis, orientation in orientations.items()}

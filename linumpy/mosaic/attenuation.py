@@ -212,7 +212,7 @@ def _prepared(light: BrainLight, tissue: Tissue, spacing_um: float, *, is_forced
         used = replace(used, left_out=reason)
     before = after = None
     if tissue.can_be_told:
-        parts = (clear_light(tissue.lines, spacing_um, light.beam, 0.0, light.background)[1], tissue.lines, even)
+        parts = (clear_light(tissue.lines, spacing_um, light.beam, light.background)[1], tissue.lines, even)
         without_beam, before, after = (-trend_per_mm(part, spacing_um, tissue.first, tissue.stop) / 2 for part in parts)
         used = replace(used, attenuation_per_mm=without_beam, remaining_per_mm=before)
         # The flatness of a single slice is no proof: a brain's light was told from many.

@@ -19,13 +19,15 @@ import numpy as np
 from linumpy.io.output.results import JSON, notes_of
 from linumpy.mosaic.io.slice_table import slice_number
 from linumpy.quality.images import ImageSummary
-from linumpy.quality.measures import robust_outliers, step_outliers
 from linumpy.quality.run_folder import RunFolder
+from linumpy.registration.robust import robust_deviation
 
 #: Difference from the median angle between camera and stage, in degrees, above which positions are a finding.
 _MAX_TURN = 0.2
 #: RMS of the positions of tiles in voxels above which it is a finding.
 _MAX_RMS = 0.5
+#: Robust standard deviations from which on a value is an outlier, and the least step that is one.
+_DEVIATIONS, _LEAST_STEP = 4.0, 0.3
 #: Ratio of the brightness of tissue of neighbouring slices that is a finding.
 MAX_RATIO = 1.3
 
@@ -224,3 +226,36 @@ def gap_text(before: int, after: int) -> str:
 def empty_slices(run: RunFolder) -> dict[int, str]:
     """Return the names of the slices in which nothing was recorded, by their numbers."""
     return {number: name for name in run.empty if (number := slice_number(name)) is not None}
+
+
+def robust_outliers(values: np.ndarray) -> np.ndarray:
+    """Return which values are further from the median than four robust standard deviations.
+
+    Values that are not finite are no outliers; of fewer than five finite values none is an outlier.
+    """
+    finite = np.isfinite(values)
+    if finite.sum() < 5:
+        return np.zeros(values.shape, bool)
+    median = float(np.median(values[finite]))
+    spread = robust_deviation(values[finite] - median)
+    with np.errstate(invalid="ignore"):
+        return finite & (np.abs(values - median) > _DEVIATIONS * max(spread, 1e-3 * abs(median)))
+
+
+def step_outliers(values: np.ndarray) -> np.ndarray:
+    """Return which values are far from both of their neighbours, or at the ends from the only one.
+
+    Steps are relative to the greater magnitude of both values. Far is a step of more than four robust standard
+    deviations of all steps, and of more than 0.3, so that neither a trend nor noise makes outliers. Values that are
+    not finite are left out; of fewer than five finite values none is an outlier.
+    """
+    result, finite = np.zeros(values.shape, bool), np.isfinite(values)
+    if finite.sum() < 5:
+        return result
+    kept = values[finite]
+    greater = np.maximum(np.abs(kept[1:]), np.abs(kept[:-1]))
+    steps = np.diff(kept) / np.where(greater > 0, greater, 1)
+    spread = _DEVIATIONS * robust_deviation(steps - np.median(steps))
+    far = np.concatenate([[np.inf], np.abs(steps), [np.inf]])
+    result[finite] = np.minimum(far[:-1], far[1:]) > max(spread, _LEAST_STEP)
+    return result

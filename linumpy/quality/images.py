@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import ndimage
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.device import array_module, to_host
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.io.tiles import Box, read_box
-from linumpy.quality.measures import sharpness
-from linumpy.quality.tissue import tissue_mask
-from linumpy.voxel.backends.choose import why_no_warp
+from linumpy.voxel import Backend
 
 #: Maximum voxels that are read of an image: the finest resolution with at most so many voxels or, if the coarsest has
 #: more, planes in the middle of the coarsest.
@@ -112,15 +111,13 @@ def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, use_gp
     finite = xp.isfinite(voxels)
     filled = xp.where(finite, voxels, 0).astype(np.float32)
     constant = bool((filled == filled.ravel()[0]).all())
-    projection = filled if order is None else filled.mean(axis=0)
-    mask, tissue, sharp, median = xp.zeros(projection.shape, bool), math.nan, math.nan, math.nan
+    projection = to_host(xp.where(finite, filled, np.float32(np.nan)) if order is None else filled.mean(axis=0))
+    mask, tissue, sharp, median = np.zeros(projection.shape, bool), math.nan, math.nan, math.nan
     if order is None:
-        projection = xp.where(finite, filled, np.nan)
         median = float(xp.median(voxels[finite])) if bool(finite.any()) else math.nan
     elif not constant:
-        mask = _mask(projection)
-        tissue = float(mask.mean())
-        sharp = float(sharpness(projection[None], mask[None] if bool(mask.any()) else None)[0])
+        mask = tissue_mask(projection)
+        tissue, sharp = float(mask.mean()), sharpness(projection, mask)
     section = None if order is None else _reduced(filled[:, filled.shape[1] // 2], (spacing[0], spacing[2]))
     return ImageSummary(
         path=path, shape=finest.first.shape, spacing=finest.spacing, axes=chosen.axes, dtype=str(chosen.first.dtype),
@@ -159,12 +156,39 @@ def _box_to_read(chosen: Volumes, z: int | None, depth_um: tuple[float, float] |
     return tuple(box)
 
 
-def _mask(projection: Array) -> Array:
-    """Return the mask of tissue of a projection, computed on the host if Warp, which the device needs, is missing."""
-    if not is_device_array(projection) or why_no_warp() is None:
-        return tissue_mask(projection[None])[0]
-    mask: Array = array_module(projection).asarray(tissue_mask(to_host(projection)[None])[0])
-    return mask
+def tissue_mask(projection: np.ndarray) -> np.ndarray:
+    """Find tissue in a projection (Y, X): smooth the logarithms, threshold them, remove thin parts.
+
+    The threshold has the greatest variance between both classes (Otsu, 1979). All False if all smoothed values are
+    equal.
+    """
+    values = projection.astype(np.float32)
+    positive = values > 0
+    smallest = values[positive].min() if positive.any() else np.float32(1)
+    values = ndimage.gaussian_filter(np.log(np.where(positive, values, smallest)), 1.0)
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return np.zeros(values.shape, bool)
+    counts, edges = np.histogram(values, 256, range=(low, high))
+    centres = (edges[1:] + edges[:-1]) / 2
+    below, moment = np.cumsum(counts, dtype=np.float64), np.cumsum(counts * centres)
+    above = counts.sum() - below
+    apart = moment / np.maximum(below, 1) - (moment[-1] - moment) / np.maximum(above, 1)
+    threshold = centres[(below * above * apart**2)[:-1].argmax()]
+    return np.asarray(Backend().open((values > threshold)[None], radius=2.0)[0])
+
+
+def sharpness(image: np.ndarray, mask: np.ndarray) -> float:
+    """Return the normalised gradient energy of an image: energy of Sobel's filter over the squared mean (Tenengrad).
+
+    It does not change with gain, and decreases with blur; NaN where the mean is 0. `mask`: pixels that count, all if
+    there are none.
+    """
+    pixels, counted = image.astype(np.float64), mask if mask.any() else np.ones(mask.shape, bool)
+    slope, smooth = (-0.5, 0.0, 0.5), (0.25, 0.5, 0.25)
+    slopes = [ndimage.correlate1d(ndimage.correlate1d(pixels, slope, axis), smooth, 1 - axis) for axis in (0, 1)]
+    mean = pixels[counted].mean()
+    return float((slopes[0] ** 2 + slopes[1] ** 2)[counted].mean() / mean**2) if mean else float("nan")
 
 
 def _reduced(values: Array, pixel: tuple[float, ...]) -> Gray:

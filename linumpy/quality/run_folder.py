@@ -6,7 +6,6 @@ In: a folder. Out: a :class:`RunFolder` of paths and records. Voxels of images a
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from linumpy.errors import SourceError
-from linumpy.io.output.results import JSON
+from linumpy.io.output.results import JSON, read_result
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 
@@ -148,10 +147,9 @@ def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
 def _json_object(path: Path) -> dict[str, JSON]:
     """Return the object in a JSON file; empty if the file cannot be read or holds another value."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_result(path)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _is_summary(content: dict[str, JSON]) -> bool:

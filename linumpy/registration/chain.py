@@ -93,25 +93,13 @@ def solve_chain(
     - `max_deviation`: robust standard deviations beyond which a link is rejected.
     - `tolerance_um`: a link with a smaller residual is never rejected, nor one whose residual is as small relative to
       its error; by default 0.2 % of the largest extent.
-
-    Raises `ValueError`: no images; a reference or links to images that do not exist; a link of an image to itself;
-    matrices or a prior whose shape does not fit.
     """
     extent = np.asarray(extent_um, np.float64)
     rank = len(extent)
     reference_index = (count - 1) // 2 if reference is None else reference
-    if count < 1 or not 0 <= reference_index < count:
-        raise ValueError(f"count={count}, reference={reference}: pass one image or more, and one of them")
-    for link in links:
-        if link.fixed == link.moving or not (0 <= link.fixed < count and 0 <= link.moving < count):
-            raise ValueError(f"a link of image {link.fixed} to {link.moving}: there are {count} images")
-        if np.shape(link.matrix) != (rank + 1, rank + 1):
-            raise ValueError(f"a matrix of {np.shape(link.matrix)} does not fit {rank} axes")
     prior_links = (
         np.tile(np.eye(rank + 1), (max(0, count - 1), 1, 1)) if prior is None else np.asarray(prior, np.float64)
     )
-    if prior_links.shape != (max(0, count - 1), rank + 1, rank + 1):
-        raise ValueError(f"a prior of shape {prior_links.shape}: one for each of {count - 1} neighbours is needed")
     # Links are solved about the centre of the images, where rotation and translation are independent.
     centre = np.eye(rank + 1)
     centre[:-1, -1] = extent / 2

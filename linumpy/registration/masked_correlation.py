@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
+from linumpy.device import array_module, to_host
 from linumpy.registration.stacked import StackedImages
 
 #: Maximum bytes of the spectra and correlations in memory.
@@ -40,10 +40,8 @@ class CoarseMatches:
     """The best shift and angle of each pair: voxel p of the fixed image is at ``matrix @ (p, 1)`` in the moving image.
 
     - `matrices` (N, rank + 1, rank + 1): homogeneous, from the fixed to the moving image, in voxels.
-    - `angles` (N,): in degrees, from Y to X.
     - `correlations` (N,): from 0 to 1; 0 for pairs without contrast, overlap or a positive correlation, whose matrix is
       the identity.
-    - `overlaps` (N,): fraction of the smaller mask that both images share.
     - `evidence` (N,): probability, from 0 to 1, that images which do not match have no score as high as the best one.
       From the greatest scores of blocks of wrong shifts, as extreme values (Gumbel's distribution), and from the
       distance to the second-best peak.
@@ -51,9 +49,7 @@ class CoarseMatches:
     """
 
     matrices: np.ndarray
-    angles: np.ndarray
     correlations: np.ndarray
-    overlaps: np.ndarray
     evidence: np.ndarray
     is_at_edge: np.ndarray
 
@@ -79,46 +75,37 @@ def match_pairs(
     - `spacing`: voxel spacing in any unit, for the rotation; by default the same along all axes.
 
     Returns: On the host.
-
-    Raises `ValueError`: As :func:`check_pairs`; no angles, or angles that are not finite; fractions outside of 0 to 1.
     """
-    check_pairs(fixed, moving, masks)
     shape = fixed.shape[1:]
     reach = np.broadcast_to(np.asarray(max_shift, np.float64), (len(shape),))
-    if not len(angles) or not all(map(math.isfinite, angles)):
-        raise ValueError(f"angles={list(angles)}: pass one angle or more, in degrees")
-    if not (reach >= 0).all() or not (reach <= 1).all() or not 0 <= min_overlap <= 1:
-        raise ValueError(f"max_shift={max_shift}, min_overlap={min_overlap}: pass fractions from 0 to 1")
     limits = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)
     rotations = [rotation_about_centre(angle, shape, steps) for angle in angles]
     search = _Search(fixed, moving, masks, limits, min_overlap)
-    best = np.zeros((len(fixed), 4))  # score, correlation, overlap, combined index of angle and shift
-    best[:, 3] = -1
+    best = np.zeros((len(fixed), 3))  # score, correlation, combined index of angle and shift
+    best[:, 2] = -1
     maxima = np.full((len(fixed), *map(len, search.blocks)), -np.inf)
     batch = max(1, int(SCRATCH_BYTES // search.nbytes))
     for first in range(0, len(rotations), batch):
         matches, block_maxima = map(to_host, search.correlate(np.array(rotations[first : first + batch])))
         better = matches[:, 0] > best[:, 0]
-        matches[:, 3] += first * search.shifts
+        matches[:, 2] += first * search.shifts
         best[better] = matches[better]
         maxima = np.maximum(maxima, block_maxima)
     matrices = np.tile(np.eye(len(shape) + 1), (len(fixed), 1, 1))
-    chosen, evidence, is_at_edge = np.zeros(len(fixed)), np.zeros(len(fixed)), np.zeros(len(fixed), bool)
-    for pair in np.flatnonzero(best[:, 3] >= 0):
-        number, shift_index = divmod(int(best[pair, 3]), search.shifts)
+    evidence, is_at_edge = np.zeros(len(fixed)), np.zeros(len(fixed), bool)
+    for pair in np.flatnonzero(best[:, 2] >= 0):
+        number, shift_index = divmod(int(best[pair, 2]), search.shifts)
         position = np.array(np.unravel_index(shift_index, search.window))
         shift = position - limits
         matrices[pair, :-1] = rotations[number]
         matrices[pair, :-1, -1] += rotations[number][:, :-1] @ shift
-        chosen[pair] = angles[number]
         evidence[pair] = _evidence(best[pair, 0], position, maxima[pair], search.blocks)
         is_at_edge[pair] = bool((np.abs(shift) == limits)[np.array(limits) > 0].any()) or (
-            len(angles) > 1 and chosen[pair] in (min(angles), max(angles))
+            len(angles) > 1 and angles[number] in (min(angles), max(angles))
         )
     return CoarseMatches(
-        matrices=matrices, angles=chosen, correlations=best[:, 1], overlaps=best[:, 2], evidence=evidence,
-        is_at_edge=is_at_edge,
+        matrices=matrices, correlations=best[:, 1], evidence=evidence, is_at_edge=is_at_edge
     )  # fmt: skip
 
 
@@ -141,25 +128,6 @@ def _evidence(score: float, position: np.ndarray, maxima: np.ndarray, blocks: Se
     chance = -math.expm1(-maxima.size * math.exp(min(0.0, (location - score) / scale)))
     # The two greatest of many values differ by an exponentially distributed step.
     return 1 - max(chance, math.exp(min(0.0, (float(wrong.max()) - score) / scale)))
-
-
-def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | None]) -> None:
-    """Check that images and masks form pairs.
-
-    Raises `ValueError`: images of other axes, of different shapes or of fewer than four voxels along an axis; masks of
-    another shape; arrays of which some are on the device and others on the host.
-    """
-    if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
-        raise ValueError(
-            f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "
-            "with four voxels or more along each axis"
-        )
-    for mask in masks:
-        if mask is not None and mask.shape != fixed.shape:
-            raise ValueError(f"a mask of {mask.shape} does not fit images of {fixed.shape}")
-    arrays = [fixed, moving, *(mask for mask in masks if mask is not None)]
-    if len({is_device_array(array) for array in arrays}) > 1:
-        raise ValueError("some images or masks are on the device and others are on the host: copy them to one side")
 
 
 def rotation_about_centre(angle: float, shape: Sequence[int], spacing: np.ndarray) -> np.ndarray:
@@ -238,11 +206,8 @@ class _Search:
         for axis, line in enumerate(self.blocks, 1):
             maxima = xp.stack([maxima[(slice(None),) * axis + (part,)].max(axis=axis) for part in line], axis=axis)
         index = scores.reshape(pairs, -1).argmax(axis=1)[:, None]
-        score, correlation, count = (
-            xp.take_along_axis(part.reshape(pairs, -1), index, 1)[:, 0] for part in (scores, correlations, counts)
-        )
-        share = count / xp.maximum(self.voxels, 1)
-        return xp.stack([score, correlation, share, index[:, 0].astype(np.float64)], axis=1), maxima
+        best = [xp.take_along_axis(part.reshape(pairs, -1), index, 1)[:, 0] for part in (scores, correlations)]
+        return xp.stack([*best, index[:, 0].astype(np.float64)], axis=1), maxima
 
 
 def standardized(images: Array, mask: Array | None) -> tuple[Any, Any]:

@@ -98,10 +98,19 @@ def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
 
 
 class System:
-    """Computes the normal equations of a level, for updates along some directions."""
+    """Computes the normal equations of a level, for updates of a model.
 
-    def __init__(self, level: Level, directions: np.ndarray) -> None:
-        self.level, self.directions = level, directions
+    - `basis`, `directions`: directions of an update, about the centre of the images and about their first voxel. Each
+      moves the corners by about a voxel.
+    """
+
+    def __init__(self, level: Level, model: str) -> None:
+        self.level, rank = level, len(level.shape)
+        self.centre = np.eye(rank + 1)
+        self.centre[:-1, -1] = level.centre
+        self.to_centre = np.linalg.inv(self.centre)
+        self.basis = generators(model, rank, np.maximum(level.centre, level.spacing)) * float(level.spacing.min())
+        self.directions = self.centre @ self.basis @ self.to_centre
         self.xp = array_module(level.fixed)
         axes = tuple(range(1, level.fixed.ndim))
         self.voxels = to_host(level.fixed_mask.sum(axis=axes, dtype=np.float64))

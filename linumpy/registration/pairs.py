@@ -9,112 +9,89 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
-from linumpy.registration.refine import PairTransforms, Refinement, check_shadows, refine_pairs
+from linumpy.registration.masked_correlation import match_pairs, standardized
+from linumpy.registration.refine import PairTransforms, refine_pairs
 
 #: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, about two voxels of the
 #: coarse grid, the minimum of that in voxels, and the maximum number of blocks along an axis whose means it smooths.
 #: With a wider one, attenuation that remains outweighs the structure, and bends matches to the outline of the tissue.
 _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 48, 8, 96
-
-
-@dataclass(frozen=True)
-class PairSearch:
-    """The range in which the first transforms are searched.
-
-    - `max_angle`, `angle_step`: maximum angle to each side, and step between angles, in degrees, in the plane of the
-      last two axes.
-    - `max_shift`: maximum shift, as a fraction of the image along each axis.
-    - `min_overlap`: fraction of the smaller mask that must overlap.
-    - `voxels`: approximate maximum of voxels along an axis of the coarse grid.
-    """
-
-    max_angle: float = 10.0
-    angle_step: float = 2.0
-    max_shift: float = 0.25
-    min_overlap: float = 0.3
-    voxels: int = 96
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_angle <= 180 or not self.angle_step > 0:
-            raise ValueError(
-                f"max_angle={self.max_angle}, angle_step={self.angle_step}: pass degrees, and a positive step"
-            )
-        if self.voxels < 8:
-            raise ValueError(f"voxels={self.voxels}: the coarse grid needs 8 or more")
-
-    @property
-    def angles(self) -> list[float]:
-        """The angles to try in degrees, symmetric about 0."""
-        count = math.floor(self.max_angle / self.angle_step + 1e-9)
-        return [k * self.angle_step for k in range(-count, count + 1)]
+#: Step between the angles of the search in degrees, and approximate maximum of voxels along an axis of its coarse grid.
+_ANGLE_STEP, _COARSE = 2.0, 96
 
 
 def register_pairs(
     fixed: Array,
     moving: Array,
     *,
-    masks: tuple[Array | None, Array | None] = (None, None),
     shadows: Array | None = None,
     spacing: Sequence[float] | None = None,
-    search: PairSearch | None = None,
-    method: Refinement | None = None,
+    model: str = "rigid",
+    max_angle: float = 10.0,
+    max_shift: float = 0.25,
+    levels: int | None = None,
 ) -> PairTransforms:
     """Find the transforms between pairs of images.
 
     - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape; smaller images are padded by NaN. The images of a
       pair may differ by a gain and an offset that change slowly along Y and X, by noise, and in parts of their
       contents.
-    - `masks` (array of bool or None, array of bool or None): valid voxels, in the shape of the images; None for all
-      that are finite.
     - `shadows`: images that the fixed images also contain, by an unknown factor, such as shadows of the tissue above:
       in the shape of the fixed images, 0 for no shadow.
     - `spacing`: voxel spacing in µm; by default 1.
+    - `model` ("rigid", "affine", "translation"): kind of the transforms.
+    - `max_angle`, `max_shift`: the search of the first transforms: maximum angle to each side in degrees, in the plane
+      of the last two axes, and maximum shift as a fraction of the image along each axis.
+    - `levels`: maximum number of resolutions of the refinement; by default down to the coarse grid.
 
     Returns: On the host.
-
-    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.match_pairs` and
-    :func:`~linumpy.registration.refine.refine_pairs`.
 
     On the device memory holds about fourteen copies of the images as float32, and up to 1 GiB each for the search and
     for the refinement.
     """
-    check_pairs(fixed, moving, masks)
-    search, rank = search or PairSearch(), fixed.ndim - 1
-    steps = np.ones(rank) if spacing is None else np.array(spacing, np.float64)
-    if steps.shape != (rank,) or not (steps > 0).all():
-        raise ValueError(f"spacing={spacing}: pass a positive number for each of {rank} axes")
+    if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
+        raise ValueError(
+            f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "
+            "with four voxels or more along each axis"
+        )
+    steps = np.ones(fixed.ndim - 1) if spacing is None else np.array(spacing, np.float64)
     # The coarse grid has voxels that are about cubes, and at least four along each axis.
-    pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
+    pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / _COARSE
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
-    fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
+    fixed, moving = flattened(fixed), flattened(moving)
     if shadows is not None:
-        check_shadows(shadows, fixed)
+        if shadows.shape != fixed.shape:
+            raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
         shadows = flattened(shadows)
         fixed = _without_shadows(fixed, shadows)
-    coarse = [block_means(images, None, factors) for images in (fixed, moving)]
+    coarse = [block_means(images, factors) for images in (fixed, moving)]
     matches = match_pairs(
-        coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
-        max_shift=search.max_shift, min_overlap=search.min_overlap, spacing=(steps * factors).tolist(),
+        coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=angles_within(max_angle),
+        max_shift=max_shift, spacing=(steps * factors).tolist(),
     )  # fmt: skip
     # From voxels of the coarse grid to µm from the first voxel of the images.
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ matches.matrices @ np.linalg.inv(to_um)
-    method = method or Refinement()
-    if method.levels is None:
+    if levels is None:
         # Down to the coarse grid: images of larger voxels would hold only what the flattening left of slow changes.
-        method = replace(method, levels=max(2, 1 + math.ceil(math.log2(max(factors)))))
-    refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
+        levels = max(2, 1 + math.ceil(math.log2(max(factors))))
+    refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps, model=model, levels=levels)
     evidence = np.where(np.isfinite(refined.errors_um), matches.evidence, 0.0)
     return replace(refined, evidence=evidence, is_at_edge=matches.is_at_edge)
+
+
+def angles_within(most: float) -> list[float]:
+    """Return the angles to try up to `most` degrees to each side, symmetric about 0."""
+    count = math.floor(most / _ANGLE_STEP + 1e-9)
+    return [k * _ANGLE_STEP for k in range(-count, count + 1)]
 
 
 def _without_shadows(images: Array, shadows: Array) -> Any:
@@ -133,17 +110,14 @@ def _without_shadows(images: Array, shadows: Array) -> Any:
     return images - factor * shadow
 
 
-def flattened(images: Array, mask: Array | None = None) -> Array:
+def flattened(images: Array) -> Array:
     """Remove slow changes along the last two axes of images: subtract the local mean, and even out local contrast.
 
-    - `images` (N, [Z,] Y, X): the images.
-    - `mask`: valid voxels, in the shape of the images; None for all that are finite.
-
-    Returns: NaN where a voxel is not valid. Where the local contrast is below half of the image's contrast it is mostly
-    noise, and is not fully evened out.
+    NaN where a voxel is not finite. Where the local contrast is below half of the image's contrast it is mostly noise,
+    and is not fully evened out.
     """
     xp = array_module(images)
-    image, valid = standardized(images, mask)
+    image, valid = standardized(images, None)
     (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
     down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
     bounded = xp.clip(image, -2, 2)  # so that a bright hair hardly affects the local mean
@@ -162,15 +136,13 @@ def _slow_along(size: int) -> tuple[np.ndarray, np.ndarray]:
     return down, np.exp(-(((voxels[:, None] - centres) / max(_SLOW * size, _SLOW_VOXELS)) ** 2) / 2).astype(np.float32)
 
 
-def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tuple[Any, Any]:
-    """Average the valid voxels of blocks; a block is valid if half of its voxels are.
+def block_means(images: Array, factors: Sequence[int]) -> tuple[Any, Any]:
+    """Average the finite voxels of blocks; return a voxel for each block, and whether half of its voxels are finite.
 
     Incomplete blocks at the end of an axis are left out.
-
-    Returns: (1) One voxel for each block. (2) Whether the block is valid.
     """
     xp = array_module(images)
-    valid = xp.isfinite(images) if mask is None else xp.isfinite(images) & mask.astype(bool)
+    valid = xp.isfinite(images)
     sums, counts = xp.where(valid, images, 0).astype(np.float32), valid.astype(np.float32)
     for axis, factor in enumerate(factors, 1):
         size = sums.shape[axis] // factor * factor

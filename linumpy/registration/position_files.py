@@ -43,8 +43,6 @@ def write_positions(
     - `path`: ``*.json`` or ``*.csv``.
     - `spacing` (float, float): lateral voxel spacing in µm.
     - `overwrite`: whether to replace an existing file.
-
-    Raises `FileExistsError`, `ValueError`: As :func:`check_positions_file`.
     """
     check_positions_file(path, overwrite=overwrite)
     by_pairs = found.by_pairs
@@ -90,7 +88,7 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     - `tile_shape` (int, int): voxels of a tile of the mosaic that the positions are for.
 
     Returns: A CSV table has no pairs and no model; its model is the regular grid with the mean steps between
-    neighbours. Files of earlier versions have no evidence and no warnings.
+    neighbours.
 
     Raises `FileNotFoundError`: the file does not exist. `SourceError`: a file of another form, a missing or repeated
     tile, or tiles of another shape.

@@ -2,9 +2,8 @@
 
 In: the tiles' projections in their grid, and the nominal overlap of the stage. Out: :class:`TilePositions`.
 
-Tiles are compared by :mod:`~linumpy.registration.tile_structure`, all pairs along an axis of the grid as one batch, by
-the score maps of :mod:`~linumpy.registration.shift_evidence`, which also gives the probability that the shift of a pair
-is right. Pairs of less evidence are rejected.
+Tiles are compared by :mod:`~linumpy.registration.shift_evidence`, all pairs along an axis of the grid as one batch,
+which also gives the probability that the shift of a pair is right. Pairs of less evidence are rejected.
 
 The acquisition model is a regular affine grid. Its steps differ from the nominal ones as far as the accepted pairs show
 that. The positions are a weighted least-squares solution over all accepted pairs, whose weights are those of their
@@ -162,9 +161,6 @@ def locate_tiles(
       pixels, f the same for both axes. Positions are in pixels that are not reduced.
 
     Returns: Its warnings say which positions are not known from the tiles.
-
-    Raises `ValueError`: an array of other axes, an overlap out of range or of fewer than 4 pixels, an evidence outside
-    of 0 to 1; no tile with contrast; tiles whose structure, though there is some, does not match anywhere.
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")

@@ -21,20 +21,8 @@ from linumpy.registration.stacked import StackedImages
 
 #: Minimum voxels of the coarsest level along an axis that was halved.
 _COARSEST = 24
-
-
-@dataclass(frozen=True)
-class PyramidSettings:
-    """How levels are made.
-
-    - `levels`: maximum number of levels; None for as many as the size of the images allows.
-    - `smoothing`: standard deviation of the Gaussian, in voxels of each level.
-    - `order`: order of the spline that samples the moving images on the finest level; on coarser levels it is 1.
-    """
-
-    levels: int | None
-    smoothing: float
-    order: int
+#: Standard deviation of the Gaussian that smooths the images, in voxels of each level.
+SMOOTHING = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,6 @@ class Level:
     - `gradients`: gradients of the fixed images along each axis, per µm.
     - `moving`, `moving_mask`: the moving images, and 1 where they are valid.
     - `spacing`: voxel spacing along each axis of space, in µm.
-    - `smoothing`: standard deviation of the Gaussian, in voxels of this level.
     """
 
     fixed: Array
@@ -57,7 +44,6 @@ class Level:
     moving: StackedImages
     moving_mask: StackedImages
     spacing: np.ndarray
-    smoothing: float
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,34 +67,34 @@ def pyramid(
     moving: tuple[Array, Array],
     shadows: Array | None,
     spacing: np.ndarray,
-    settings: PyramidSettings,
+    levels: int | None,
 ) -> Iterator[Level]:
     """Yield the levels, the finest first.
 
     - `fixed`, `moving` (array, array): images and their masks, as float32.
     - `shadows`: images that the fixed images also contain, valid where the fixed images are.
     - `spacing`: voxel spacing of the images along each axis of space, in µm.
+    - `levels`: maximum number of levels; None for as many as the size of the images allows.
     """
     sides = [
         (image * mask, mask) for image, mask in (fixed, moving, *([] if shadows is None else [(shadows, fixed[1])]))
     ]
     steps = np.ones(len(spacing), int)
     for number in itertools.count():
-        smoothed = [_normalized(*side, settings.smoothing) for side in sides]
+        smoothed = [_normalized(*side, SMOOTHING) for side in sides]
         gradients = tuple(
             _derivative(smoothed[0][0], axis) / np.float32(step) for axis, step in enumerate(spacing * steps)
         )
-        order = settings.order if number == 0 else 1
         yield Level(
             *smoothed[0], smoothed[2][0] if shadows is not None and number == 0 else None, gradients,
-            StackedImages(smoothed[1][0], order), StackedImages(smoothed[1][1], 1, "zero"), spacing * steps,
-            settings.smoothing,
+            StackedImages(smoothed[1][0], 3 if number == 0 else 1), StackedImages(smoothed[1][1], 1, "zero"),
+            spacing * steps,
         )  # fmt: skip
         size = sides[0][0].shape[1:]
         smallest_spacing = (spacing * steps).min()
         # Axes with coarser voxels are not halved before the other axes are as coarse.
         halved = [n >= 2 * _COARSEST and s < 1.5 * smallest_spacing for n, s in zip(size, spacing * steps, strict=True)]
-        if not any(halved) or number + 1 == settings.levels:
+        if not any(halved) or number + 1 == levels:
             return
         cut = (slice(None), *(slice(None, None, 2 if half else 1) for half in halved))
         sigmas = [1.0 if half else 0.0 for half in halved]

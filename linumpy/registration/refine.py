@@ -13,60 +13,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.registration.masked_correlation import check_pairs, standardized
-from linumpy.registration.normal_equations import PairState, System, generators
-from linumpy.registration.pyramid import Level, PyramidSettings, pyramid
+from linumpy.registration.masked_correlation import standardized
+from linumpy.registration.normal_equations import PairState, System
+from linumpy.registration.pyramid import SMOOTHING, Level, pyramid
 from linumpy.registration.robust import SIGMA_PER_MAD
 
-MODELS = ("translation", "rigid", "affine")
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """How transforms are refined.
-
-    - `model` ("rigid", "affine", "translation"): kind of the transforms by which first transforms, which may be of any
-      kind, are updated.
-    - `levels`: maximum number of resolutions, each half of the one before; by default down to at least 24 voxels.
-    - `iterations`: maximum number of steps on each level.
-    - `smoothing`: standard deviation, in voxels of each level, of the Gaussian that smooths both images.
-    - `tolerance`: a pair is finished on a level when a step moves no corner by more than about this many voxels.
-    - `order` (1, 3): order of the spline that samples the moving image on the finest level; coarser levels are sampled
-      linearly.
-    - `robust`: whether voxels with large residuals get small weights.
-    - `min_overlap`: fraction of the fixed mask that must stay inside the moving mask.
-
-    Raises `ValueError`: a parameter out of range, or an unknown model.
-    """
-
-    model: str = "rigid"
-    levels: int | None = None
-    iterations: int = 30
-    smoothing: float = 1.0
-    tolerance: float = 2e-3
-    order: int = 3
-    robust: bool = True
-    min_overlap: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"model={self.model!r}: choose one of {', '.join(MODELS)}")
-        if self.order not in (1, 3):
-            raise ValueError(f"order={self.order}: choose 1 or 3")
-        if self.iterations < 1 or (self.levels is not None and self.levels < 1):
-            raise ValueError(f"iterations={self.iterations}, levels={self.levels}: pass 1 or more")
-        if not self.smoothing > 0 or not self.tolerance > 0 or not 0 <= self.min_overlap <= 1:
-            raise ValueError(
-                f"smoothing={self.smoothing}, tolerance={self.tolerance}, min_overlap={self.min_overlap}: pass "
-                "positive numbers of voxels, and a fraction"
-            )
+#: Maximum number of steps on a level; a pair is finished there when a step moves no corner by more than about so many
+#: voxels.
+_ITERATIONS, _TOLERANCE = 30, 2e-3
+#: Share of the fixed mask that must stay inside the moving mask.
+_MIN_OVERLAP = 0.2
 
 
 @dataclass(frozen=True)
@@ -101,83 +63,49 @@ class PairTransforms:
 def refine_pairs(
     fixed: Array,
     moving: Array,
-    initial: np.ndarray | None = None,
+    initial: np.ndarray,
     *,
-    masks: tuple[Array | None, Array | None] = (None, None),
-    shadows: Array | None = None,
-    spacing: Sequence[float] | None = None,
-    method: Refinement | None = None,
+    shadows: Array | None,
+    spacing: np.ndarray,
+    model: str,
+    levels: int | None,
 ) -> PairTransforms:
-    """Refine the transforms of pairs of images.
+    """Refine the transforms of pairs of images; parameters as for :func:`linumpy.registration.pairs.register_pairs`.
 
-    - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape. Voxels that are not finite are not valid.
-    - `initial` (N, rank + 1, rank + 1): first transforms, in µm, as in :class:`PairTransforms`; by default the
-      identity. The error of a first transform should be at most about a voxel of the coarsest level.
-    - `masks` (array of bool or None, array of bool or None): valid voxels of the fixed and the moving images, in their
-      shape; None for all that are finite.
-    - `shadows`: images that the fixed images also contain, such as shadows of the tissue above, in the shape of the
-      fixed images; 0 for no shadow. Voxels of the fixed images are valid only where shadows are finite. The factor of
-      the shadows is fitted with the transform.
-    - `spacing`: voxel spacing in µm along the axes of space; by default 1.
-
-    Returns: On the host.
-
-    Raises `ValueError`: As :func:`~linumpy.registration.masked_correlation.check_pairs`; transforms, shadows or a
-    spacing that do not fit.
+    - `initial` (N, rank + 1, rank + 1): first transforms of any kind, in µm, as in :class:`PairTransforms`, which are
+      updated by transforms of the model. Their error should be at most about a voxel of the coarsest level.
+    - `shadows`: voxels of the fixed images are valid only where they are finite. Their factor is fitted with the
+      transform.
     """
-    check_pairs(fixed, moving, masks)
-    method, rank = method or Refinement(), fixed.ndim - 1
-    steps = np.ones(rank) if spacing is None else np.array(spacing, np.float64)
-    if steps.shape != (rank,) or not (steps > 0).all() or not np.isfinite(steps).all():
-        raise ValueError(f"spacing={spacing}: pass a positive number for each of {rank} axes")
-    start = np.tile(np.eye(rank + 1), (len(fixed), 1, 1)) if initial is None else np.array(initial, np.float64)
-    if start.shape != (len(fixed), rank + 1, rank + 1) or not np.isfinite(start).all():
-        raise ValueError(f"initial of shape {start.shape}: {len(fixed)} matrices of {rank + 1} × {rank + 1} are needed")
-    settings = PyramidSettings(method.levels, method.smoothing, method.order)
-    mask, standard_shadows = masks[0], None
+    mask, standard_shadows = None, None
     if shadows is not None:
-        check_shadows(shadows, fixed)
-        finite = array_module(shadows).isfinite(shadows)
-        mask = finite if mask is None else finite & mask.astype(bool)
+        mask = array_module(shadows).isfinite(shadows)
         standard_shadows = standardized(shadows, mask)[0]
-    sides = standardized(fixed, mask), standardized(moving, masks[1])
-    levels = list(pyramid(*sides, standard_shadows, steps, settings))
-    pairs = PairState(start.copy(), shadows=shadows is not None)
-    for level in reversed(levels):
-        _refine_on(level, pairs, method)
-    result = _result(levels[0], pairs, method)
+    sides = standardized(fixed, mask), standardized(moving, None)
+    resolutions = list(pyramid(*sides, standard_shadows, spacing, levels))
+    pairs = PairState(initial.copy(), shadows=shadows is not None)
+    for level in reversed(resolutions):
+        _refine_on(level, pairs, model)
+    result = _result(resolutions[0], pairs, model)
     # Pairs that could not be compared keep their first transform, because their steps followed rounding errors.
-    result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
+    result.matrices[np.isinf(result.errors_um)] = initial[np.isinf(result.errors_um)]
     return result
 
 
-def check_shadows(shadows: Array, fixed: Array) -> None:
-    """Raise ValueError for shadows of another shape than the fixed images."""
-    if shadows.shape != fixed.shape:
-        raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
-
-
-def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
+def _refine_on(level: Level, pairs: PairState, model: str) -> None:
     """Refine the transforms of all pairs on one level; `pairs` is changed in place."""
-    rank = len(level.shape)
-    centre = np.eye(rank + 1)
-    centre[:-1, -1] = level.centre
-    to_centre = np.linalg.inv(centre)
-    radius = np.maximum(level.centre, level.spacing)
-    smallest_step = float(level.spacing.min())
-    basis = generators(method.model, rank, radius) * smallest_step
-    system = System(level, centre @ basis @ to_centre)
+    system = System(level, model)
+    basis, identity = system.basis, np.eye(len(level.shape) + 1)
     all_pairs = np.arange(len(pairs.matrices))
     valid = np.maximum(system.voxels, 1)
-    if method.robust:
-        pairs.scales[:] = np.inf
-        pairs.scales[:] = _spread(system.normal(pairs, all_pairs).residuals)
+    pairs.scales[:] = np.inf
+    pairs.scales[:] = _spread(system.normal(pairs, all_pairs).residuals)
     equations = system.normal(pairs, all_pairs)
     damping = np.full(len(all_pairs), 1e-3)
     # Pairs with too little overlap or without contrast keep their transform.
-    active = (equations.shared_voxels > method.min_overlap * valid) & (np.abs(equations.hessian).max(axis=(1, 2)) > 0)
+    active = (equations.shared_voxels > _MIN_OVERLAP * valid) & (np.abs(equations.hessian).max(axis=(1, 2)) > 0)
     pairs.converged[:] = False
-    for _ in range(method.iterations):
+    for _ in range(_ITERATIONS):
         active_pairs = all_pairs[active]
         if not active_pairs.size:
             break
@@ -186,19 +114,19 @@ def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
         count = len(basis)
         # The inverse of the step, by Cayley's transform: a rotation matrix stays one.
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
-        moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
-        trial.matrices[active_pairs] = pairs.matrices[active_pairs] @ centre @ moved @ to_centre
+        moved = np.linalg.solve(identity + half, identity - half)
+        trial.matrices[active_pairs] = pairs.matrices[active_pairs] @ system.centre @ moved @ system.to_centre
         trial.weights[active_pairs, : steps.shape[1] - count] += steps[:, count:]
         trial_equations = system.normal(trial, active_pairs)
         better = (trial_equations.cost <= equations.cost[active_pairs]) & (
-            trial_equations.shared_voxels > method.min_overlap * valid[active_pairs]
+            trial_equations.shared_voxels > _MIN_OVERLAP * valid[active_pairs]
         )
         accepted = active_pairs[better]
         for name in ("matrices", "weights"):
             getattr(pairs, name)[accepted] = getattr(trial, name)[accepted]
         for name in ("hessian", "slope", "cost", "shared_voxels"):
             getattr(equations, name)[accepted] = getattr(trial_equations, name)[better]
-        small = np.abs(steps[:, :count]).sum(axis=1) < method.tolerance
+        small = np.abs(steps[:, :count]).sum(axis=1) < _TOLERANCE
         damping[active_pairs] = np.clip(
             np.where(better, damping[active_pairs] / 5, damping[active_pairs] * 8), 1e-9, None
         )
@@ -226,29 +154,25 @@ def _spread(residuals: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransforms:
+def _result(level: Level, pairs: PairState, model: str) -> PairTransforms:
     """Compute errors, correlations and overlaps of pairs on the finest level."""
     rank = len(level.shape)
     corners = np.array(
         list(itertools.product(*((0.0, (n - 1) * s) for n, s in zip(level.shape, level.spacing, strict=True))))
     )
-    centre = np.eye(rank + 1)
-    centre[:-1, -1] = level.centre
-    smallest_step = float(level.spacing.min())
-    basis = centre @ (generators(method.model, rank, np.maximum(level.centre, level.spacing)) * smallest_step)
-    basis = basis @ np.linalg.inv(centre)
-    system = System(level, basis)
+    system = System(level, model)
+    basis = system.directions
     normal = system.normal(pairs, np.arange(len(pairs.matrices)))
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)
     # Smoothing correlates the noise of neighbouring voxels: this number of voxels is one independent sample.
-    per_sample = max(1.0, (4 * math.pi * level.smoothing**2) ** (rank / 2))
+    per_sample = max(1.0, (4 * math.pi * SMOOTHING**2) ** (rank / 2))
     errors, correlations = np.full(len(pairs.matrices), np.inf), np.zeros(len(pairs.matrices))
     overlaps = normal.shared_voxels / np.maximum(system.voxels, 1)
     for n, (hessian, variance, moments) in enumerate(zip(normal.hessian, normal.variance, normal.moments, strict=True)):
         count = max(moments[2, 2], 1.0)
         spreads = [moments[k, k] - moments[k, 2] ** 2 / count for k in range(2)]
-        if min(spreads) <= 0 or overlaps[n] <= method.min_overlap:
+        if min(spreads) <= 0 or overlaps[n] <= _MIN_OVERLAP:
             continue
         shared = moments[0, 1] - moments[0, 2] * moments[1, 2] / count
         correlations[n] = np.clip(shared / math.sqrt(spreads[0] * spreads[1]), -1, 1)

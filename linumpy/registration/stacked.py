@@ -40,21 +40,11 @@ class StackedImages:
         self._joined = padded.reshape((-1, *self.shape[1:]))
 
     def sample(self, maps: np.ndarray, images: np.ndarray, rows: slice) -> Array:
-        """Sample images on rows of a grid.
+        """Sample images on rows of a grid: (M, rows, [Y,] X), in the dtype of the images.
 
-        Parameters
-        ----------
-        maps : numpy.ndarray, (M, rank, rank + 1)
-            Coordinates in an image are ``map @ (voxel, 1)``.
-        images : numpy.ndarray of int, (M,)
-            The image that each map samples.
-        rows : slice
-            Rows of the grid, along the first axis of space; along the other axes the grid has the size of the images.
-
-        Returns
-        -------
-        numpy.ndarray or cupy.ndarray, (M, rows, [Y,] X)
-            In the dtype of the images.
+        - `maps` (M, rank, rank + 1): coordinates in an image are ``map @ (voxel, 1)``.
+        - `images` (M,): the image that each map samples.
+        - `rows`: along the first axis of space; along the other axes the grid has the size of the images.
         """
         return map_coordinates(
             self._joined, self._coordinates(maps, images, rows),

@@ -56,8 +56,6 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
     - `use_gpu`: whether to make the tile on the device, whose random generator makes other speckle than the host's.
 
     Returns: In the dtype of the spec.
-
-    Raises `RegionError`: there is no such tile. `GpuUnavailableError`: `use_gpu` and there is no CUDA device.
     """
     _check(spec, number, row, column)
     faults, xp = spec.faults, require_cuda() if use_gpu else np

@@ -1,19 +1,17 @@
 """Errors of the results of a pipeline against the truth of a synthetic brain, beside those of doing nothing.
 
 In: the brain's spec, and the folder of the results, in which each stage of :mod:`linumpy.pipeline` has a folder. Out:
-a few :class:`StageError` for each stage that has results and a known truth, and :func:`losses`: the stages that make
-results worse than leaving them out. Lengths are in µm, whatever the voxel spacing of a result.
+a few :class:`StageError` for each stage that has results and a known truth. Lengths are in µm, whatever the voxel
+spacing of a result.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,29 +58,6 @@ def errors_of(spec: BrainSpec, results: str | Path, stages: Sequence[str] | None
     )
 
 
-def losses(brains: Iterable[Sequence[StageError]], tolerance: float = 0.0) -> list[str]:
-    """Return a sentence for each quantity that is worse, in the median over brains, than without its stage.
-
-    - `brains`: the errors of each brain.
-    - `tolerance`: excess over the error without the stage that is no loss, in the quantity's unit.
-    """
-    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for error in (error for errors in brains for error in errors):
-        if error.nothing is not None:
-            pair = abs(error.value - error.best), abs(error.nothing - error.best)
-            pairs[error.stage, error.what].append(pair)
-    return [
-        f"{stage}: {what}: off by {with_it:.3g} with the stage, {without:.3g} without"
-        for (stage, what), values in pairs.items()
-        if not (with_it := median(pair[0] for pair in values))
-        <= (without := median(pair[1] for pair in values)) + tolerance
-    ]
-
-
-#: Errors of a stage, whose name is added by :func:`errors_of`.
-_Errors = list[StageError]
-
-
 def slice_number(path: Path) -> int:
     """Return the number of a slice that :func:`linumpy.testing.brain_files.write_brain` wrote, or of its results."""
     return int(path.name.partition(".")[0].rpartition("z")[2])
@@ -127,11 +102,10 @@ def _error(what: str, value: float, unit: str = "", nothing: float | None = None
 
 
 def _rms(vectors: _Floats) -> float:
-    """Return the root mean square length of vectors: (n, 2)."""
     return float(np.sqrt((vectors**2).sum(axis=-1).mean()))
 
 
-def _galvo(spec: BrainSpec, folder: Path) -> _Errors:
+def _galvo(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Maximum error of the number of columns by which tiles are rotated."""
     width, found, nothing = spec.tile_shape[2], [0], [0]
     for path in folder.glob("*.json"):
@@ -142,7 +116,7 @@ def _galvo(spec: BrainSpec, folder: Path) -> _Errors:
     return [_error("shift of the galvo, worst slice", max(found), "columns", max(nothing))]
 
 
-def _focal(spec: BrainSpec, folder: Path) -> _Errors:
+def _focal(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Maximum error of the fitted curvature over a tile."""
     worst, truth = 0.0, spec.faults.focal_um / 2
     for path in folder.glob("*.json"):
@@ -157,7 +131,7 @@ def flat_field_error(spec: BrainSpec, flat: _Floats) -> float:
     return 100 * float(np.sqrt(np.mean((flat / flat.mean() / (truth / truth.mean()) - 1) ** 2)))
 
 
-def _illumination(spec: BrainSpec, folder: Path) -> _Errors:
+def _illumination(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Error of the flat field by which tiles were divided, computed from the tiles before and after."""
     errors, axes = [], (0, 1, 2)
     for path in _images(folder):
@@ -172,7 +146,7 @@ def _illumination(spec: BrainSpec, folder: Path) -> _Errors:
     return [_error("RMS error of the flat field, worst slice", max(errors), "%", nothing)]
 
 
-def _surface(spec: BrainSpec, folder: Path) -> _Errors:
+def _surface(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Median error of the surface after focal correction, and the median deviation from it.
 
     Doing nothing is a plane surface in the median depth of the true one.
@@ -185,22 +159,16 @@ def _surface(spec: BrainSpec, folder: Path) -> _Errors:
             truths.append(_zoomed(truth, depths.shape[2:]))
             parts.append(depths[row, column] + origin - truths[-1])
     errors = np.concatenate([part[np.isfinite(part)] for part in parts])
-    middle = float(np.median(errors))
     level = np.concatenate(truths)
+    deviations = [np.median(np.abs(part - np.median(part))) for part in (errors, level)]
     return [
-        _error("median error of the depth", middle, "µm"),
-        _error(
-            "median deviation from that", np.median(np.abs(errors - middle)), "µm",
-            np.median(np.abs(level - np.median(level))),
-        ),
-    ]  # fmt: skip
+        _error("median error of the depth", np.median(errors), "µm"),
+        _error("median deviation from that", deviations[0], "µm", deviations[1]),
+    ]
 
 
 def _depth_origin(folder: Path, name: str) -> float:
-    """Return where the first voxel of the mosaic is along depth, in µm, from which a map of the surface counts.
-
-    The centre of a resampled voxel lies below that of the first voxel as it was recorded.
-    """
+    """Return the depth of the mosaic's first voxel in µm: that of a resampled voxel lies below the recorded one."""
     paths = [folder.with_name(stage) / name for stage in ("illumination", "focal", "resample")]
     return next((float(open_image(path).origin[0][0]) for path in paths if path.exists()), 0.0)
 
@@ -208,12 +176,10 @@ def _depth_origin(folder: Path, name: str) -> float:
 def tissue_tiles(spec: BrainSpec, number: int) -> np.ndarray:
     """Return which tiles of a slice have tissue, by whose structure a position can be told: bool, (rows, columns)."""
     deepest = np.array([number * spec.interval_planes + spec.tile_shape[0] - 1])
-    shares = []
+    shares, (height, width) = [], spec.tile_shape[1:]
     for place in np.ndindex(spec.tiles):
-        y, x = (
-            p + np.arange(n)
-            for p, n in zip(brain.truth_positions(spec, number)[place], spec.tile_shape[1:], strict=True)
-        )
+        first = brain.truth_positions(spec, number)[place]
+        y, x = first[0] + np.arange(height), first[1] + np.arange(width)
         points = brain.truth_points(spec, number, y[:, None], x)
         is_tissue = tissue_share(spec, deepest, brain.truth_surface(spec, number, *place), *points)[0] > 0.5
         shares.append(is_tissue.mean())
@@ -221,10 +187,9 @@ def tissue_tiles(spec: BrainSpec, number: int) -> np.ndarray:
 
 
 def position_errors(spec: BrainSpec, number: int, positions_um: _Floats, recorded: np.ndarray) -> _Floats:
-    """Return the errors of the positions of recorded tiles with tissue in µm, less their mean: (n, 2).
+    """Return the errors in µm of positions (rows, columns, 2) of recorded tiles with tissue, less their mean: (n, 2).
 
-    The mean is arbitrary: it is the origin of the slice (:func:`slice_origin`). `positions_um` has the shape (rows,
-    columns, 2).
+    The mean is arbitrary: it is the origin of the slice (:func:`slice_origin`).
     """
     errors = positions_um - brain.truth_positions(spec, number) * spec.spacing_um[1:]
     return np.asarray((errors + _origin(spec, number, positions_um, recorded))[recorded & tissue_tiles(spec, number)])
@@ -265,7 +230,7 @@ def nominal_positions(spec: BrainSpec) -> _Floats:
     return np.moveaxis(np.indices(spec.tiles), 0, -1) * np.array(spec.step) * spec.spacing_um[1:]
 
 
-def _positions(spec: BrainSpec, folder: Path) -> _Errors:
+def _positions(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Errors of the positions of recorded tiles with tissue."""
     found, nothing = [], []
     for path in folder.glob("*.json"):
@@ -309,26 +274,25 @@ def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.n
     return voxels, truth, z[:, None, None] - above
 
 
-def _log_correlation(voxels: np.ndarray, truth: np.ndarray, valid: np.ndarray) -> float:
-    """Return the correlation of the logarithms."""
-    return float(np.corrcoef(np.log(voxels[valid]), np.log(truth[valid]))[0, 1])
-
-
 def _is_tissue(spec: BrainSpec, voxels: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.asarray((voxels > 0) & np.isfinite(voxels) & (truth > 0.1 * spec.peak))
 
 
-def _stitching(spec: BrainSpec, folder: Path) -> _Errors:
+def _correlation(voxels: np.ndarray, truth: np.ndarray, valid: np.ndarray) -> float:
+    return float(np.corrcoef(np.log(voxels[valid]), np.log(truth[valid]))[0, 1])
+
+
+def _stitching(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Minimum correlation of a slice with the known volume, from 20 µm to 120 µm below its surface."""
     worst = 1.0
     for path in _images(folder):
         voxels, truth, depth = _stitched(spec, path)
         valid = _is_tissue(spec, voxels, truth) & (depth > 20) & (depth < 120)
-        worst = min(worst, _log_correlation(voxels, truth, valid))
+        worst = min(worst, _correlation(voxels, truth, valid))
     return [_error("correlation with the volume, worst slice", worst, best=1.0)]
 
 
-def _attenuation(spec: BrainSpec, folder: Path) -> _Errors:
+def _attenuation(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Attenuation that is left, brightness of the same tissue in different slices, and voxels that are clipped."""
     found, nothing = (
         np.array([_light(spec, path) for path in _images(stage)]) for stage in (folder, folder.with_name("stitch"))
@@ -342,7 +306,6 @@ def _attenuation(spec: BrainSpec, folder: Path) -> _Errors:
 
 
 def _worst_light(slices: np.ndarray) -> tuple[float, float, float]:
-    """Return the attenuation that is left, the range of brightness, and the percentage that is clipped."""
     return float(np.abs(slices[:, 0]).max()), float(slices[:, 1].max() / slices[:, 1].min()), 100 * slices[:, 2].max()
 
 
@@ -364,8 +327,7 @@ def transform_errors(
 ) -> _Floats:
     """Return the errors in µm of a transform from a stitched slice to the first one, at points with tissue: (n, 2).
 
-    `matrix` is homogeneous, for (y, x, 1) in µm, (3, 3). The points are a grid over the slice. `origins` are those of
-    :func:`slice_origin`.
+    `matrix` (3, 3) is for (y, x, 1) in µm. `origins` are those of :func:`slice_origin`.
     """
     ends = [np.linspace(0, (n - 1) * s, 13) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
     y, x = np.meshgrid(*ends, indexing="ij")
@@ -384,31 +346,28 @@ def motor_matrix(spec: BrainSpec, number: int, first: int) -> _Floats:
     return matrix
 
 
-def _register(spec: BrainSpec, folder: Path) -> _Errors:
+def _register(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Errors of the transforms of slices relative to the first slice, over their tissue."""
     slices = read_transforms(folder / "transforms.json").slices
     from_stack, first = np.linalg.inv(np.array(slices[0].matrix)[1:, 1:]), slices[0].number
     origins = {part.number: slice_origin(spec, part.number, folder.parent) for part in slices}
-    found: list[_Floats] = []
-    nothing: list[_Floats] = []
-    angles = []
+    errors, angles = [], []
     for part in slices[1:]:
         matrix = from_stack @ np.array(part.matrix)[1:, 1:]
-        motor = motor_matrix(spec, part.number, first)
-        for errors, one in ((found, matrix), (nothing, motor)):
-            errors.append(transform_errors(spec, part.number, one, first, origins))
+        both = matrix, motor_matrix(spec, part.number, first)
+        errors.append([transform_errors(spec, part.number, one, first, origins) for one in both])
         truth = [brain.truth_transform(spec, number)[:2, :2] for number in (first, part.number)]
         turns = [truth[0].T @ truth[1] @ linear.T for linear in (matrix[:2, :2], np.eye(2))]
         angles.append([abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))) for turn in turns])
     turned, unturned = np.max(angles, axis=0)
-    by_pairs, by_motor = _rms(np.concatenate(found)), _rms(np.concatenate(nothing))
+    by_pairs, by_motor = (_rms(np.concatenate(side)) for side in zip(*errors, strict=True))
     return [
         _error("RMS error of a slice's tissue", by_pairs, "µm", by_motor),
         _error("largest error of a rotation", turned, "°", unturned),
     ]
 
 
-def _stack(spec: BrainSpec, folder: Path) -> _Errors:
+def _stack(spec: BrainSpec, folder: Path) -> list[StageError]:
     """Correlation with the known volume, placed by the first slice alone."""
     first = read_transforms(folder.with_name("register") / "transforms.json").slices[0]
     voxels, (z, y, x) = _sampled(folder / "stack.ome.zarr")
@@ -418,19 +377,12 @@ def _stack(spec: BrainSpec, folder: Path) -> _Errors:
     in_brain = _to_brain(spec, first.number, origin, in_slice[0], in_slice[1])
     depth = z - first.top_um + first.number * spec.interval_um
     truth = _truth_at(spec, depth, np.zeros_like(in_brain[0]), in_brain[0], in_brain[1])
-    correlation = _log_correlation(voxels, truth, _is_tissue(spec, voxels, truth))
+    correlation = _correlation(voxels, truth, _is_tissue(spec, voxels, truth))
     return [_error("correlation with the volume", correlation, best=1.0)]
 
 
-#: By stage.
-_COMPARED: dict[str, Callable[[BrainSpec, Path], _Errors]] = {
-    "galvo": _galvo,
-    "focal": _focal,
-    "illumination": _illumination,
-    "surface": _surface,
-    "positions": _positions,
-    "stitch": _stitching,
-    "attenuation": _attenuation,
-    "register": _register,
-    "stack": _stack,
-}
+#: By stage, whose name :func:`errors_of` adds to the errors.
+_COMPARED: dict[str, Callable[[BrainSpec, Path], list[StageError]]] = {
+    "galvo": _galvo, "focal": _focal, "illumination": _illumination, "surface": _surface, "positions": _positions,
+    "stitch": _stitching, "attenuation": _attenuation, "register": _register, "stack": _stack,
+}  # fmt: skip

@@ -35,9 +35,6 @@ def write_brain(
     - `progress`: called with the number of bytes written since the last call.
 
     Returns: `folder`.
-
-    Raises `FileNotFoundError`, `FileExistsError`, `ValueError`: no parent of the folder; an existing slice or table; a
-    path that no output may have. `GpuUnavailableError`: `use_gpu` and there is no CUDA device.
     """
     from linumpy.io.output.checks import check_parent
     from linumpy.io.output.files import replacing

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+
+from linumpy.declared import Count, Declared, Positive, Range, Share
+from linumpy.testing.texture import Dtype
 
 #: Kinds of structure (:mod:`linumpy.testing.anatomy`).
 ANATOMIES = ("waves", "lattice", "layers")
@@ -75,7 +78,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class BrainSpec:
+class BrainSpec(Declared):
     """Parameters of a brain and of its acquisition.
 
     - `slices`: number of slices, from the top down.
@@ -101,46 +104,33 @@ class BrainSpec:
     - `texture_um` (float, float): shortest and longest period of the structure along an axis.
     - `volume` (Z, Y, X): reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the
       synthetic one. The volume is interpolated linearly, and 0 outside.
-
-    Raises `ValueError`: a parameter out of range.
     """
 
-    slices: int = 4
-    tiles: tuple[int, int] = (2, 2)
-    tile_shape: tuple[int, int, int] = (32, 48, 48)
-    overlap: float = 0.25
-    spacing_um: tuple[float, float, float] = (10.0, 10.0, 10.0)
-    interval_um: float = 200.0
+    slices: Count = 4
+    tiles: tuple[Count, Count] = (2, 2)
+    tile_shape: tuple[Count, Count, Count] = (32, 48, 48)
+    overlap: Share = 0.25
+    spacing_um: tuple[Positive, Positive, Positive] = (10.0, 10.0, 10.0)
+    interval_um: Positive = 200.0
     seed: int = 0
-    dtype: str = "float32"
-    anatomy: str = "waves"
+    dtype: Dtype = "float32"
+    anatomy: Literal["waves", "lattice", "layers"] = "waves"
     peak: float = 4000.0
     white: float = 1.8
     water: float = 0.01
     agarose: float | None = None
     radius: float = 1.1
-    coverage: float | None = None
+    coverage: Annotated[float, Range(above=0, most=1)] | None = None
     texture_um: tuple[float, float] = (80.0, 600.0)
     volume: np.ndarray | None = field(default=None, compare=False, repr=False)
     faults: Faults = Faults()
 
     def __post_init__(self) -> None:
-        if len(self.tiles) != 2 or len(self.tile_shape) != 3 or min(self.slices, *self.tiles, *self.tile_shape) < 1:
-            raise ValueError(f"{self}: pass slices, two numbers of tiles and three of voxels, each from 1 on")
-        if not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap={self.overlap}: pass a fraction from 0 to below 1")
-        if not 0 <= self.overlap + self.faults.overlap_error < 1:
-            raise ValueError(f"overlap_error={self.faults.overlap_error}: the true overlap is not from 0 to below 1")
-        if self.anatomy not in ANATOMIES:
-            raise ValueError(f"anatomy={self.anatomy!r}: choose one of {', '.join(ANATOMIES)}")
-        if self.coverage is not None and not 0 < self.coverage <= 1:
-            raise ValueError(f"coverage={self.coverage}: pass a share from above 0 to 1")
-        if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in (*self.spacing_um, self.interval_um)):
+        super().__post_init__()
+        if not (self.overlap < 1 and 0 <= self.overlap + self.faults.overlap_error < 1):
             raise ValueError(
-                f"spacing_um={self.spacing_um}, interval_um={self.interval_um}: pass positive lengths in µm"
+                f"overlap={self.overlap}, overlap_error={self.faults.overlap_error}: the overlap is from 0 to below 1"
             )
-        if self.dtype not in ("float32", "uint16"):
-            raise ValueError(f"dtype={self.dtype!r}: a brain is float32 or uint16")
         if self.volume is not None and self.volume.ndim != 3:
             raise ValueError(f"volume: an array of {self.volume.ndim} axes is no volume (Z, Y, X)")
 
@@ -226,8 +216,6 @@ def draw_brain(seed: int, kind: str, scale: float = 1.0, geometry: BrainSpec | N
     - `scale`: size of tiles, relative to 40 x 64 x 64 voxels of 10 µm.
     - `geometry`: slices, tiles, spacing, interval, dtype and maximum galvo shift, in place of those of the kind. Drawn
       lengths in voxels, which are those of 10 µm, become as long in µm.
-
-    Raises `ValueError`: an unknown kind.
     """
     if kind not in _DRAWN:
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(_DRAWN)}")
@@ -243,11 +231,11 @@ def draw_brain(seed: int, kind: str, scale: float = 1.0, geometry: BrainSpec | N
     slices = slices if geometry is None else geometry.slices
     absent = int(rng.integers(1, max(2, slices - 1)))
     drawn["absent"] = (absent,) if kind == "severe" else ()
-    anatomy, dtype = str(rng.choice(ANATOMIES)), str(rng.choice(["float32", "uint16"]))
+    drawn["anatomy"], drawn["dtype"] = str(rng.choice(ANATOMIES)), str(rng.choice(["float32", "uint16"]))
     faults = Faults(**{part.name: drawn.pop(part.name) for part in fields(Faults) if part.name in drawn})
     spec = BrainSpec(
         slices=slices, tiles=tiles, tile_shape=(round(40 * scale), round(64 * scale), round(64 * scale)), seed=seed,
-        anatomy=anatomy, dtype=dtype, radius=np.inf, faults=faults, **drawn,
+        radius=np.inf, faults=faults, **drawn,
     )  # fmt: skip
     return spec if geometry is None else _on_geometry(spec, geometry)
 

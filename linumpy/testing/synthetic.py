@@ -14,14 +14,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
 from linumpy.plan.codecs import BY_CODEC
-from linumpy.testing.texture import plane_waves, speckle
+from linumpy.testing.texture import Dtype, plane_waves, speckle
 
 if TYPE_CHECKING:
     from linumpy.write.writer import Progress
@@ -32,7 +33,7 @@ _STRUCTURE = 0.5
 
 
 @dataclass(frozen=True)
-class MosaicSpec:
+class MosaicSpec(Declared):
     """Parameters of a mosaic.
 
     - `tiles` (int, int): tiles along Y and X.
@@ -52,36 +53,23 @@ class MosaicSpec:
     - `noise`: mean intensity of the water.
     - `slice_number`: number of the slice: speckle differs from slice to slice, structure does not.
     - `first_plane`: plane of the tissue's structure at the first plane of the volume.
-
-    Raises `ValueError`: a parameter out of range.
     """
 
-    tiles: tuple[int, int] = (2, 2)
-    tile_shape: tuple[int, int, int] = (112, 96, 96)
-    spacing_um: tuple[float, float, float] = (5.0, 10.0, 10.0)
-    seed: int = 0
-    dtype: str = "float32"
+    tiles: tuple[Count, Count] = (2, 2)
+    tile_shape: tuple[Count, Count, Count] = (112, 96, 96)
+    spacing_um: tuple[Positive, Positive, Positive] = (5.0, 10.0, 10.0)
+    seed: Annotated[int, Range(least=0)] = 0
+    dtype: Dtype = "float32"
     water_um: float = 120.0
     tilt: tuple[float, float] = (0.01, -0.015)
     curvature_um: float = 30.0
     focal_um: float = 10.0
     attenuation_per_mm: float = 4.0
-    looks: int = 4
+    looks: Count = 4
     peak: float = 4000.0
     noise: float = 40.0
     slice_number: int = 0
     first_plane: int = 0
-
-    def __post_init__(self) -> None:
-        sizes = (*self.tiles, *self.tile_shape, self.looks)
-        if len(self.tiles) != 2 or len(self.tile_shape) != 3 or min(sizes) < 1:
-            raise ValueError(f"{self}: pass two numbers of tiles, three of voxels, and the looks, each from 1 on")
-        if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in self.spacing_um):
-            raise ValueError(f"spacing_um={self.spacing_um}: pass three positive steps in µm")
-        if self.dtype not in ("float32", "uint16"):
-            raise ValueError(f"dtype={self.dtype!r}: a mosaic is float32 or uint16")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 on")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -150,8 +138,6 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     - `start`, `stop` (int, int, int): bounds (Z, Y, X) in voxels.
 
     Returns: In the dtype of the mosaic. Voxels do not depend on the box.
-
-    Raises `RegionError`: the box is not within the mosaic.
     """
     if not all(0 <= a <= b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
         raise RegionError(f"the box from {tuple(start)} to {tuple(stop)} does not lie in a mosaic of {spec.shape}")
@@ -207,8 +193,6 @@ def write_mosaic(
 
     Returns: `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the
     tile shape.
-
-    Raises `FileExistsError`, `ValueError`, `OSError`: As for :class:`linumpy.write.writer.OmeZarrWriter`.
     """
     from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter

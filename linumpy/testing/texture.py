@@ -10,11 +10,23 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 
+from linumpy.declared import Parsed
+
 #: Speckle is drawn in cells (Z, Y, X) of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
+
+
+def _check_dtype(name: str) -> None:
+    if name not in ("float32", "uint16"):
+        raise ValueError(f"dtype={name!r}: pass 'float32' or 'uint16'")
+
+
+#: Data type of synthetic voxels.
+Dtype = Annotated[str, Parsed(_check_dtype)]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,6 @@ def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
     """Check capsules and put them into a table; parameters as for :meth:`.Backend.subtract_swept_capsule`.
 
     Returns: See :data:`COLUMNS`.
-
-    Raises `ValueError`: wrong shapes; values that are not real, finite numbers; a negative radius; a capsule too long
-    for float64.
     """
     start, end = np.atleast_2d(_numbers(p0, "p0")), np.atleast_2d(_numbers(p1, "p1"))
     for name, points in (("p0", start), ("p1", end)):

@@ -10,12 +10,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import ndimage
 
 from linumpy.device import to_host
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, check_pitch
 
 #: Maximum number of voxels of the box of a ball: more do not fit into memory.
 _MAX_OFFSETS = 2**30
+
+#: Balls with more offsets than this use a distance transform on the host, whose time does not depend on the radius.
+_DIRECT_OFFSETS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +52,26 @@ class Element:
         planes = np.flatnonzero(self.mask.any(axis=(1, 2))) - self.origin[0]
         return int(np.abs(planes).max())
 
+    @property
+    def distance_limit(self) -> float | None:
+        """A distance in µm between those of a ball's outermost offset and of the innermost offset outside the ball.
+
+        A voxel lies in the ball exactly if its distance, as a distance transform rounds it, is less than this limit.
+        None for small balls and other elements, and if the two distances are so close that rounding might change the
+        result.
+        """
+        if self.radius is None or self.pitch is None or np.count_nonzero(self.mask) <= _DIRECT_OFFSETS:
+            return None
+        half = [n // 2 + 1 for n in self.mask.shape[::-1]]
+        lengths = np.sqrt(_squared_distances(half, self.pitch))
+        inside = np.pad(self.mask, 1)
+        outermost, beyond = float(lengths[inside].max()), float(lengths[~inside].min())
+        return (outermost + beyond) / 2 if beyond - outermost > 1e-9 * beyond else None
+
     def runs(self, *, reflected: bool) -> np.ndarray:
-        """Divide the offsets into runs along x.
+        """Divide the offsets, which `reflected` negates, into runs along x.
 
-        Parameters
-        ----------
-        reflected : bool
-            Whether every offset is negated first.
-
-        Returns
-        -------
-        numpy.ndarray of int64, shape (n, 4)
-            Rows (dz, dy, first dx, length), offsets and length in voxels, sorted by length.
+        Returns an array of int64, shape (n, 4): rows (dz, dy, first dx, length) in voxels, sorted by length.
         """
         mask, origin = self.mask, np.array(self.origin)
         if reflected:
@@ -71,11 +83,7 @@ class Element:
 
 
 def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths = 1.0) -> Element:
-    """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
-
-    Raises `ValueError`: neither or both of `structure` and `radius` are given; the array, the radius or the pitch is
-    invalid.
-    """
+    """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm."""
     if (structure is None) == (radius is None):
         raise ValueError("give either structure= (bool, three axes) or radius= in µm")
     if radius is not None:
@@ -111,11 +119,17 @@ def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     ValueError
         An invalid radius or pitch, or a ball whose box has more than 2^30 voxels.
     """
-    steps, size = check_pitch(pitch), check_radius(radius)
+    steps = check_pitch(pitch)
+    try:
+        size = float(radius)
+    except (TypeError, ValueError):
+        size = math.nan
+    if isinstance(radius, bool) or not 0 <= size < math.inf:
+        raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
     half = [math.floor(min(size / step, _MAX_OFFSETS)) + 1 for step in steps]  # a quotient may be infinite
     if math.prod(2 * n + 1 for n in half) > _MAX_OFFSETS:
         raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: use coarser voxels")
-    inside = squared_distances(half, steps) <= size * size
+    inside = _squared_distances(half, steps) <= size * size
     reach = [
         int(np.abs(np.flatnonzero(inside.any(axis=tuple({0, 1, 2} - {axis}))) - half[2 - axis]).max())
         for axis in range(3)
@@ -124,18 +138,20 @@ def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     return Element(inside[box], size, steps)
 
 
-def squared_distances(half: list[int], steps: XYZ) -> np.ndarray:
+def _squared_distances(half: list[int], steps: XYZ) -> np.ndarray:
     """Return the squared lengths of the offsets from ``-half`` to ``half`` voxels (x, y, z), in µm², as (Z, Y, X)."""
     x, y, z = ((np.arange(-n, n + 1) * step) ** 2 for n, step in zip(half, steps, strict=True))
     return (z[:, None, None] + y[:, None]) + x
 
 
-def check_radius(radius: float) -> float:
-    """Check a radius in µm, and return it as a float."""
-    try:
-        size = float(radius)
-    except (TypeError, ValueError):
-        size = math.nan
-    if isinstance(radius, bool) or not 0 <= size < math.inf:
-        raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
-    return size
+def within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
+    """Return the mask of the voxels whose distance to a true voxel is less than `limit` µm.
+
+    `border`: whether voxels outside the mask are true.
+    """
+    inside = np.pad(mask, 1, constant_values=True) if border else mask
+    if not inside.any():
+        return np.zeros_like(mask)
+    assert element.pitch is not None  # as of all elements with a distance limit
+    within = np.asarray(ndimage.distance_transform_edt(~inside, sampling=element.pitch[::-1]) < limit)
+    return within[1:-1, 1:-1, 1:-1] if border else within

@@ -63,12 +63,7 @@ class VoxelGrid:
 
 
 def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_offset: int = 0) -> VoxelGrid:
-    """Check the parameters of a :class:`VoxelGrid`; `pitch` may be one number for all axes.
-
-    Raises `ValueError`: a value that is not finite; a pitch that is not positive, or below 1e-50 or above 1e50 µm; a
-    shape without three axes, with an empty axis or with more than 2^30 voxels along one; a `z_offset` that is not an
-    integer >= 0.
-    """
+    """Check the parameters of a :class:`VoxelGrid`; `pitch` may be one number for all axes."""
     sizes = tuple(int(n) for n in shape)
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"shape={tuple(shape)}: a grid has three axes (Z, Y, X) with at least one voxel each")
@@ -84,9 +79,6 @@ def grid_of_box(bbox: Iterable[Iterable[float]], pitch: Lengths) -> VoxelGrid:
     """Return the grid that fills a box, (lower corner, upper corner) in (x, y, z) µm.
 
     The upper corner is rounded up to whole voxels; an excess of less than a millionth of a voxel is ignored.
-
-    Raises `ValueError`: not two corners of three finite numbers; the box is empty or more than 2^30 voxels long; an
-    invalid pitch.
     """
     try:
         low, high = bbox

@@ -94,9 +94,6 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
     - `grid`: any box of the volume: only origin and pitch are used.
 
     Returns: The mesh. A warning says what is open, if it is not watertight.
-
-    Raises `TypeError`: arrays on a device for a backend on the host. `ValueError`: wrong shapes or dtypes, an index
-    without a vertex, a vertex that is not finite, a mesh more than 2^22 voxels wide or 2^40 voxels from the origin.
     """
     for name, array in (("vertices", vertices), ("triangles", triangles)):
         if xp is np and is_device_array(array):

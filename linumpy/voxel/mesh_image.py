@@ -122,8 +122,6 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
     """Return the grid of an image with axes in any order, and the order of its axes.
 
     Element k of the order is the index in "xyz" of the array's k-th axis, the last axis first.
-
-    Raises `MetadataError`: the axes are not x, y and z.
     """
     if sorted(image.axes) != ["x", "y", "z"]:
         raise MetadataError(f"{image.name}: spatial axes are {image.axes!r}; x, y and z are needed")
@@ -152,50 +150,23 @@ def voxelize_onto_image(
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
 
-    Parameters
-    ----------
-    vertices, triangles
-        The mesh, with vertices (x, y, z) in µm in the image's coordinates, as :func:`load_mesh` returns it.
-    image : Volumes
-        The image whose grid (shape, spacing, position, order of axes) is used; no voxels are read.
-    output : str or Path
-        OME-Zarr image to write, in the smallest unsigned integers that represent the label, with the units,
-        orientations and NGFF version of `image`.
-    label : int
-        Value of the voxels in the mesh, 1 to 2^32 - 1.
-    fill_holes : bool
-        Whether a mesh that is not watertight is filled; else its shell is written.
-    levels : int
-        Number of resolutions; a coarser voxel takes the most frequent label.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`; by default ``"zstd"``.
-    backend : Backend, optional
-        By default the choice of :func:`~linumpy.voxel.get_backend`.
-    slab_bytes : int
-        Approximate memory of a slab in the backend; on workers of `distributed`, of eight slabs.
-    overwrite : bool
-        Whether to replace an existing image.
-    progress : callable, optional
-        Called with the number of bytes written.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their GPUs with
-        `use_gpu`; this process writes.
-    use_gpu : bool
-        Whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
+    - `vertices`, `triangles`: the mesh, (x, y, z) in µm in the image's coordinates, as :func:`load_mesh` returns it.
+    - `image`: its grid (shape, spacing, position, order of axes) is used; no voxels are read.
+    - `output`: OME-Zarr image to write, in the smallest unsigned integers that represent the label, with the units,
+      orientations and NGFF version of `image`.
+    - `label`: value of the voxels in the mesh, 1 to 2^32 - 1.
+    - `fill_holes`: whether a mesh that is not watertight is filled; else its shell is written.
+    - `levels`: number of resolutions; a coarser voxel takes the most frequent label.
+    - `codec`, `overwrite`, `progress`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `backend`: by default the choice of :func:`~linumpy.voxel.get_backend`.
+    - `slab_bytes`: approximate memory of a slab in the backend; on workers of `distributed`, of eight slabs.
+    - `distributed`: a dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their
+      GPUs with `use_gpu`; this process writes.
+    - `use_gpu`: whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
 
-    Returns
-    -------
-    Voxelized
-        Summary of the result. A warning is logged if no voxel has the label, and if the mesh is not watertight.
-
-    Raises
-    ------
-    ValueError
-        A label out of range, an invalid mesh, or an `output` that would overwrite the image.
-    MetadataError
-        The axes of the image are not x, y and z.
-    FileExistsError
-        The output exists, and `overwrite` is False.
+    A warning is logged if no voxel has the label, and if the mesh is not watertight. Raises `ValueError` (a label out
+    of range, an invalid mesh, an `output` over the image), `MetadataError` (axes other than x, y, z) and
+    `FileExistsError`.
     """
     check_apart([output], [image.name.removeprefix("file://")])
     backend = get_backend() if backend is None else backend

@@ -1,7 +1,7 @@
 """Read and write planes of a volume: an array in memory, a Zarr array, or an OME-Zarr image that is being written.
 
-In: the volume of a session. Out: :class:`Planes`, :class:`NoPlanes` or :class:`WriterPlanes`, which read ranges of
-planes into the memory of a backend and write them. Errors: ``TypeError`` and ``ValueError`` that name the parameter.
+In: the volume of a session. Out: :class:`Planes` or :class:`WriterPlanes`, which read ranges of planes into the memory
+of a backend and write them. Errors: ``TypeError`` and ``ValueError`` that name the parameter.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, is_writable
+from linumpy.checks import is_integer
 from linumpy.device import is_device_array, to_host
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host, write_from_host
-from linumpy.voxel.backends.operations import is_writable
 from linumpy.write.writer import OmeZarrWriter
 
 
@@ -26,8 +26,6 @@ class Planes:
     - `array`: three axes of space, Z first; bool or integers.
     - `xp`: array module of planes that are read: NumPy or CuPy.
     - `name`: name of the parameter, for errors.
-
-    Raises `TypeError`: another kind of array, other axes or another dtype.
     """
 
     def __init__(self, array: Array | zarr.Array | Volume, xp: ModuleType, name: str) -> None:
@@ -104,35 +102,32 @@ class Planes:
         return self._xp.array(planes)
 
 
-class NoPlanes:
-    """A volume of zeros that is not stored; attributes and methods as of :class:`Planes`."""
-
-    step, writable, writes_in_parts = 1, False, False
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, xp: ModuleType) -> None:
-        self.shape, self.dtype, self._xp = shape, dtype, xp
-
-    def read(self, start: int, stop: int) -> Array:
-        """Return zeros."""
-        return self._xp.zeros((stop - start, *self.shape[1:]), self.dtype)
-
-    def write(self, start: int, planes: Array) -> None:
-        """Raise ``NotImplementedError``: the volume is not stored."""
-        raise NotImplementedError
-
-
 class WriterPlanes:
-    """The planes of an image that an ``OmeZarrWriter`` writes; attributes as of :class:`Planes`."""
+    """The planes of an image that an ``OmeZarrWriter`` writes, of the shape of `source`; attributes as of `Planes`."""
 
     writable, writes_in_parts = True, True
 
-    def __init__(self, writer: OmeZarrWriter, shape: tuple[int, ...] | None) -> None:
+    def __init__(self, writer: OmeZarrWriter, source: Planes | None) -> None:
         self._writer = writer
         self.shape, self.dtype, self.step = tuple(writer.shape), np.dtype(writer.dtype), int(writer.stored[0])
-        if len(self.shape) != 3 or self.dtype.kind not in "biu" or (shape is not None and shape != self.shape):
-            needed = "(Z, Y, X)" if shape is None else shape
+        needed = "(Z, Y, X)" if source is None else source.shape
+        if len(self.shape) != 3 or self.dtype.kind not in "biu" or (source is not None and needed != self.shape):
             raise ValueError(f"out writes {self.shape}, {self.dtype}: bool or integers of {needed} are needed")
+        if source is not None and self.dtype.kind != "b" and not np.can_cast(source.dtype, self.dtype):
+            raise ValueError(f"out writes {self.dtype}, which cannot hold all labels of the array's {source.dtype}")
 
     def write(self, start: int, planes: Array) -> None:
         """Write planes from index `start` on, from the host or a device."""
         self._writer.write(slice(start, start + planes.shape[0]), planes)
+
+
+def check_label(label: int | None, dtype: np.dtype) -> int | None:
+    """Check a label of a volume of a dtype, and return it."""
+    if label is None:
+        return None
+    if dtype.kind == "b":
+        raise ValueError(f"label={label!r}: the volume is bool and has no labels")
+    limits = np.iinfo(dtype)
+    if not is_integer(label) or label == 0 or not limits.min <= label <= limits.max:
+        raise ValueError(f"label={label!r}: a label of {dtype} is an integer other than 0, at most {limits.max}")
+    return int(label)

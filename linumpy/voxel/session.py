@@ -11,8 +11,8 @@ So the result does not depend on the size of slabs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -20,21 +20,67 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.checks import is_integer
-from linumpy.device import is_device_array, to_host
+from linumpy.device import is_device_array
 from linumpy.errors import VoxelSessionError, not_pickled
 from linumpy.io.volume import Volume
 from linumpy.voxel.backends.choose import backend_of, get_backend
 from linumpy.voxel.backends.operations import Backend, check_operation
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
-from linumpy.voxel.flush import ComputedSlab, Flushed, FlushProgress
-from linumpy.voxel.grid import Lengths, Numbers, make_grid
+from linumpy.voxel.grid import Lengths, Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import Trimesh, make_mesh, with_triangles
-from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
-from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
+from linumpy.voxel.planes import Planes, WriterPlanes, check_label
 from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The changes of a flush.
+
+    Attributes
+    ----------
+    added, removed : int
+        Number of voxels that became true, and that became false.
+    slabs : int
+        Number of slabs that were written; 0 if nothing was queued and nothing had to be copied to `out`.
+    """
+
+    added: int = 0
+    removed: int = 0
+    slabs: int = 0
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A checked operation.
+
+    - `apply`: returns the result for a slab, whose mask it may change in place.
+    - `voxel_bytes`: temporary memory for each voxel of a slab, besides the slab and its result.
+    - `halo`: number of planes above and below a plane on which the result for that plane depends.
+    - `capsules`: the table that the operation subtracts; None if it is another operation.
+    """
+
+    apply: Callable[[Backend, Array, VoxelGrid], Array]
+    voxel_bytes: int
+    halo: int = 0
+    capsules: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Progress of a flush; the session replaces the record as a whole, so it is consistent after an interrupt.
+
+    - `start`: the first plane that is not written.
+    - `above`: the original mask of the planes above `start` that the operations need.
+    - `pending`: the planes from `start` on in the dtype of the target, if computed, and the progress when written.
+    """
+
+    start: int = 0
+    above: Array | None = None
+    done: Flushed = Flushed()
+    pending: tuple[Array, _Progress] | None = None
 
 
 class VoxelSession:
@@ -94,30 +140,26 @@ class VoxelSession:
         backend: Backend | None = None,
         slab_bytes: int = 2 * 2**30,
     ) -> None:
-        if backend is None:
-            backend = backend_of(array) if is_device_array(array) else get_backend()
-        self.backend: Backend = backend
+        self.backend = backend = backend or (backend_of(array) if is_device_array(array) else get_backend())
         if array is None and out is None:
             raise ValueError("array=None is an empty volume, which needs out=")
         planes = None if array is None else Planes(array, backend.xp, "array")
-        if out is not None:
-            target: Planes | WriterPlanes = WriterPlanes(out, None if planes is None else planes.shape)
-        else:
-            assert planes is not None
-            target = planes
-        self._target = target
-        self._source = planes or NoPlanes(target.shape, target.dtype, backend.xp)
+        target = None if out is None else WriterPlanes(out, planes)
+        if planes is None:
+            assert target is not None
+            zeros = backend.xp.broadcast_to(backend.xp.zeros((), target.dtype), target.shape)  # takes no memory
+            planes = Planes(zeros, backend.xp, "array")
+        self._source, self._target = planes, target or planes
         if not self._target.writable:
             raise PermissionError('array cannot be written: open it with mode="r+", or give out=')
-        _check_cast(self._source.dtype, target.dtype)
         self._in_place = out is None
         self._grid = make_grid(self._source.shape, origin, pitch)
-        self._label = _check_label(label, self._target.dtype)
+        self._label = check_label(label, self._target.dtype)
         if not is_integer(slab_bytes) or slab_bytes < 1:
             raise ValueError(f"slab_bytes={slab_bytes!r}: a positive number of bytes is needed")
         self._slab_bytes = int(slab_bytes)
         self._queue: list[Queued] = []
-        self._progress: FlushProgress | None = None
+        self._progress: _Progress | None = None
         self._written = False
 
     def __reduce__(self) -> NoReturn:
@@ -145,9 +187,15 @@ class VoxelSession:
         planes = Planes(other, self.backend.xp, "other")
         if planes.shape != self._grid.shape:
             raise ValueError(f"other has shape {planes.shape}, but the volume has {self._grid.shape}")
-        if self._in_place and isinstance(self._source, Planes) and planes.shares(self._source):
+        if self._in_place and planes.shares(self._source):
             raise ValueError("other is the array that the session changes plane by plane: pass a copy")
-        self._add(Combine(check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
+        check_operation(operation)
+
+        def combine(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
+            read = planes.read(grid.z_offset, grid.z_offset + grid.shape[0])
+            return backend.boolean(operation, mask, read != 0, out=mask)
+
+        self._add(Queued(combine, voxel_bytes=2))
 
     def dilate(
         self,
@@ -195,12 +243,11 @@ class VoxelSession:
 
     def subtract_swept_capsule(self, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
         """Queue the removal of capsules; parameters as for :meth:`.Backend.subtract_swept_capsule`."""
-        self._subtract(capsule_table(p0, p1, radius), p0, p1, radius)
+        self._subtract(capsule_table(p0, p1, radius))
 
     def subtract_swept_polyline(self, points: Numbers, radius: Numbers) -> None:
         """Queue the removal of the capsules along a polyline, (n, 3) µm, with one radius in µm or one per segment."""
-        table, line = polyline_table(points, radius), np.asarray(to_host(points), dtype=np.float64)
-        self._subtract(table, line[:-1], line[1:], radius)
+        self._subtract(polyline_table(points, radius))
 
     @overload
     def voxelize_mesh(
@@ -211,10 +258,10 @@ class VoxelSession:
     def voxelize_mesh(self, mesh: Trimesh, /, operation: str = "union", *, fill_holes: bool = True) -> None: ...
 
     def voxelize_mesh(self, *args: Any, fill_holes: bool = True, **options: Any) -> None:
-        """Queue the combination of the volume with the mask of a mesh.
+        """Queue the combination of the volume with the mask of a mesh, as for :meth:`.Backend.voxelize_mesh`.
 
-        ``voxelize_mesh(vertices, triangles, operation)`` or ``voxelize_mesh(mesh, operation)``, as for
-        :meth:`.Backend.voxelize_mesh`; `operation` is as for :meth:`boolean`, by default ``"union"``.
+        ``voxelize_mesh(vertices, triangles, operation)`` or ``voxelize_mesh(mesh, operation)``; `operation` is as for
+        :meth:`boolean`, by default ``"union"``.
 
         Raises
         ------
@@ -227,7 +274,12 @@ class VoxelSession:
         self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool
     ) -> None:
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
-        self._add(Voxelize(check_operation(operation), mesh, fill_holes))
+        check_operation(operation)
+
+        def combine(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
+            return backend.boolean(operation, mask, backend.voxelize(mesh, grid, fill_holes=fill_holes), out=mask)
+
+        self._add(Queued(combine, voxel_bytes=6))
 
     def flush(self) -> Flushed:
         """Apply the queued operations.
@@ -249,21 +301,28 @@ class VoxelSession:
         """
         if not self._queue and (self._in_place or self._written):
             return Flushed()
-        progress = self._progress or FlushProgress()
-        planes, depth = self._slab_planes(), self._grid.shape[0]
+        progress = self._progress or _Progress()
+        halo, depth = sum(operation.halo for operation in self._queue), self._grid.shape[0]
+        planes = self._slab_planes(halo)
         try:
             while progress.start < depth:
-                slab = progress.pending or self._compute(progress, min(progress.start + planes, depth))
-                progress = self._progress = replace(progress, pending=slab)
-                self._target.write(progress.start, slab.planes)
-                progress = self._progress = progress.after(slab)
+                pending = progress.pending or self._compute(progress, min(progress.start + planes, depth), halo)
+                progress = self._progress = replace(progress, pending=pending)
+                self._target.write(progress.start, pending[0])
+                progress = self._progress = pending[1]
         except Exception as error:
-            progress = self._progress or FlushProgress()
+            progress = self._progress or _Progress()
             partly = progress.pending is not None and self._target.writes_in_parts
             if progress.start == 0 and not partly:
                 self._progress = None
                 raise
-            raise VoxelSessionError(progress.message(depth, error, partly=partly)) from error
+            start = progress.start
+            stop = progress.pending[1].start if progress.pending is not None and partly else start
+            in_part = f"planes {start}:{stop} may be written in part, " if partly else ""
+            raise VoxelSessionError(
+                f"planes 0:{start} of {depth} are done, {in_part}planes {stop}:{depth} are unchanged; "
+                f"call flush() again to continue from plane {start}. The cause: {error}"
+            ) from error
         self._queue, self._progress, self._written = [], None, not self._in_place
         return progress.done
 
@@ -283,31 +342,37 @@ class VoxelSession:
         border_value: bool | None,
     ) -> None:
         element = as_element(structure, radius, self._grid.pitch if pitch is None else pitch)
-        self._add(Morphology(method, element, border_value))
+        steps = 2 if method in ("open", "close") else 1
 
-    def _subtract(self, table: np.ndarray, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
-        start, end = (np.array(np.atleast_2d(to_host(points)), dtype=np.float64) for points in (p0, p1))
+        def apply(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
+            return getattr(backend, method)(mask, element, border_value=border_value)
+
+        self._add(Queued(apply, voxel_bytes=2, halo=steps * element.halo))
+
+    def _subtract(self, table: np.ndarray) -> None:
+        """Queue the removal of capsules, in one pass with those that were queued last."""
+        before = self._queue[-1].capsules if self._queue else None
+        joined = table if before is None else np.concatenate([before, table])
+
+        def subtract(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
+            backend.subtract_capsules(mask, joined, grid)
+            return mask
+
         if len(table):
-            new = Subtract(start, end, np.array(np.broadcast_to(to_host(radius), len(table)), dtype=np.float64))
-            last = self._queue[-1] if self._queue else None
-            self._add(new if not isinstance(last, Subtract) else last.joined(new))
-            if isinstance(last, Subtract):
+            self._add(Queued(subtract, voxel_bytes=1, capsules=joined))
+            if before is not None:
                 del self._queue[-2]
 
-    @property
-    def _halo(self) -> int:
-        return sum(operation.halo for operation in self._queue)
-
-    def _slab_planes(self) -> int:
+    def _slab_planes(self, halo: int) -> int:
         """Return the number of planes of a slab without its halo: whole chunks, at least one chunk."""
         size = 2 + self._source.dtype.itemsize + self._target.dtype.itemsize
         per_voxel = size + max((operation.voxel_bytes for operation in self._queue), default=0)
-        planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
+        planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * halo
         return max(1, planes // self._target.step) * self._target.step
 
-    def _compute(self, progress: FlushProgress, stop: int) -> ComputedSlab:
-        """Compute the planes from `progress.start` to `stop`."""
-        xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
+    def _compute(self, progress: _Progress, stop: int, halo: int) -> tuple[Array, _Progress]:
+        """Compute the planes from `progress.start` to `stop`; return them, and the progress when they are written."""
+        xp, depth = self.backend.xp, self._grid.shape[0]
         read_start, read_stop = max(0, progress.start - halo), min(depth, stop + halo)
         above = xp.empty((0, *self._grid.shape[1:]), bool) if progress.above is None else progress.above
         labels = self._source.read(progress.start if self._in_place else read_start, read_stop)
@@ -323,29 +388,13 @@ class VoxelSession:
         new = mask[first : first + count]
         skipped = 0 if self._in_place else first
         planes = self._relabelled(labels[skipped : skipped + count], old, new)
-        added, removed = int((new & ~old).sum()), int((old & ~new).sum())
-        return ComputedSlab(planes, added, removed, next_above)
+        done = progress.done
+        added, removed = done.added + int((new & ~old).sum()), done.removed + int((old & ~new).sum())
+        return planes, _Progress(stop, next_above, Flushed(added, removed, done.slabs + 1))
 
     def _relabelled(self, labels: Array, old: Array, new: Array) -> Array:
-        """Return labels in the target's dtype: removed voxels become 0, added voxels get the label, others are kept."""
+        """Return labels in the target's dtype, with 0 in removed voxels and the session's label in added ones."""
         xp, dtype = self.backend.xp, self._target.dtype.newbyteorder("=")
         if labels.dtype == bool:
             return new.astype(dtype) * dtype.type(self._label or 1)
-        changed = xp.where(new, self._label or 1, 0)
-        return xp.where(new == old, labels, changed).astype(dtype)
-
-
-def _check_cast(source: np.dtype, target: np.dtype) -> None:
-    if target.kind != "b" and not np.can_cast(source, target):
-        raise ValueError(f"out writes {target}, which cannot hold all labels of the array's {source}")
-
-
-def _check_label(label: int | None, dtype: np.dtype) -> int | None:
-    if label is None:
-        return None
-    if dtype.kind == "b":
-        raise ValueError(f"label={label!r}: the volume is bool and has no labels")
-    limits = np.iinfo(dtype)
-    if not is_integer(label) or label == 0 or not limits.min <= label <= limits.max:
-        raise ValueError(f"label={label!r}: a label of {dtype} is an integer other than 0, at most {limits.max}")
-    return int(label)
+        return xp.where(new == old, labels, xp.where(new, self._label or 1, 0)).astype(dtype)

@@ -232,12 +232,7 @@ def test_dark_and_unknown_voxels():
     assert math.isclose(found[0, 0], math.log1p(4 / 3) / 0.02, rel_tol=1e-5)
     assert np.array_equal(even[[0, 1, 3], 0], np.array([4.0, 2 * 7 / 3, 1 * 3.0], "f4"))  # the last by the largest gain
     assert np.isfinite(attenuation(volume, 10.0, end_per_mm=1.0)[3]).all()
-    for bad in ({"spacing_um": 0.0}, {"spacing_um": 1.0, "end_per_mm": -1.0}):
-        with pytest.raises(ValueError, match="above 0"):
-            attenuation(volume, **bad)
-    with pytest.raises(ValueError, match="along depth"):
-        attenuation(volume[:0], 1.0)
-    with pytest.raises(ValueError, match="Rayleigh"):
+    with pytest.raises(ValueError, match="rayleigh_um"):
         Beam(0.0, 0.0)
     with pytest.raises(ValueError, match="max_gain"):
         compensate(volume, 1.0, max_gain=0.5)

@@ -65,9 +65,8 @@ def test_what_is_refused():
             estimate_bias_field(bad)
     with pytest.raises(ValueError, match="mask"):
         estimate_bias_field(np.ones((3, 3)), np.ones((2, 2), bool))
-    for bad in ({"levels": 0}, {"bins": 1}, {"noise": 0.0}, {"shrink": 0}):
-        with pytest.raises(ValueError, match="BiasOptions"):
-            BiasOptions(**bad)
+    with pytest.raises(ValueError, match="bins=1"):
+        BiasOptions(bins=1)
 
 
 def test_the_same_where_the_array_is(xp):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from linumpy.io.ome import open_image
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import some
 from tests.support.script_runs import check_refused, load, run_script
@@ -32,7 +32,7 @@ def right(mesh):
     found = trimesh.load_mesh(mesh)
     low = [ORIGIN[axis] - SPACING[axis] / 2 for axis in "xyz"]
     high = [a + SIZES[axis] * SPACING[axis] for a, axis in zip(low, "xyz", strict=True)]
-    return ScipyBackend().voxelize_mesh(found.vertices, found.faces, (low, high), [SPACING[axis] for axis in "xyz"])
+    return Backend().voxelize_mesh(found.vertices, found.faces, (low, high), [SPACING[axis] for axis in "xyz"])
 
 
 @pytest.mark.parametrize("axes", some(["zyx", "xyz", "yzx"], lambda axes: axes != "xyz"))

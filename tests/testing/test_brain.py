@@ -198,12 +198,8 @@ def test_a_tile_that_is_not_there(place):
     ("name", "value"),
     [
         ("tiles", (0, 1)),
-        ("slices", 0),
         ("overlap", 1.0),
-        ("interval_um", 0.0),
         ("dtype", "int8"),
-        ("anatomy", "cheese"),
-        ("coverage", 0.0),
         ("overlap_error", 0.8),
         ("volume", np.ones(3)),
     ],

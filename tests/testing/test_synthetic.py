@@ -23,20 +23,12 @@ def test_any_box_has_the_voxels_of_the_whole(dtype):
     spec = dataclasses.replace(SPEC, dtype=dtype)
     volume, rng = whole(spec), np.random.default_rng(0)
     assert volume.dtype == dtype
-    for _ in range(12):
+    for number in range(60):
         a, b = np.sort(rng.integers(0, np.array(spec.shape) + 1, (2, 3)), axis=0)
+        if number > 12:  # one voxel along an axis makes NumPy take other loops, whose rounding must be the same
+            b = np.minimum(a + rng.choice([1, 1, 2, 3, 17], 3), spec.shape)
         box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
         assert np.array_equal(block(spec, tuple(a), tuple(b)), volume[box])
-
-
-def test_thin_boxes_too():
-    """One voxel along an axis makes NumPy take other loops, whose rounding must be the same."""
-    volume, rng = whole(), np.random.default_rng(1)
-    for _ in range(100):
-        a = rng.integers(0, np.array(SPEC.shape))
-        b = np.minimum(a + rng.choice([1, 1, 2, 3, 17], 3), SPEC.shape)
-        box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
-        assert np.array_equal(block(SPEC, tuple(a), tuple(b)), volume[box])
 
 
 @pytest.mark.parametrize("box", [((-1, 0, 0), (1, 1, 1)), ((0, 0, 0), (71, 1, 1)), ((5, 0, 0), (4, 1, 1))])
@@ -45,34 +37,11 @@ def test_a_box_outside(box):
         block(SPEC, *box)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tiles", (0, 1)),
-        ("tiles", (1, 1, 1)),
-        ("tile_shape", (5, 5)),
-        ("looks", 0),
-        ("spacing_um", (1, 1, 0)),
-        ("spacing_um", (1, 1, float("nan"))),
-        ("dtype", "int8"),
-        ("seed", -1),
-    ],
-)
-def test_what_no_mosaic_can_be(field, value):
-    with pytest.raises(ValueError, match=rf"{field}="):
-        dataclasses.replace(SPEC, **{field: value})
-
-
 def test_one_voxel_wide_tiles():
     spec = MosaicSpec(tiles=(2, 2), tile_shape=(60, 1, 1), focal_um=0)
     assert np.isfinite(whole(spec)).all()
     assert surface_depth(spec).shape == (2, 2)
     assert np.array_equal(surface_depth(spec), tissue_depth(spec))
-
-
-def test_the_seed_decides():
-    assert np.array_equal(whole(), whole())
-    assert not np.array_equal(whole(), whole(dataclasses.replace(SPEC, seed=4)))
 
 
 def test_water_above_tissue_below():
@@ -153,17 +122,6 @@ def test_written_in_bounded_memory(tmp_path):
     result = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], capture_output=True, text=True, check=True)
     grown, size = map(int, result.stdout.split())
     assert grown < size * 0.4
-
-
-def test_sizes_are_what_they_say():
-    assert {name: round(spec.nbytes / 2**20) for name, spec in synthetic.SIZES.items()} == {
-        "small": 16,
-        "medium": 1024,
-        "large": 8192,
-    }
-    for spec in synthetic.SIZES.values():
-        surface = surface_depth(spec)
-        assert 4 < surface.min() < surface.max() < spec.shape[0] - 4
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):

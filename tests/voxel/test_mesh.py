@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
 from tests.support.budget import matrix
@@ -26,7 +26,7 @@ def test_a_closed_mesh_is_where_it_winds(backend, name, pitch):
     clear = np.abs(winding - np.round(winding)) < 0.01  # not on the surface
     assert clear.mean() > 0.99
     assert np.array_equal(found[clear], np.round(winding[clear]) != 0)
-    assert np.array_equal(found, ScipyBackend().voxelize_mesh(vertices, triangles, BOUNDS, pitch))
+    assert np.array_equal(found, Backend().voxelize_mesh(vertices, triangles, BOUNDS, pitch))
     assert found.any()
 
 
@@ -53,7 +53,7 @@ def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
         for _ in range(4):
             vertices = np.round(shape[0] * rng.integers(4, 8) * 2) / 2 + rng.integers(-3, 4, 3) / 2 + 0.5
             found = backend.voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1)
-            assert np.array_equal(found, ScipyBackend().voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1))
+            assert np.array_equal(found, Backend().voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1))
             assert not found[:, :, [0, -1]].any()
             winding = winding_numbers(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
             clear = ~on_surface(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
@@ -70,7 +70,7 @@ def test_a_shell(backend, name, pitch):
     small = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
     open_mesh = np.delete(triangles, small.argmin(), axis=0)
     shell = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False)
-    scipy = ScipyBackend()
+    scipy = Backend()
     assert np.array_equal(shell, scipy.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False))
     whole = filled(shell)
     solid = scipy.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
@@ -113,7 +113,7 @@ DEFECTS = {
 @pytest.mark.parametrize("shape", ["torus", "sphere"])
 def test_a_small_defect_changes_no_voxel(backend, caplog, shape, defect, pitch):
     mesh = sphere(4.6, 12) if shape == "sphere" else torus(4.0, 1.5)
-    right = ScipyBackend().voxelize_mesh(*mesh, BOUNDS, pitch)
+    right = Backend().voxelize_mesh(*mesh, BOUNDS, pitch)
     spoil, told = DEFECTS[defect]
     assert not caplog.records
     assert np.array_equal(backend.voxelize_mesh(*spoil(*mesh), BOUNDS, pitch), right)
@@ -151,7 +151,7 @@ def test_a_mesh_with_large_holes_is_where_its_winding_number_is_above_a_half(bac
     part = make_grid((7, *found.shape[1:]), BOUNDS[0], pitch, 10)
     assert np.array_equal(backend.voxelize(mesh, part), found[10:17])
     host = make_mesh(np, vertices, triangles, grid_of_box(BOUNDS, pitch))
-    assert np.array_equal(ScipyBackend().voxelize(host, part), found[10:17])
+    assert np.array_equal(Backend().voxelize(host, part), found[10:17])
 
 
 def test_a_bowl_is_half_a_ball(backend, caplog):
@@ -252,7 +252,7 @@ def test_the_last_planes_that_a_volume_may_have(backend):
     xp = backend.backend.xp
     for faces in (triangles, triangles[1:]):
         mesh = make_mesh(xp, vertices + np.array([0, 0, offset]), faces, grid)
-        right = ScipyBackend().voxelize(make_mesh(np, vertices, faces, low), low, fill_holes=False)
+        right = Backend().voxelize(make_mesh(np, vertices, faces, low), low, fill_holes=False)
         assert np.array_equal(backend.voxelize(mesh, grid, fill_holes=False), right)
         assert right.any()
 
@@ -260,4 +260,4 @@ def test_the_last_planes_that_a_volume_may_have(backend):
 def test_arrays_on_the_device_for_the_host(monkeypatch):
     cupy = install(monkeypatch)
     with pytest.raises(TypeError, match="vertices is on the device, but this backend works on the host"):
-        ScipyBackend().voxelize_mesh(cupy.asarray(BOX), FACES, BOUNDS, 1)
+        Backend().voxelize_mesh(cupy.asarray(BOX), FACES, BOUNDS, 1)

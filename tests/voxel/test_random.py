@@ -5,12 +5,12 @@ import pytest
 from scipy import ndimage
 
 from linumpy.voxel import VoxelSession
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 from tests.support.oracles.voxel_backends import Tried, needs_warp
 from tests.support.oracles.voxel_shapes import CLOSED
 
 pytestmark = needs_warp
-SCIPY = ScipyBackend()
+SCIPY = Backend()
 PITCHES = np.array([(1, 1, 1), (0.1, 0.3, 0.7), (2, 1, 0.5), (1e-3, 1e3, 1)])
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 200))]
 #: Of one seed.

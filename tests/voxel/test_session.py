@@ -6,8 +6,8 @@ import zarr
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
-from linumpy.voxel import Flushed, VoxelSession, queued
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel import Flushed, VoxelSession
+from linumpy.voxel.backends.operations import Backend
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.oracles.voxel_shapes import box, torus
 
@@ -63,7 +63,7 @@ def by_hand(mask, backend):
 
 @pytest.fixture(scope="module")
 def right():
-    return by_hand(start(), ScipyBackend())
+    return by_hand(start(), Backend())
 
 
 @pytest.mark.parametrize("slab_bytes", SLABS)
@@ -84,7 +84,7 @@ def test_slabs_of_every_size_give_the_same(backend, right, slab_bytes):
 
 def test_each_slab_is_read_once_for_all_operations(monkeypatch):
     mask, read = start(), []
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     real = session._source.read
     monkeypatch.setattr(session._source, "read", lambda a, b: read.append((a, b)) or real(a, b))
     queue(session)
@@ -94,44 +94,16 @@ def test_each_slab_is_read_once_for_all_operations(monkeypatch):
 
 def test_capsules_one_after_another_are_one_pass():
     mask, right, rng = start(), start(), np.random.default_rng(4)
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     for radius in (0.5, 1.5, 0.8):
         p0, p1 = rng.uniform(0, 12, (2, 3))
         session.subtract_swept_capsule(p0, p1, radius)
-        ScipyBackend().subtract_swept_capsule(right, p0, p1, radius, pitch=PITCH, origin=ORIGIN)
+        Backend().subtract_swept_capsule(right, p0, p1, radius, pitch=PITCH, origin=ORIGIN)
     session.subtract_swept_polyline(TRACK, (1.0, 2.0))
-    ScipyBackend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
+    Backend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
     assert len(session._queue) == 1
     session.flush()
     assert np.array_equal(mask, right)
-
-
-def test_points_and_radii_on_the_device(backend):
-    """Nothing of them is needed on the device before the slabs are worked on."""
-    mask, right, put = start(), start(), backend.backend.xp.asarray
-    with VoxelSession(mask, ORIGIN, PITCH, backend=backend.backend) as session:
-        session.subtract_swept_polyline(put(TRACK), put(np.array([1.0, 2.0])))
-        session.subtract_swept_capsule(put(TRACK[0]), put(TRACK[2]), put(np.array(0.8)))
-    ScipyBackend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
-    ScipyBackend().subtract_swept_capsule(right, TRACK[0], TRACK[2], 0.8, pitch=PITCH, origin=ORIGIN)
-    assert np.array_equal(mask, right)
-
-
-def test_the_end_of_a_block_flushes_and_an_error_does_not(right):
-    mask = start()
-    with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
-        queue(session)
-    assert np.array_equal(mask, right)
-    mask = start()
-
-    def stopped():
-        with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
-            queue(session)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        stopped()
-    assert np.array_equal(mask, start())
 
 
 class Fails:
@@ -151,7 +123,7 @@ class Fails:
 
 def test_an_error_in_the_first_slab_leaves_the_array():
     mask = start()
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     queue(session)
     session._add(Fails(0))
     with pytest.raises(MemoryError, match="the device is full"):
@@ -162,7 +134,7 @@ def test_an_error_in_the_first_slab_leaves_the_array():
 
 def test_an_error_later_names_the_planes_and_a_flush_goes_on(right):
     mask = start()
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     queue(session)
     session._add(Fails(22))
     with pytest.raises(VoxelSessionError, match=r"planes 0:\d+ of 23 are done, planes \d+:23 are unchanged") as found:
@@ -182,7 +154,7 @@ def test_an_error_later_names_the_planes_and_a_flush_goes_on(right):
 def test_a_write_that_fails_is_made_again(tmp_path, right, monkeypatch):
     stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, chunks=(4, 14, 17), dtype="bool", zarr_format=3)
     stored[...] = start()
-    session = VoxelSession(stored, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=60_000)
+    session = VoxelSession(stored, ORIGIN, PITCH, backend=Backend(), slab_bytes=60_000)
     queue(session)
     make_write_fail(monkeypatch, session, 2, OSError("the disk is full"), lambda planes: ~planes[:1])  # and wrong
     with pytest.raises(VoxelSessionError, match=r"are done, planes \d+:\d+ may be written in part, planes"):
@@ -195,7 +167,7 @@ def test_a_write_of_the_first_slab_that_fails_is_made_again(tmp_path, right, mon
     """Of chunks of one plane: the slab is written in part, so the array is not as it was."""
     stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, chunks=(1, 14, 17), dtype="bool", zarr_format=3)
     stored[...] = start()
-    session = VoxelSession(stored, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(stored, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     queue(session)
     make_write_fail(monkeypatch, session, 1, OSError("the disk is full"), lambda planes: planes[:1])
     with pytest.raises(VoxelSessionError, match=r"planes 0:0 of 23 are done, planes 0:\d+ may be written in part"):
@@ -209,7 +181,7 @@ def test_out_holds_the_array_where_nothing_changes_it(tmp_path, queued_one):
     """Not zeros: of a brain without electrodes the mask is the mask."""
     labels = np.random.default_rng(3).integers(0, 5, SHAPE).astype("u1")
     with OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint8", (2, 0.5, 1), chunks=(4, 14, 17)) as writer:
-        with VoxelSession(labels, ORIGIN, PITCH, out=writer, backend=ScipyBackend(), slab_bytes=1) as session:
+        with VoxelSession(labels, ORIGIN, PITCH, out=writer, backend=Backend(), slab_bytes=1) as session:
             if queued_one:
                 session.subtract_swept_capsule(np.empty((0, 3)), np.empty((0, 3)), 1)
         assert session.flush() == Flushed()
@@ -232,7 +204,7 @@ def test_labels(backend, tmp_path, dtype, label):
     """The voxels of a label image keep theirs, but for those that are removed; added ones get the session's."""
     labels = np.random.default_rng(2).integers(0, 5, SHAPE).astype(dtype)
     mask = labels != 0 if label is None else labels == label
-    now = by_hand(mask, ScipyBackend())
+    now = by_hand(mask, Backend())
     expected = np.where(now == mask, labels, np.where(now, label or 1, 0))
     stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, chunks=(5, 14, 17), dtype=dtype)
     stored[...] = labels
@@ -263,7 +235,7 @@ def test_from_nothing(backend, tmp_path):
     ):
         session.voxelize_mesh(*TORUS)
     upper = np.array(ORIGIN) + np.array(SHAPE[::-1]) * PITCH
-    expected = 500 * ScipyBackend().voxelize_mesh(*TORUS, (ORIGIN, upper), PITCH).astype("u2")
+    expected = 500 * Backend().voxelize_mesh(*TORUS, (ORIGIN, upper), PITCH).astype("u2")
     assert np.array_equal(read_omezarr(tmp_path / "o.ome.zarr")[0][...], expected)
 
 
@@ -275,7 +247,7 @@ def test_labels_that_an_image_cannot_hold(tmp_path):
 
 def test_an_interrupt_loses_nothing(right, monkeypatch):
     mask = start()
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=30_000)
     queue(session)
     make_write_fail(monkeypatch, session, 3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -287,7 +259,7 @@ def test_an_interrupt_loses_nothing(right, monkeypatch):
 
 def test_invalid_arguments(tmp_path):
     mask = start()
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend())
     for call, message in [
         (lambda: session.boolean("xor", OTHER), "'xor' is unknown"),
         (lambda: session.boolean("union", OTHER[1:]), "other has shape"),
@@ -316,7 +288,7 @@ def test_invalid_arguments(tmp_path):
         (mask, {"slab_bytes": 0}, ValueError, "slab_bytes=0"),
     ]:
         with pytest.raises(error, match=message):
-            VoxelSession(array, ORIGIN, PITCH, backend=ScipyBackend(), **options)
+            VoxelSession(array, ORIGIN, PITCH, backend=Backend(), **options)
 
 
 def test_the_array_itself_is_no_other_mask(tmp_path):
@@ -326,8 +298,8 @@ def test_the_array_itself_is_no_other_mask(tmp_path):
     again = zarr.open_array(tmp_path / "a.zarr", mode="r")
     for array, other in [(mask, mask), (mask, mask[:, ::-1]), (stored, stored), (stored, again)]:
         with pytest.raises(ValueError, match="pass a copy"):
-            VoxelSession(array, ORIGIN, PITCH, backend=ScipyBackend()).boolean("union", other)
-    with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
+            VoxelSession(array, ORIGIN, PITCH, backend=Backend()).boolean("union", other)
+    with VoxelSession(mask, ORIGIN, PITCH, backend=Backend()) as session:
         session.boolean("union", mask.copy())
         session.boolean("union", stored)
     assert np.array_equal(mask, start())
@@ -349,10 +321,10 @@ def test_a_mesh_that_is_open(fill):
     """Filled, or as a shell."""
     mask = np.zeros(SHAPE, bool)
     vertices, triangles = box((0.2, 3.1, 14.3), (9.7, 7.9, 41.0))
-    with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=1) as session:
+    with VoxelSession(mask, ORIGIN, PITCH, backend=Backend(), slab_bytes=1) as session:
         session.voxelize_mesh(vertices, triangles[1:], fill_holes=fill)
     upper = np.array(ORIGIN) + np.array(SHAPE[::-1]) * PITCH
-    right = ScipyBackend().voxelize_mesh(
+    right = Backend().voxelize_mesh(
         vertices, triangles[1:] if not fill else triangles, (ORIGIN, upper), PITCH, fill_holes=fill
     )
     assert right.any()
@@ -361,7 +333,7 @@ def test_a_mesh_that_is_open(fill):
 
 def test_a_block_that_ends_with_an_error_flushes_nothing_and_says_so(caplog):
     mask = np.ones(SHAPE, bool)
-    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=Backend())
 
     def fail():
         with session:
@@ -376,11 +348,6 @@ def test_a_block_that_ends_with_an_error_flushes_nothing_and_says_so(caplog):
         "the block ended with an error, so 2 queued operations are not applied"
     ]
     assert session.flush().removed > 0  # on request they are
-
-
-def test_every_queued_operation_has_what_a_session_asks_for():
-    for one in (queued.Combine, queued.Morphology, queued.Subtract, queued.Voxelize):
-        assert {"halo", "voxel_bytes", "apply"} <= set(dir(one)) | set(one.__dataclass_fields__)
 
 
 @pytest.mark.gpu

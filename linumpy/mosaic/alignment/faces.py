@@ -157,7 +157,8 @@ def read_faces(
         total = share.sum(axis=0)
         is_valid_line = total * 2 >= face.stop - face.start
         line = (xp.where(valid, voxels, 0) * share).sum(axis=0) / xp.maximum(total, half)
-        means, valid = block_means(line[None], is_valid_line[None], (factor, factor))
+        line = xp.where(is_valid_line, line, np.float32(np.nan))
+        means, valid = block_means(line[None], (factor, factor))
         return to_host(xp.where(valid, means, np.float32(np.nan))[0])
 
     def keep(name: tuple[Face, Box], means: np.ndarray) -> None:

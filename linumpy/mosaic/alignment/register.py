@@ -44,8 +44,8 @@ from linumpy.mosaic.io.slice_table import (
 )  # fmt: skip
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
-from linumpy.registration.pairs import PairSearch, register_pairs
-from linumpy.registration.refine import PairTransforms, Refinement
+from linumpy.registration.pairs import register_pairs
+from linumpy.registration.refine import PairTransforms
 from linumpy.resample.tile_work import tile_work
 
 if TYPE_CHECKING:
@@ -122,8 +122,10 @@ class Alignment:
             raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
         if not self.max_deviation > 0:
             raise ValueError(f"max_deviation={self.max_deviation}: pass a positive number of standard deviations")
-        PairSearch(max_angle=self.max_angle)
-        Refinement(model=self.model)
+        if not 0 <= self.max_angle <= 180:
+            raise ValueError(f"max_angle={self.max_angle}: pass degrees from 0 to 180")
+        if self.model not in ("rigid", "affine", "translation"):
+            raise ValueError(f"model={self.model!r}: choose one of rigid, affine, translation")
 
 
 def register_slices(
@@ -207,8 +209,8 @@ def register_slices(
         [(0, 0) if face is None else offsets[face.number] for face in shading], shape, xp,
     )  # fmt: skip
     registered = register_pairs(
-        *sides, shadows=shadows, spacing=pixel, method=Refinement(model=alignment.model),
-        search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
+        *sides, shadows=shadows, spacing=pixel, model=alignment.model, max_angle=alignment.max_angle,
+        max_shift=alignment.max_shift,
     )  # fmt: skip
     links = _links(pairs, registered, offsets, pixel, factor, gaps)
     evidence, reasons, solution = _solve(

@@ -5,31 +5,28 @@ copied. Only operations that need a number on the host synchronise: meshes, hole
 ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, so that tests compare them with SciPy without a GPU.
 """
 
-# mypy: disable-error-code="override"
-# (A backend takes the arrays of its own memory, which is narrower than the base class.)
-
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import math
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
+from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.gpu.kernels import address_of
-from linumpy.voxel.backends.by_ndimage import distances, fill_enclosed
-from linumpy.voxel.backends.operations import OPERATIONS, Backend
-from linumpy.voxel.backends.warp_kernels import BRICK, RUN, kernels
+from linumpy.voxel.backends.operations import OPERATIONS, Backend, Mask, check_writable
 from linumpy.voxel.caps import ON_LIMIT, SHIFT, Caps
 from linumpy.voxel.element import Element
-from linumpy.voxel.grid import XYZ, VoxelGrid
-from linumpy.voxel.mesh import CLOSED, TriangleMesh
+from linumpy.voxel.grid import VoxelGrid
+from linumpy.voxel.mesh import CLOSED, TriangleMesh, with_triangles
 
-#: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``, whose memory is passed to Warp.
-Mask: TypeAlias = Any
+log = logging.getLogger(__name__)
 
 _ALL_BITS = 2**64 - 1
 
@@ -52,33 +49,20 @@ class WarpBackend(Backend):
     def __init__(self, device: str = "cuda") -> None:
         import warp as wp
 
-        if device not in ("cuda", "cpu"):
-            raise ValueError(f"device {device!r} is unknown: choose 'cuda' or 'cpu'")
-        self._xp: ModuleType = np if device == "cpu" else require_cuda()
+        self.xp = np if device == "cpu" else require_cuda()
         _quieten(wp)
         wp.init()
-        self._index = None if device == "cpu" else int(self._xp.cuda.Device().id)
+        self._index = None if device == "cpu" else int(self.xp.cuda.Device().id)
         self.name = "warp on the cpu" if self._index is None else f"cuda:{self._index}"
         self._device = "cpu" if self._index is None else self.name
-        self._wp = wp
+        from linumpy.voxel.backends import warp_kernels
 
-    @property
-    def xp(self) -> ModuleType:
-        """The array module: CuPy, or NumPy for ``WarpBackend("cpu")``."""
-        return self._xp
+        self._wp, self._kernels = wp, warp_kernels
 
     def _check(self, name: str, mask: Mask, kinds: str = "b") -> None:
         super()._check(name, mask, kinds)
         if self._index is not None and mask.device.id != self._index:
             raise TypeError(f"{name} is on device {mask.device.id}, and this backend is {self.name}")
-
-    @property
-    def _ndimage(self) -> ModuleType:
-        if self._index is None:
-            from scipy import ndimage
-        else:
-            from cupyx.scipy import ndimage
-        return ndimage
 
     def _array(self, array: Mask, dtype: type, start: int = 0, count: int | None = None) -> Any:
         """Wrap the memory of an array; with `count`, only `count` elements of `dtype` from byte `start` on."""
@@ -93,8 +77,11 @@ class WarpBackend(Backend):
         return self._array(mask.view(np.uint8), self._wp.uint8)
 
     def _launch(self, name: str, dim: int | tuple[int, ...], *inputs: object) -> None:
-        stream = None if self._index is None else _stream(self._device, self._xp.cuda.get_current_stream().ptr)
-        self._wp.launch(getattr(kernels(), name), dim, inputs=inputs, device=self._device, stream=stream)
+        self._wp.launch(getattr(self._kernels, name), dim, inputs=inputs, device=self._device, stream=self._stream())
+
+    def _stream(self) -> Any:
+        """Return Warp's object for CuPy's current stream; None on the host."""
+        return None if self._index is None else _stream(self._device, self.xp.cuda.get_current_stream().ptr)
 
     def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
         number, words = OPERATIONS.index(operation), a.size // 8
@@ -116,8 +103,8 @@ class WarpBackend(Backend):
     def _boolean_by_element(self, number: int, a: Mask, b: Mask, out: Mask) -> Mask:
         x, y = a.view(np.uint8), b.view(np.uint8)  # a bool may be stored as another byte than 1
         if number == 2:
-            return self._xp.logical_and(x, self._xp.logical_not(y), out=out)
-        return (self._xp.logical_or, self._xp.logical_and)[number](x, y, out=out)
+            return self.xp.logical_and(x, self.xp.logical_not(y), out=out)
+        return (self.xp.logical_or, self.xp.logical_and)[number](x, y, out=out)
 
     def _dilate(self, mask: Mask, element: Element, border: bool) -> Mask:
         return self._spread(mask, element.runs(reflected=True), inverted=False, outside=border)
@@ -132,7 +119,7 @@ class WarpBackend(Backend):
         ``widen`` unites each word with its shifts by less than this length, and ``gather`` unites the results at the
         offset of each run of this length. `outside` is the value beyond the (inverted) mask.
         """
-        xp, wp, (nz, ny, nx) = self._xp, self._wp, mask.shape
+        xp, wp, (nz, ny, nx) = self.xp, self._wp, mask.shape
         runs = _clipped(runs, nx)
         margin, words = -(-max(0, -int(runs[:, 2].min())) // 64), -(-nx // 64)
         beyond = wp.uint64(_ALL_BITS if outside else 0)
@@ -153,50 +140,34 @@ class WarpBackend(Backend):
         self._launch("unpack", result.shape, as_words(out), int(inverted), self._bytes(result))
         return result
 
-    def _fill_holes(self, mask: Mask) -> Mask:
-        self._check_labelled(mask)
-        return fill_enclosed(mask, self._ndimage)
-
-    def _subtract(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> Mask:
-        xp, wp = self._xp, self._wp
-        bricks = tuple(-(-n // BRICK) for n in grid.shape)
+    def subtract_capsules(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> Mask:
+        """Remove a table of capsules, brick by brick; otherwise as :meth:`.Backend.subtract_capsules`."""
+        xp, wp, brick = self.xp, self._wp, self._kernels.BRICK
+        bricks = tuple(-(-n // brick) for n in grid.shape)
         count = math.prod(bricks)
         removed = xp.zeros(count, np.int32)
         step = 32 * max(1, _TABLE_NBYTES // (4 * count))
-        half = 0.5 * BRICK * math.hypot(*grid.pitch)
-        origin, pitch = wp.vec3d(*grid.origin), wp.vec3d(*grid.pitch)
+        half = 0.5 * brick * math.hypot(*grid.pitch)
+        place = (wp.vec3d(*grid.origin), wp.vec3d(*grid.pitch), grid.z_offset)
         for first in range(0, len(table), step):
             part = table[first : first + step]
             far = np.abs(part[:, :8]).max(axis=0)  # rounding errors are proportional to coordinates
-            slack = half * (1 + 1e-6) + 1e-9 * (grid.reach + BRICK * max(grid.pitch) + far[[0, 1, 2, 3, 4, 5, 7]].sum())
-            capsules = xp.asarray(part)
-            near = xp.empty((-(-len(part) // 32), count), np.uint32)
-            words = xp.zeros((2, count), np.int32)
-            rows, near_words = self._array(capsules, wp.float64), self._array(near, wp.uint32)
-            word_range = self._array(words, wp.int32)
+            slack = half * (1 + 1e-6) + 1e-9 * (grid.reach + brick * max(grid.pitch) + far[[0, 1, 2, 3, 4, 5, 7]].sum())
+            near, words = xp.empty((-(-len(part) // 32), count), np.uint32), xp.zeros((2, count), np.int32)
+            rows = self._array(xp.asarray(part), wp.float64)
+            tables = (self._array(near, wp.uint32), self._array(words, wp.int32))
+            self._launch("cull_capsules", near.shape, rows, *place, slack, *bricks[1:], *tables)
             self._launch(
-                "cull_capsules",
-                near.shape,
-                rows,
-                origin,
-                pitch,
-                grid.z_offset,
-                slack,
-                *bricks[1:],
-                near_words,
-                word_range,
-            )
-            self._launch(
-                "subtract_capsules", (count, BRICK**3 // RUN), self._bytes(mask), rows, near_words, word_range, origin,
-                pitch, grid.z_offset, *bricks[1:], self._array(removed, wp.int32),
+                "subtract_capsules", (count, brick**3 // self._kernels.RUN), self._bytes(mask), rows, *tables, *place,
+                *bricks[1:], self._array(removed, wp.int32),
             )  # fmt: skip
         return removed.sum(dtype=np.int64)
 
     def _solid(self, mesh: TriangleMesh, grid: VoxelGrid) -> Mask:
-        out, change = self._xp.empty(grid.shape, bool), self._xp.zeros(grid.shape, np.int32)
-        self._cross(mesh.corners, mesh.bits, grid, 2, self._xp.empty((1, 1, 1), bool), change, solid=True)
+        out, change = self.xp.empty(grid.shape, bool), self.xp.zeros(grid.shape, np.int32)
+        self._cross(mesh.corners, mesh.bits, grid, 2, self.xp.empty((1, 1, 1), bool), change, solid=True)
         if mesh.caps is not None:
-            return self._solid_of_open(mesh.caps, grid, self._xp.cumsum(change, axis=0, out=change), out)
+            return self._solid_of_open(mesh.caps, grid, self.xp.cumsum(change, axis=0, out=change), out)
         odd = int(mesh.kind == CLOSED)
         self._launch("wind", grid.shape[1:], self._array(change, self._wp.int32), odd, self._bytes(out))
         return out
@@ -204,7 +175,7 @@ class WarpBackend(Backend):
     def _solid_of_open(self, caps: Caps, grid: VoxelGrid, winding: Mask, out: Mask) -> Mask:
         wp = self._wp
         shift = wp.vec3d(*(one * step for one, step in zip(SHIFT, grid.pitch, strict=True)))
-        tables = (self._array(self._xp.asarray(table), wp.float64) for table in (caps.triangles, caps.groups))
+        tables = (self._array(self.xp.asarray(table), wp.float64) for table in (caps.triangles, caps.groups))
         self._launch(
             "wind_open", out.shape, self._array(winding, wp.int32), *tables, shift, wp.vec3d(*grid.pitch),
             grid.z_offset, ON_LIMIT, self._bytes(out),
@@ -212,7 +183,7 @@ class WarpBackend(Backend):
         return out
 
     def _shell(self, mesh: TriangleMesh, grid: VoxelGrid) -> Mask:
-        out, unused = self._xp.zeros(grid.shape, bool), self._xp.empty((1, 1, 1), np.int32)
+        out, unused = self.xp.zeros(grid.shape, bool), self.xp.empty((1, 1, 1), np.int32)
         for axis in range(3):
             self._cross(mesh.given, mesh.bits, grid, axis, out, unused, solid=False)
         return out
@@ -222,32 +193,23 @@ class WarpBackend(Backend):
     ) -> None:
         count = len(triangles)
         lanes = 32 if count > 2**14 else 1024  # the fewer triangles, the larger they are
-        corners = self._array(self._xp.ascontiguousarray(triangles), self._wp.int64)
+        corners = self._array(self.xp.ascontiguousarray(triangles), self._wp.int64)
         self._launch(
             "cross_columns", (count, lanes), corners, bits, 2.0**-bits, axis, lanes, grid.z_offset,
             self._bytes(marks), self._array(change, self._wp.int32), int(solid),
         )  # fmt: skip
 
-    def _distances(self, mask: Mask, pitch: XYZ) -> Mask:
-        return distances(mask, pitch, self._ndimage)
-
-    def _components(self, mask: Mask, rank: int) -> tuple[Mask, int]:
-        self._check_labelled(mask)
-        structure = self._ndimage.generate_binary_structure(3, rank)
-        labels, count = self._ndimage.label(mask, structure, output=np.int32)
-        return labels, int(count)
-
-    def _check_labelled(self, mask: Mask) -> None:
+    def _label(self, mask: Mask, rank: int = 1, dtype: type | None = None) -> tuple[Mask, int]:
         if mask.size > _MAX_LABELLED:
             raise ValueError(f"a mask of shape {mask.shape} has more than 2^31 - 1 voxels: CuPy cannot label them")
+        return super()._label(mask, rank, dtype)
 
     def _surface(self, mask: Mask, grid: VoxelGrid) -> tuple[Mask, Mask]:
-        xp, wp = self._xp, self._wp
+        xp, wp = self.xp, self._wp
         if not bool(mask.any()):
             return xp.empty((0, 3)), xp.empty((0, 3), np.int32)
         field = xp.pad(mask, 1).astype(np.float32)
-        stream = None if self._index is None else _stream(self._device, xp.cuda.get_current_stream().ptr)
-        with wp.ScopedDevice(self._device), wp.ScopedStream(stream, sync_enter=False):
+        with wp.ScopedDevice(self._device), wp.ScopedStream(self._stream(), sync_enter=False):
             cubes = _marching_cubes(wp)(*field.shape)
             cubes.surface(self._array(field, wp.float32), 0.5)
         verts, indices = (
@@ -298,3 +260,73 @@ def _clipped(runs: np.ndarray, nx: int) -> np.ndarray:
     first, last = np.clip(runs[:, 2], -nx, nx), np.clip(runs[:, 2] + runs[:, 3] - 1, -nx, nx)
     rows = np.unique(np.column_stack([last - first + 1, runs[:, :2], first]), axis=0)
     return rows[:, [1, 2, 3, 0]]
+
+
+#: Parameters of methods that are masks.
+_MASKS = ("mask", "a", "b", "out")
+
+
+def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that copies masks to the device, calls the method, and copies back."""
+    signature = inspect.signature(method)
+    changed = "mask" if "mask" in signature.parameters else "out"
+
+    @functools.wraps(method)
+    def call(self: TransferBackend, *args: Any, **options: Any) -> Any:
+        bound = signature.bind(self, *args, **options)
+        arguments = bound.arguments
+        masks = {key: arguments[key] for key in _MASKS if isinstance(arguments.get(key), np.ndarray)}
+        if changed in masks:
+            check_writable(changed, masks[changed])
+        if masks:
+            _log_once(self.name)
+        arguments.update({key: self.xp.asarray(mask) for key, mask in masks.items()})
+        result = method(*bound.args, **bound.kwargs)
+        if changed in masks:
+            masks[changed][...] = to_host(arguments[changed])
+        if arguments.get("out") is not None:
+            return masks.get("out", result)
+        return _on_host(result) if masks.keys() & {"mask", "a"} else result
+
+    return call
+
+
+@functools.cache
+def _log_once(name: str) -> None:
+    log.info("voxel operations on NumPy arrays run on %s: each call copies the arrays there and the result back", name)
+
+
+def _on_host(result: Any) -> Any:
+    """Copy arrays on a device, also those in a tuple, to the host; return other objects unchanged."""
+    if isinstance(result, tuple):
+        return tuple(map(_on_host, result))
+    if not is_device_array(result):
+        return result
+    return to_host(result)[()]  # rank 0 becomes a NumPy scalar, as SciPy's backend returns
+
+
+class TransferBackend(WarpBackend):
+    """Warp's backend for NumPy arrays, too.
+
+    Results lie in the memory of the first mask, of `out`, or of a mesh's vertices. Each call copies masks from the host
+    to the device once, and copies the result or the mask that it changes in place back once.
+    """
+
+    boolean = _transferred(Backend.boolean)
+    dilate = _transferred(Backend.dilate)
+    erode = _transferred(Backend.erode)
+    open = _transferred(Backend.open)
+    close = _transferred(Backend.close)
+    fill_holes = _transferred(Backend.fill_holes)
+    subtract_swept_capsule = _transferred(Backend.subtract_swept_capsule)
+    subtract_swept_polyline = _transferred(Backend.subtract_swept_polyline)
+    distance_transform = _transferred(Backend.distance_transform)
+    connected_components = _transferred(Backend.connected_components)
+    marching_cubes = _transferred(Backend.marching_cubes)
+
+    def voxelize_mesh(self, *args: Any, **options: Any) -> Any:
+        """Voxelize a mesh as :meth:`.Backend.voxelize_mesh`; the result lies in the memory of the vertices."""
+        args = with_triangles(args)
+        mask = super().voxelize_mesh(*args, **options)
+        vertices = args[0] if args else options["vertices"]
+        return mask if is_device_array(vertices) else _on_host(mask)

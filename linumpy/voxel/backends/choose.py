@@ -12,7 +12,6 @@ import logging
 from linumpy.device import is_device_array, requested_kind, why_no_cuda
 from linumpy.errors import GpuUnavailableError
 from linumpy.packages import install_line
-from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.backends.operations import Backend
 
 log = logging.getLogger(__name__)
@@ -41,17 +40,16 @@ def get_backend(kind: str | None = None, *, transfer: bool = True) -> Backend:
     """
     requested = requested_kind(kind)
     if requested == "cpu":
-        return ScipyBackend()
+        return Backend()
     missing = why_no_cuda() or why_no_warp()
     if missing is None:
-        from linumpy.voxel.backends.by_warp import WarpBackend
-        from linumpy.voxel.backends.transfer import TransferBackend
+        from linumpy.voxel.backends.by_warp import TransferBackend, WarpBackend
 
-        return TransferBackend(WarpBackend()) if transfer else WarpBackend()
+        return TransferBackend() if transfer else WarpBackend()
     if requested == "cuda":
         raise GpuUnavailableError(missing)
     log.info("voxel operations run on the CPU, by SciPy: %s", missing)
-    return ScipyBackend()
+    return Backend()
 
 
 def backend_of(array: object) -> Backend:

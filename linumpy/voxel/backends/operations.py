@@ -1,31 +1,37 @@
-"""The operations of every backend, and the checks that backends share.
+"""The operations on masks, by SciPy on the host; Warp's backend computes some of them by kernels of its own.
 
 In: bool arrays (Z, Y, X); positions and sizes (x, y, z) in µm. Out: arrays in the same memory. Errors: ``TypeError``
-and ``ValueError`` that name the parameter. SciPy's backend works on NumPy arrays, Warp's on CuPy arrays; neither copies
-masks between host and device.
+and ``ValueError`` that name the parameter. No backend copies masks between host and device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
+import scipy
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, is_writable
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import address_of
+from linumpy.gpu.oct.surface_filters import ndimage_module
+from linumpy.packages import install_line
+from linumpy.voxel import capsules, mesh
 from linumpy.voxel.capsules import capsule_table, polyline_table
-from linumpy.voxel.element import Element, as_element
-from linumpy.voxel.grid import XYZ, Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
+from linumpy.voxel.element import Element, as_element, within
+from linumpy.voxel.grid import Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
 from linumpy.voxel.mesh import OPEN, TriangleMesh, Trimesh, make_mesh, with_triangles
+
+#: A NumPy or CuPy array that is checked.
+Mask: TypeAlias = Any
 
 OPERATIONS = ("union", "intersect", "subtract")
 
 
 class Backend:
-    """Operations on bool volumes (Z, Y, X); subclasses implement the methods that begin with an underscore.
+    """Operations on bool volumes (Z, Y, X), by SciPy on NumPy arrays; Warp's backend has the same on CuPy arrays.
 
     Unless stated otherwise, every method takes bool arrays in the memory of the backend and returns new ones there. In
     a mask of integers, which cannot be changed in place, all voxels but 0 are true.
@@ -38,12 +44,10 @@ class Backend:
         Invalid shapes, positions or sizes; the message names the parameter.
     """
 
-    name = ""
-
-    @property
-    def xp(self) -> ModuleType:
-        """The array module: NumPy or CuPy."""
-        return np
+    #: Where the backend computes, for messages.
+    name: str = "cpu"
+    #: NumPy or CuPy.
+    xp: ModuleType = np
 
     def boolean(self, operation: str, a: Array, b: Array | None = None, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
@@ -142,7 +146,14 @@ class Backend:
 
     def fill_holes(self, mask: Array) -> Array:
         """Set to True the false voxels that no path of false face neighbours connects with the border of the volume."""
-        return self._fill_holes(self._mask("mask", mask))
+        mask, xp = self._mask("mask", mask), self.xp
+        labels, count = self._label(~mask)
+        enclosed = xp.ones(count + 1, bool)
+        for axis in range(3):
+            for side in (0, -1):
+                enclosed[xp.take(labels, side, axis=axis).ravel()] = False
+        enclosed[0] = True  # label 0 is the mask itself
+        return enclosed[labels]
 
     def subtract_swept_capsule(
         self,
@@ -173,10 +184,10 @@ class Backend:
         Returns
         -------
         int64
-            Number of voxels that became false; on a device an array of rank 0, to avoid a synchronisation.
+            Number of voxels that became false; on a device an array of rank 0, which needs no synchronisation.
         """
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
-        return self._subtract(mask, capsule_table(p0, p1, radius), grid)
+        return self.subtract_capsules(mask, capsule_table(p0, p1, radius), grid)
 
     def subtract_swept_polyline(
         self,
@@ -190,7 +201,11 @@ class Backend:
     ) -> np.int64 | Array:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
-        return self._subtract(mask, polyline_table(points, radius), grid)
+        return self.subtract_capsules(mask, polyline_table(points, radius), grid)
+
+    def subtract_capsules(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
+        """Remove a table of checked capsules; otherwise as :meth:`subtract_swept_capsule`."""
+        return np.int64(capsules.subtract(mask, table, grid))
 
     def _grid_to_change(self, mask: Array, pitch: Lengths, origin: Iterable[float], z_offset: int) -> VoxelGrid:
         """Check a mask that is changed in place, and return its grid."""
@@ -251,24 +266,25 @@ class Backend:
         grid = grid_of_box(bbox, pitch)
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
-    def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
+    def voxelize(self, shape: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
         """Voxelize a checked mesh on any box of the volume; otherwise as :meth:`voxelize_mesh`."""
-        return self._solid(mesh, grid) if fill_holes or mesh.kind != OPEN else self._shell(mesh, grid)
+        return self._solid(shape, grid) if fill_holes or shape.kind != OPEN else self._shell(shape, grid)
 
     def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
         """Return the distance of each voxel to the nearest false voxel, in µm (float64), for voxels of size `pitch`.
 
         It is 0 for false voxels, and infinite if all voxels are true.
         """
-        return self._distances(self._mask("mask", mask), check_pitch(pitch))
+        mask, steps = self._mask("mask", mask), check_pitch(pitch)
+        if bool(mask.all()):
+            return self.xp.full(mask.shape, np.inf)
+        return ndimage_module(mask).distance_transform_edt(mask, sampling=steps[::-1])
 
     def connected_components(self, mask: Array, connectivity: int = 6) -> tuple[Array, int]:
         """Label the connected components of a mask.
 
         Parameters
         ----------
-        mask : array of bool
-            (Z, Y, X).
         connectivity : {6, 18, 26}
             Neighbours of a voxel: by faces, by edges too, by corners too.
 
@@ -278,10 +294,9 @@ class Backend:
             Labels: 0 for false voxels, and 1, 2, ... for components in the order of their first voxels; and the number
             of components, for which a device is synchronised.
         """
-        mask = self._mask("mask", mask)
         if connectivity not in (6, 18, 26):
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
-        return self._components(mask, (6, 18, 26).index(connectivity) + 1)
+        return self._label(self._mask("mask", mask), (6, 18, 26).index(connectivity) + 1, np.int32)
 
     def marching_cubes(
         self, mask: Array, pitch: Lengths = 1.0, origin: Iterable[float] = (0, 0, 0)
@@ -290,8 +305,6 @@ class Backend:
 
         Parameters
         ----------
-        mask : array of bool
-            (Z, Y, X).
         pitch, origin : float or (float, float, float); (float, float, float)
             Size of a voxel, and corner of voxel 0, (x, y, z) µm.
 
@@ -316,12 +329,10 @@ class Backend:
 
     def _check(self, name: str, mask: Array, kinds: str = "b") -> None:
         on_device = self.xp is not np
+        kind, side, other = ("CuPy", "the host", "cpu") if on_device else ("NumPy", "the device", "cuda")
         if not isinstance(mask, np.ndarray) and not is_device_array(mask):
-            kind = "CuPy" if on_device else "NumPy"
             raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
         if is_device_array(mask) != on_device:
-            side = "the device" if is_device_array(mask) else "the host"
-            other = "cpu" if on_device else "cuda"
             raise TypeError(
                 f"{name} is {type(mask).__name__} on {side}, but this backend is {self.name}: use "
                 f"get_backend({other!r}) or copy the array"
@@ -330,57 +341,59 @@ class Backend:
             needed = "bool" if kinds == "b" else "bool or integers"
             raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: {needed} (Z, Y, X) with voxels is needed")
 
-    def _boolean(self, operation: str, a: Array, b: Array, out: Array) -> Array:
-        raise NotImplementedError
+    def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
+        if operation == "subtract":
+            return np.logical_and(a, np.logical_not(b), out=out)
+        return (np.logical_or if operation == "union" else np.logical_and)(a, b, out=out)
 
-    def _dilate(self, mask: Array, element: Element, border: bool) -> Array:
-        raise NotImplementedError
+    def _dilate(self, mask: Mask, element: Element, border: bool) -> Mask:
+        limit = element.distance_limit
+        if limit is None:
+            return scipy.ndimage.binary_dilation(mask, element.mask, border_value=border)
+        return within(mask, element, limit, border=border)
 
-    def _erode(self, mask: Array, element: Element, border: bool) -> Array:
-        raise NotImplementedError
+    def _erode(self, mask: Mask, element: Element, border: bool) -> Mask:
+        limit = element.distance_limit
+        if limit is None:
+            return scipy.ndimage.binary_erosion(mask, element.mask, border_value=border)
+        return ~within(~mask, element, limit, border=not border)
 
-    def _fill_holes(self, mask: Array) -> Array:
-        raise NotImplementedError
+    def _solid(self, shape: TriangleMesh, grid: VoxelGrid) -> Mask:
+        return mesh.solid(shape, grid)
 
-    def _subtract(self, mask: Array, table: np.ndarray, grid: VoxelGrid) -> np.int64 | Array:
-        raise NotImplementedError
+    def _shell(self, shape: TriangleMesh, grid: VoxelGrid) -> Mask:
+        return mesh.shell(shape, grid)
 
-    def _solid(self, mesh: TriangleMesh, grid: VoxelGrid) -> Array:
-        raise NotImplementedError
+    def _label(self, mask: Mask, rank: int = 1, dtype: type | None = None) -> tuple[Mask, int]:
+        ndimage = ndimage_module(mask)
+        labels, count = ndimage.label(mask, ndimage.generate_binary_structure(3, rank), output=dtype)
+        return labels, int(count)
 
-    def _shell(self, mesh: TriangleMesh, grid: VoxelGrid) -> Array:
-        raise NotImplementedError
+    def _surface(self, mask: Mask, grid: VoxelGrid) -> tuple[Mask, Mask]:
+        try:
+            from skimage.measure import marching_cubes
+        except ImportError as error:
+            raise ImportError(f"marching_cubes on the CPU needs scikit-image: {install_line('mesh')}") from error
+        if not mask.any():
+            return np.empty((0, 3)), np.empty((0, 3), np.int32)
+        vertices, triangles, _, _ = marching_cubes(np.pad(mask, 1), 0.5, allow_degenerate=False)
+        index = vertices[:, ::-1].astype(np.float64) - 1
+        return np.asarray(grid.origin) + (index + 0.5) * np.asarray(grid.pitch), triangles.astype(np.int32)
 
-    def _distances(self, mask: Array, pitch: XYZ) -> Array:
-        raise NotImplementedError
 
-    def _components(self, mask: Array, rank: int) -> tuple[Array, int]:
-        raise NotImplementedError
-
-    def _surface(self, mask: Array, grid: VoxelGrid) -> tuple[Array, Array]:
-        raise NotImplementedError
-
-
-def check_operation(operation: str) -> str:
-    """Check the name of a boolean operation, and return it."""
+def check_operation(operation: str) -> None:
+    """Check the name of a boolean operation."""
     if operation not in OPERATIONS:
         raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
-    return operation
 
 
-def is_writable(array: Array) -> bool:
-    """Return whether each voxel can be changed in place, which is not so in read-only memory and broadcast views."""
-    is_broadcast = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
-    return not is_broadcast and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
-
-
-def _overlaps_in_part(xp: ModuleType, mask: Array, out: Array) -> bool:
+def _overlaps_in_part(xp: ModuleType, mask: Mask, out: Array) -> bool:
     """Return whether `out` shares memory with a mask and is not the same array: writing may change voxels too early."""
     is_same = address_of(mask) == address_of(out) and mask.strides == out.strides
     return not is_same and bool(xp.may_share_memory(mask, out))
 
 
-def check_writable(name: str, mask: Array) -> None:
+def check_writable(name: str, mask: Mask) -> None:
     """Refuse a mask that cannot be changed in place."""
     if not is_writable(mask):
         raise ValueError(f"{name} is read-only or a broadcast view and cannot be changed in place: pass a copy")

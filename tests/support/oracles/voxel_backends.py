@@ -16,16 +16,16 @@ def make(name, patch):
     if name == "warp-cpu":
         return on_host(patch)
     if name == "scipy":
-        from linumpy.voxel.backends.by_scipy import ScipyBackend
+        from linumpy.voxel.backends.operations import Backend
 
-        return ScipyBackend()
+        return Backend()
     from linumpy.voxel.backends.by_warp import WarpBackend
 
     return WarpBackend("cuda")
 
 
-def on_host(patch):
-    """Make ``WarpBackend("cuda")`` with Warp's device "cpu" and no streams; Zarr arrays are read by zarr-python."""
+def on_host(patch, kind="WarpBackend"):
+    """Make a backend for a device that stands in for a GPU; Zarr arrays are read by zarr-python."""
     from linumpy.gpu import zarr_io
     from linumpy.voxel.backends import by_warp as warp_backend
     from linumpy.write import device_chunks
@@ -38,7 +38,7 @@ def on_host(patch):
     cupy = install(patch)
     patch.setattr(warp_backend, "require_cuda", lambda: cupy)
     patch.setattr(warp_backend, "_stream", lambda device, pointer: None)
-    backend = warp_backend.WarpBackend("cuda")
+    backend = getattr(warp_backend, kind)()
     backend._device = "cpu"
     return backend
 

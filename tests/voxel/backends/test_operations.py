@@ -7,7 +7,7 @@ import pytest
 import zarr
 from scipy import ndimage
 
-from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.element import ball
 from tests.support.oracles.voxel_backends import needs_warp
 from tests.support.oracles.voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
@@ -171,7 +171,7 @@ def test_masks_of_one_value(backend, method):
         mask = np.full((5, 6, 70), value)
         for options in ({"radius": 7, "pitch": 1}, {"structure": ELEMENTS["cross"]}):
             element = ball(7, 1).mask if "radius" in options else ELEMENTS["cross"]
-            right = getattr(ScipyBackend(), method)(mask, element, border_value=border)
+            right = getattr(Backend(), method)(mask, element, border_value=border)
             assert np.array_equal(getattr(backend, method)(mask, border_value=border, **options), right)
 
 
@@ -215,7 +215,7 @@ def test_marching_cubes(backend):
     """
     if backend.name != "scipy":
         pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
-    mask = ScipyBackend().dilate(random_mask((9, 10, 11), 0.01), radius=2.3, pitch=1)
+    mask = Backend().dilate(random_mask((9, 10, 11), 0.01), radius=2.3, pitch=1)
     pitch, origin = (1.0, 2.0, 4.0), (10.0, -20.0, 30.0)
     vertices, triangles = backend.marching_cubes(mask, pitch, origin)
     assert (vertices.dtype, triangles.dtype) == (np.float64, np.int32)
