@@ -98,6 +98,9 @@ def attenuation(
 
     Returns: In 1/mm; 0 where a voxel is dark. NaN where a voxel is not finite, or has light but no light comes from
     below.
+
+    Raises `ValueError`: a spacing that is not positive, a negative attenuation, no planes, or voxels that are not real
+    numbers.
     """
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, deep, background)
     # NumPy scalars, because np.where of Python numbers would make everything float64.
@@ -263,6 +266,10 @@ def _light(
     volume: Array, spacing_um: float, beam: Beam | None, end_per_mm: float, deep: DeepLight | None, background: float
 ) -> tuple[ModuleType, Array, Array]:
     """Return the array module, the light from each voxel (I), and the light from below each voxel (S)."""
+    if not 0 < spacing_um < math.inf or not 0 <= end_per_mm < math.inf:
+        raise ValueError(f"spacing_um={spacing_um}, end_per_mm={end_per_mm}: pass a spacing above 0, and 0 or more")
+    if volume.ndim < 1 or volume.shape[0] == 0 or volume.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {volume.dtype} and shape {tuple(volume.shape)} has no intensities along depth")
     xp, light = clear_light(volume, spacing_um, beam, background)
     total = xp.cumsum(light[::-1], axis=0, dtype=np.float32)[::-1]
     below = xp.concatenate([total[1:], xp.zeros_like(total[:1])])
