@@ -51,7 +51,7 @@ def fit_interface(
     *,
     mask: Array | None = None,
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> InterfaceFit:
     """Fit a shape to a surface, by least squares along depth.
 
@@ -65,8 +65,8 @@ def fit_interface(
         Voxels to fit; by default all known ones.
     spacing : (float, float, float)
         Voxel spacing (Z, Y, X) in any unit, which the radius then has; only the sphere depends on it.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the surface.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where the input lies.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def fit_interface(
         to fit than a linear start of the shape has parameters (plane 3, quadratic 6, Gaussian 3, sphere 4), or all of
         them on one line.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
 
     Notes
     -----
@@ -96,7 +96,7 @@ def fit_interface(
         raise ValueError(f"a mask of {mask.shape} does not fit a surface of {surface.shape}")
     if len(spacing) != 3 or not all(0 < step < np.inf for step in spacing):
         raise ValueError(f"spacing={spacing}: three positive steps are needed")
-    transfer, back = transfers(surface, use_gpu)
+    transfer, back = transfers(surface, device)
     z = transfer(surface).astype(np.float64)
     xp = array_module(z)
     valid = xp.isfinite(z) & (z >= 0)

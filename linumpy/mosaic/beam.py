@@ -27,7 +27,7 @@ from linumpy.correction.attenuation import (
 )
 from linumpy.correction.beam import BeamEstimate, Profile, block_profile, estimate_beam, tissue_lines
 from linumpy.declared import Declared, NotNegative, Positive, Range
-from linumpy.device import array_module, to_host
+from linumpy.device import array_module, resolve, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.output.files import check_file
 from linumpy.io.output.results import notes_of, read_result, write_result
@@ -143,7 +143,7 @@ class Sample:
     blocks: np.ndarray = field(repr=False)
 
 
-def sample_of(image: MosaicImage, use_gpu: bool, max_lines: int = _LINES) -> Sample:
+def sample_of(image: MosaicImage, device: str, max_lines: int = _LINES) -> Sample:
     """Read parts of rows of A-lines in up to 16 columns that are spread over a slice."""
     z, array, height, width = image.depth_axis, image.array, *image.lateral_shape
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
@@ -157,7 +157,7 @@ def sample_of(image: MosaicImage, use_gpu: bool, max_lines: int = _LINES) -> Sam
         chosen = [int((k + 0.5) / count * rows) * along + int((0.5 + k * 0.618034) % 1 * along) for k in range(count)]
     parts, blocks = [], []
     for box in (columns[k] for k in chosen):
-        voxels = read_box(array, box, use_gpu)
+        voxels = read_box(array, box, device)
         xp = array_module(voxels)
         lines = xp.moveaxis(voxels, z, 0)
         number = min(lines.shape[1], max(1, max_lines // count // lines.shape[2]))
@@ -178,7 +178,7 @@ def estimate_brain_light(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
+    device: str | None = "auto",
     overwrite: bool = False,
 ) -> BrainLight:
     """Estimate the parameters that all slices of a brain share.
@@ -193,14 +193,14 @@ def estimate_brain_light(
         Parameters that are known; by default all are estimated, without fall-off.
     interval_um : float, optional
         Thickness that is cut off between slices. With it, tissue that neighbours share helps to tell the beam.
-    channel, time, spacing, use_gpu, overwrite
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    channel, time, spacing, device, overwrite
+        As :class:`linumpy.mosaic.io.step.StepOptions` says.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
         An existing output, a source that is no volume, slices of different spacing, parameters out of range; no CUDA
-        device with `use_gpu`.
+        device.
     """
     if not slices:
         raise ValueError("no slices: pass at least one")
@@ -215,7 +215,8 @@ def estimate_brain_light(
     if not np.allclose(list(steps.values()), step, rtol=1e-4, atol=0):
         raise MetadataError(f"slices have different spacings along z, in µm: {sorted(set(steps.values()))}")
     lines = min(_LINES, _ALL_LINES // len(images))
-    samples = {number: sample_of(image, use_gpu, lines) for number, image in images.items()}
+    kind = resolve(device).kind
+    samples = {number: sample_of(image, kind, lines) for number, image in images.items()}
     dtype = next(iter(images.values())).array.dtype
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,20 +21,14 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
-from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
-from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.resample.tile_work import TileWork
 from linumpy.version import __version__
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +65,8 @@ def correct_mosaic(
     method: SurfaceMethod | None = None,
     correction: FocalCorrection | None = None,
     *,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
     report: str | Path | None = None,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> FocalCurvature:
     """Find the focal curvature of an OME-Zarr mosaic, and write the corrected mosaic.
 
@@ -100,28 +85,13 @@ def correct_mosaic(
         Parameters of the surface detection.
     correction : FocalCorrection, optional
         How to shift A-lines.
-    channel, time : int, optional
-        The entry to select, counted from 0; needed where there are several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    levels : int
-        Number of resolutions to write.
     report : str or Path, optional
         A PNG, PDF or SVG to write; the fit is written beside it as JSON, with the suffix ``.json``.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`; by default as in the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace existing outputs.
     progress : callable, optional
         Called with the number of bytes done since the last call. In all these are twice the bytes of the mosaic, or
         less if it has incomplete tiles or is so large that only the surface of its middle is used.
-    tile_bytes : int, optional
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        compute; with `use_gpu` each needs a GPU. This process writes.
+    **common
+        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
 
     Raises
     ------
@@ -129,29 +99,22 @@ def correct_mosaic(
         An existing output, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
         not found.
     GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+        There is no CUDA device.
     """
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("focal curvature is found and corrected in one volume")
+    step, reports = Step(output, **common), () if report is None else report_paths(report)
+    image = step.open(source, one="focal curvature is found and corrected in one volume", files=reports)
     if correction.wrap and image.corrections:
         raise ValueError(
             f"wrap=True: {image.name} has voxels that an earlier correction filled, which would count as measured; "
             "correct the original mosaic"
         )
-    reports = () if report is None else report_paths(report)
-    check_apart([output, *reports], [source])
-    check_target(Path(output), overwrite=overwrite)
     if reports:
-        check_picture(reports[0], overwrite=overwrite)
-        check_file(reports[1], overwrite=overwrite)
+        check_picture(reports[0], overwrite=step.overwrite)
+        check_file(reports[1], overwrite=step.overwrite)
     tile_shape = _checked_tile(image, tile_shape)
-    target, nbytes = (
-        OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
-        tile_nbytes(tile_bytes, use_gpu),
-    )
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
+    with step.work() as work:
+        surface = _surface_of_tiles(image, tile_shape, method, work, step)
         curvature = detect_focal_curvature(surface, tile_shape)
         log.info("%s: %s", image.name, curvature)
         if reason := _left_out(curvature):
@@ -163,7 +126,7 @@ def correct_mosaic(
             all_corrections = (*image.corrections, new_correction)
             attributes["linumpy"] |= corrections_attribute(all_corrections, image.lateral_names)
         carried = carried_from(image).without("labels", "image_label")
-        with target.writer_like(image, carried, array.dtype, attributes) as writer:
+        with step.writer_like(image, carried, array.dtype, attributes) as writer:
 
             def flatten(box: Box, voxels: Array) -> Array:
                 first, second = (box[axis].start for axis in image.lateral_axes)
@@ -173,16 +136,16 @@ def correct_mosaic(
                 )  # fmt: skip
 
             work(
-                boxes(array.shape, column_shape(array, depth_axis, nbytes)),
-                lambda box: read_box(array, box, use_gpu),
+                boxes(array.shape, step.column(image, work)),
+                partial(read_box, array, device=work.device),
                 flatten,
                 writer.write,
-                done=lambda box: target.advance(box_nbytes(array, box)),
+                done=lambda box: step.advance(box_nbytes(array, box)),
             )
             if reports:
-                step = -(-max(tile_shape) // _PICTURE_VOXELS)
-                mean = to_host(mean_tile(surface, tile_shape)[::step, ::step])
-                _report(reports, image, curvature, (mean, step), method, correction, overwrite)
+                nth = -(-max(tile_shape) // _PICTURE_VOXELS)
+                mean = to_host(mean_tile(surface, tile_shape)[::nth, ::nth])
+                _report(reports, image, curvature, (mean, nth), method, correction, step.overwrite)
     return curvature
 
 
@@ -225,12 +188,7 @@ def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], max_voxe
 
 
 def _surface_of_tiles(
-    image: MosaicImage,
-    tile_shape: tuple[int, int],
-    method: SurfaceMethod,
-    work: TileWork,
-    target: OutputImage,
-    tile_bytes: int,
+    image: MosaicImage, tile_shape: tuple[int, int], method: SurfaceMethod, work: TileWork, step: Step
 ) -> Array:
     """Find the surface of complete tiles in voxels, in the memory of `work`; -1 or infinity where it is unknown.
 
@@ -240,10 +198,10 @@ def _surface_of_tiles(
     # The surface that surface_of returns for a rise at the first voxel.
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     bounds = surface_bounds(image.lateral_shape, tile_shape, MAP_VOXELS)
-    use_gpu, depth_axis = work.use_gpu, image.depth_axis
+    device, depth_axis = work.device, image.depth_axis
     dtype = np.int32 if method.definition == "linumpy" else np.float32
     surface = work.xp.empty([bound.stop - bound.start for bound in bounds], dtype)
-    size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
+    size, zero_log = step.column(image, work), zero_log_of(image, method)
 
     def find(_: Box, read: tuple[Array, tuple[slice, slice]]) -> Array:
         column, inside = read
@@ -260,10 +218,10 @@ def _surface_of_tiles(
     parts = (_within(image, box, bounds) for box in boxes(image.array.shape, size))
     work(
         (part for part in parts if part is not None),
-        lambda part: read_column(image, part, method.s_xy // 2, use_gpu),
+        lambda part: read_column(image, part, method.s_xy // 2, device),
         find,
         keep,
-        done=lambda part: target.advance(box_nbytes(image.array, part)),
+        done=lambda part: step.advance(box_nbytes(image.array, part)),
     )
     return surface
 

@@ -14,26 +14,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import Unpack
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
-from linumpy.io.output.checks import check_apart, check_target
+from linumpy.device import array_module_of
 from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, ZSearch, search_overlaps, shift_in_voxels
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.resample.tile_work import TileWork
+from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +76,7 @@ def stack_mosaics(
     *,
     decisions: str | Path | None = None,
     slice_config: str | Path | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> Stack:
     """Stack OME-Zarr slices into one volume.
 
@@ -113,39 +97,31 @@ def stack_mosaics(
         A table (CSV) to write: one row for each :class:`PairDecision`.
     slice_config : str or Path, optional
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice; by default the codec of the first slice.
-    progress : callable, optional
-        Called with the number of bytes of the slices stacked since the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
+    **common
+        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
         An existing output; missing slices or table, or slices that do not fit each other or the table; no overlap in
-        range; no CUDA device with `use_gpu`.
+        range; no CUDA device.
     """
-    check_target(Path(output), overwrite=overwrite)
+    step, paths = Step(output, **common), find_slices(folder, slice_config)
+    step.check([shifts, *paths.values(), *([] if slice_config is None else [slice_config])], [decisions])
     if decisions is not None:
-        check_file(decisions, overwrite=overwrite)
-    paths = find_slices(folder, slice_config)
-    slices = open_slices(paths, channel=channel, time=time, spacing=spacing)
-    outputs = [output] if decisions is None else [output, decisions]
-    check_apart(outputs, [shifts, *paths.values(), *([] if slice_config is None else [slice_config])])
+        check_file(decisions, overwrite=step.overwrite)
+    slices = open_slices(paths, channel=step.channel, time=step.time, spacing=step.spacing)
     moves = motor_shifts(shifts, tuple(slices))
     for warning in unreliable_warnings(shifts, moves):
         log.warning(warning)
     images = tuple(slices.values())
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         candidates = search_overlaps(images, moves, search, work)
-    plan, rows = _decide(images, moves, candidates, search)
-    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-    with tile_work(distributed, use_gpu=use_gpu) as work, _stack_writer(target, images, plan) as writer:
-        size = tile_shape(plan.shape, writer.stored, images[0].array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
-        _make_stack(target, writer, images, plan, work, size)
-        if decisions is not None:
-            _write_decisions(decisions, rows, overwrite)
+        plan, rows = _decide(images, moves, candidates, search)
+        with _stack_writer(step, images, plan) as writer:
+            _make_stack(step, writer, images, plan, work)
+            if decisions is not None:
+                _write_decisions(decisions, rows, step.overwrite)
     return Stack(plan, rows, sum(image.nbytes for image in images))
 
 
@@ -191,38 +167,38 @@ def _decide(
     return plan, rows
 
 
-def _stack_writer(target: OutputImage, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
+def _stack_writer(step: Step, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
     """Open the writer of the stack, whose origin leaves the first slice where it is."""
     first, array = images[0], images[0].array
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
-    return target.writer(
+    return step.writer(
         "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing, axes="zyx",
         origin=origin, chunks=array.chunks, shards=array.shards,
     )  # fmt: skip
 
 
 def _make_stack(
-    target: OutputImage, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork,
-    size: tuple[int, ...],
-) -> None:  # fmt: skip
-    """Blend and write the stack in boxes of `size` voxels."""
-    use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
+    step: Step, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork
+) -> None:
+    """Blend and write the stack in boxes."""
+    device, dtype = work.device, images[0].array.dtype.newbyteorder("=")
+    size = tile_shape(plan.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
 
     def read(box: Box) -> dict[int, Array]:
-        return {number: read_box(images[number].array, part, use_gpu) for number, part in slices_in_box(plan, box)}
+        return {number: read_box(images[number].array, part, device) for number, part in slices_in_box(plan, box)}
 
     def measured(number: int, part: Box) -> Array | bool:
         voxels = images[number].measured(part)
-        return True if voxels is None else voxels.mask(require_cuda() if use_gpu else np)
+        return True if voxels is None else voxels.mask(array_module_of(device))
 
     measured_of = measured if any(image.corrections for image in images) else None
 
     def blend(box: Box, voxels: dict[int, Array]) -> Array:
-        xp = require_cuda() if use_gpu else np
+        xp = array_module_of(device)
         return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
 
     def done(box: Box) -> None:
-        target.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
+        step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
 
     work(boxes(plan.shape, size), read, blend, writer.write, done=done)
 

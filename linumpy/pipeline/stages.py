@@ -68,11 +68,11 @@ class Task:
 class Where:
     """Where a task is carried out: the device and the cluster.
 
-    - `use_gpu`: whether to read to the GPU and compute there.
+    - `device`: ``"cuda"`` or ``"cpu"``; of a cluster, the device of each worker.
     - `distributed`: the caller's cluster, for tasks of the brain; None for tasks of a slice.
     """
 
-    use_gpu: bool
+    device: str
     distributed: Client | None = None
 
 
@@ -101,7 +101,7 @@ def carry_out(task: Task, where: Where) -> None:
 
 def _map_parameters(task: Task, where: Where) -> dict[str, Any]:
     """Return the parameters of all functions that write an image of one resolution."""
-    parameters = {"codec": task.common.codec, "use_gpu": where.use_gpu, "overwrite": True}
+    parameters = {"codec": task.common.codec, "device": where.device, "overwrite": True}
     return parameters | {"distributed": where.distributed}
 
 
@@ -136,7 +136,7 @@ def _galvo(task: Task, where: Where) -> None:
     tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
     _unlink(output)
-    shift = find_galvo_shift(source, tile_shape=tile_shape, use_gpu=where.use_gpu)
+    shift = find_galvo_shift(source, tile_shape=tile_shape, device=where.device)
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
@@ -169,7 +169,7 @@ def _survey(task: Task, where: Where) -> None:
     recorded = np.zeros(grid, bool).ravel()
     for volume in image.volumes.values():
         for number, box in enumerate(boxes(image.array.shape, tile)):
-            voxels = read_box(volume, box, where.use_gpu)
+            voxels = read_box(volume, box, where.device)
             recorded[number] |= bool(to_host((voxels != voxels.ravel()[0]) & (voxels == voxels)).any())
     write_result(task.outputs["survey"], {"tiles": recorded.reshape(grid).tolist()}, overwrite=True)
 
@@ -198,7 +198,7 @@ def _shading(task: Task, where: Where) -> None:
 
     fields = estimate_illumination(
         task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
-        report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        report=task.outputs["shading_picture"], device=where.device, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
     write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
@@ -238,7 +238,7 @@ def _positions(task: Task, where: Where) -> None:
     settings: options.Positions = task.options
     estimate_positions(
         task.one("image"), task.outputs["positions"], overlap=settings.overlap,
-        min_evidence=settings.min_evidence, use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        min_evidence=settings.min_evidence, device=where.device, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def _beam(task: Task, where: Where) -> None:
     slices = {number: path for number, path in find_slices(images[0].parent).items() if path in images}
     estimate_brain_light(
         slices, task.outputs["beam"], task.options, interval_um=1e3 * interval,
-        use_gpu=where.use_gpu and where.distributed is None, overwrite=True,
+        device=where.device if where.distributed is None else "cpu", overwrite=True,
     )  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def _register(task: Task, where: Where) -> None:
     register_slices(
         folder, task.outputs["transforms"], Alignment(interval_mm=interval, **asdict(task.options)),
         shifts=task.one("shifts") if "shifts" in task.inputs else None,
-        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        device=where.device, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
 
 
@@ -315,7 +315,7 @@ def _report(task: Task, where: Where) -> None:
     from linumpy.quality.report import write_report
 
     page = task.outputs["report"]
-    write_report(page.parent.parent, page, use_gpu=where.use_gpu, overwrite=True)
+    write_report(page.parent.parent, page, device=where.device, overwrite=True)
 
 
 _IMAGE = ".ome.zarr"

@@ -148,7 +148,7 @@ def voxelize_onto_image(
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
     distributed: Client | Cluster | str | None = None,
-    use_gpu: bool = False,
+    device: str | None = "auto",
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
 
@@ -178,10 +178,11 @@ def voxelize_onto_image(
     progress : callable, optional
         Called with the number of bytes written.
     distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their GPUs with
-        `use_gpu`; this process writes.
-    use_gpu : bool
-        Whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
+        A dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs; this
+        process writes.
+    device : {"auto", "cuda", "cpu"}
+        Where workers of `distributed` compute; ``"auto"`` is the GPU if all have one. Without `distributed`, `backend`
+        decides.
 
     Returns
     -------
@@ -208,8 +209,9 @@ def voxelize_onto_image(
         points = points[:, columns]
     mesh = make_mesh(backend.xp, points, triangles, grid)
     voxels, metadata = 0, carried_from(image)
-    on_gpu = use_gpu if distributed is not None else backend.xp is not np
-    with tile_work(distributed, use_gpu=on_gpu) as work, OmeZarrWriter(
+    if distributed is None:
+        device = "cpu" if backend.xp is np else "cuda"
+    with tile_work(distributed, device=device) as work, OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", codec=codec, overwrite=overwrite, progress=progress,
         carried=Carried(
@@ -221,7 +223,7 @@ def voxelize_onto_image(
         else:
             slab_bytes //= _ON_WORKERS
             sent = replace(mesh, corners=to_host(mesh.corners))
-            voxelize = partial(_voxelize_on_worker, "cuda" if use_gpu else "cpu", sent, fill_holes=fill_holes)
+            voxelize = partial(_voxelize_on_worker, work.device, sent, fill_holes=fill_holes)
 
         def write(slab: VoxelGrid, mask: Array) -> None:
             nonlocal voxels

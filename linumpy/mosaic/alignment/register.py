@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -42,15 +42,11 @@ from linumpy.mosaic.io.slice_table import (
     open_slices,
     unreliable_warnings,
 )  # fmt: skip
+from linumpy.mosaic.io.step import Step, StepOptions
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
 from linumpy.registration.refine import PairTransforms, Refinement
-from linumpy.resample.tile_work import tile_work
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -134,12 +130,7 @@ def register_slices(
     shifts: str | Path | None = None,
     slice_config: str | Path | None = None,
     method: SurfaceMethod | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> SliceTransforms:
     """Find the transforms of the slices of a folder to the common space of their stack.
 
@@ -158,35 +149,33 @@ def register_slices(
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
-    channel, time, spacing, use_gpu, overwrite
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read them;
+    **common
+        As :class:`linumpy.mosaic.io.step.StepOptions` says, for each slice. Workers of `distributed` read the slices;
         pairs are registered here.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
         An existing output; missing slices or table, or slices that do not fit each other or the table; an interval far
-        deeper than the slices; a slice without a plane below its cut surface; no CUDA device with `use_gpu`.
+        deeper than the slices; a slice without a plane below its cut surface; no CUDA device.
     """
-    paths = find_slices(folder, slice_config)
+    step, paths = Step(**common), find_slices(folder, slice_config)
     if output is not None:
-        check_file(output, overwrite=overwrite)
+        check_file(output, overwrite=step.overwrite)
         check_apart([output], [*paths.values(), *(table for table in (shifts, slice_config) if table is not None)])
-    slices = open_slices(paths, least=1, channel=channel, time=time, spacing=spacing)
+    slices = open_slices(paths, least=1, channel=step.channel, time=step.time, spacing=step.spacing)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
     moves, reliable = _motor_shifts(numbers, shifts)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         method = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         if len(images) == 1:
             unmoved = solve_chain(1, [], (1.0, 1.0))
             levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment, reliable)
-            return _log_and_write(levelled, output, overwrite)
-        pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
+            return _log_and_write(levelled, output, step.overwrite)
+        pairs = [(n, n + distance) for distance in range(1, alignment.reach + 1) for n in range(len(images) - distance)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
         planes = planes_of(pairs, numbers, depths, interval, rim, max(1, round(_FACE_UM / images[0].spacing[0])))
@@ -216,7 +205,7 @@ def register_slices(
     )
     result = _transforms(paths, slices, surfaces, depths, solution, alignment, reliable)
     results = _results(numbers, links, registered, evidence, reasons, solution)
-    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, overwrite)
+    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, step.overwrite)
 
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:

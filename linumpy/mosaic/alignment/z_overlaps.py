@@ -85,7 +85,7 @@ def search_overlaps(
     Raises `SourceError`: two neighbours share no area. `ValueError`: an interval or a range that is no length; no
     overlap in range.
     """
-    use_gpu = work.use_gpu
+    device = work.device
     pairs: dict[int, _Pair] = {}
     overlaps: dict[int, FoundOverlap] = {}
     for number, (pair, move) in enumerate(zip(itertools.pairwise(images), moves, strict=True)):
@@ -106,8 +106,8 @@ def search_overlaps(
 
     def read(number: int) -> tuple[Array, Array]:
         pair = pairs[number]
-        above = read_box(pair.fixed.array, pair.fixed_box, use_gpu)
-        return above, read_box(pair.moving.array, pair.moving_box, use_gpu)
+        above = read_box(pair.fixed.array, pair.fixed_box, device)
+        return above, read_box(pair.moving.array, pair.moving_box, device)
 
     work(list(pairs), read, correlate, overlaps.__setitem__)
     return [overlaps[number] for number in range(len(moves))]

@@ -102,12 +102,12 @@ class MosaicImage(Volumes):
         measured = self.measured(box)
         return valid if measured is None else valid & measured.mask(xp)
 
-    def read_filled(self, box: Box, use_gpu: bool, entries: tuple[int, ...] = ()) -> Array:
+    def read_filled(self, box: Box, device: str, entries: tuple[int, ...] = ()) -> Array:
         """Read a box; the nearest measured voxel of the A-line replaces each voxel that focal correction filled.
 
         `entries` selects the volume by time and channel if the mosaic has several.
         """
-        voxels, measured = read_box(self.volumes[entries], box, use_gpu), self.measured(box)
+        voxels, measured = read_box(self.volumes[entries], box, device), self.measured(box)
         return voxels if measured is None else measured.repeat(voxels)
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
