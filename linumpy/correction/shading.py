@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.polynomial.legendre import legvander
 
-from linumpy.declared import Declared, Positive
+from linumpy.declared import Declared, Help, Positive
 
 #: Degree of the polynomials of y and x; of those that change along depth; and of the pattern of the dark field.
 _DEGREE, _DEPTH_DEGREE, _DARK_DEGREE = 6, 3, 3
@@ -68,9 +69,11 @@ class ShadingOptions(Declared):
     Raises `ValueError`: a smoothness that is not positive.
     """
 
-    dark: bool = False
-    smoothness: Positive = 1.0
-    force: bool = False
+    dark: Annotated[bool, Help("Estimate an offset, too, from planes without light.")] = False
+    smoothness: Annotated[
+        Positive, Help("How much tiles are taken to differ by themselves: a larger S makes the fields more even.", "S")
+    ] = 1.0
+    force: Annotated[bool, Help("Use fields that are too uncertain to be of use.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

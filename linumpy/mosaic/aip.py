@@ -21,7 +21,7 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
 from linumpy.mosaic.io.tiles import box_nbytes, read_box
 from linumpy.resample.tile_work import TileWork
 

@@ -30,7 +30,6 @@ from linumpy.io.output.files import check_file
 from linumpy.io.output.results import write_result
 from linumpy.mosaic.beam import (
     MAX_CLIPPED,
-    AttenuationMethod,
     BrainLight,
     brain_light,
     light_of,
@@ -40,6 +39,7 @@ from linumpy.mosaic.beam import (
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box
+from linumpy.mosaic.options import AttenuationMethod
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from linumpy.correction.attenuation import (
     tissue_of,
 )
 from linumpy.correction.beam import BeamEstimate, Profile, block_profile, estimate_beam, tissue_lines
-from linumpy.declared import Declared, NotNegative, Positive, Range
 from linumpy.device import array_module, resolve, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.output.files import check_file
 from linumpy.io.output.results import notes_of, read_result, write_result
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.tiles import boxes, column_shape, read_box
+from linumpy.mosaic.options import AttenuationMethod
 
 log = logging.getLogger(__name__)
 
@@ -44,43 +44,6 @@ _MAX_GAIN = 50.0
 _INFINITE = ("rayleigh_um", "highest")
 #: Share of clipped voxels above which a dtype is too small.
 MAX_CLIPPED = 1e-3
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttenuationMethod(Declared):
-    """How attenuation is computed; parameters that are None are estimated from the data.
-
-    Attributes
-    ----------
-    focus_um, rayleigh_um : float, optional
-        See :class:`linumpy.correction.attenuation.Beam`. Both or none; an infinite Rayleigh length is no beam.
-    falloff_per_mm : float
-        Fall-off of sensitivity, from the calibration of the instrument; it is not estimated.
-    end_per_mm : float, optional
-        Attenuation below the recorded range; 0 for no light from there.
-    background : float, optional
-        Intensity without light.
-    max_gain : float, optional
-        Maximum factor of compensation. By default the factor at which the background is as bright as tissue at the
-        surface, but at most 50.
-
-    Raises
-    ------
-    ValueError
-        A value out of range; a focus without a Rayleigh length, or the other way round.
-    """
-
-    focus_um: Annotated[float, Range()] | None = None
-    rayleigh_um: Annotated[float, Range(above=0, infinite=True)] | None = None
-    falloff_per_mm: NotNegative = 0.0
-    end_per_mm: NotNegative | None = None
-    background: Annotated[float, Range()] | None = None
-    max_gain: Positive | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.focus_um is None) != (self.rayleigh_um is None):
-            raise ValueError(f"focus_um={self.focus_um}, rayleigh_um={self.rayleigh_um}: pass both or none")
 
 
 @dataclass(frozen=True, kw_only=True)

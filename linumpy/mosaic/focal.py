@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
@@ -26,7 +26,8 @@ from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
-from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
+from linumpy.mosaic.surface import read_column, surface_of, zero_log_of
 from linumpy.resample.tile_work import TileWork
 from linumpy.version import __version__
 
@@ -36,26 +37,6 @@ log = logging.getLogger(__name__)
 MAP_VOXELS = 2**27
 #: Maximum voxels of a picture along an axis.
 _PICTURE_VOXELS = 1024
-
-
-@dataclass(frozen=True)
-class FocalCorrection:
-    """How A-lines are shifted; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
-
-    Attributes
-    ----------
-    interpolate : bool
-        Whether to shift by fractions of voxels.
-    wrap : bool
-        Whether voxels that leave at one end enter at the other.
-    fill_value : float, optional
-        Value of voxels that a shift leaves empty, without `wrap`; by default the value of the nearest measured voxel of
-        the A-line.
-    """
-
-    interpolate: bool = False
-    wrap: bool = False
-    fill_value: float | None = None
 
 
 def correct_mosaic(

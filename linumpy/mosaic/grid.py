@@ -72,7 +72,8 @@ def resample_mosaic_grid(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no CUDA device.
+        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no
+        CUDA device.
     """
     step = Step(output, **common)
     image = step.open(source)

@@ -19,11 +19,12 @@ from typing import Unpack
 from linumpy.arrays import Array
 from linumpy.device import array_module_of
 from linumpy.io.output.files import check_file, replacing
-from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, ZSearch, search_overlaps, shift_in_voxels
+from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, search_overlaps, shift_in_voxels
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
 from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_shape
+from linumpy.mosaic.options import ZSearch
 from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
 from linumpy.resample.tile_work import TileWork
 from linumpy.write.writer import OmeZarrWriter

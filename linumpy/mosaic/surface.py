@@ -17,12 +17,11 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Literal, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.declared import Count, Declared, NotNegative, Positive
 from linumpy.device import to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
@@ -30,42 +29,12 @@ from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
+from linumpy.mosaic.options import SurfaceMethod
 
 log = logging.getLogger(__name__)
 
-#: Definitions of the surface.
-Definition = Literal["linumpy", "edge"]
 #: Maximum voxels of a picture along an axis.
 _PICTURE_VOXELS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurfaceMethod(Declared):
-    """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
-
-    Attributes
-    ----------
-    s_xy : int
-        Voxels of the lateral mean along each axis.
-    s_z : float
-        Standard deviation of the Gaussian along depth, in voxels.
-    use_log : bool
-        Whether to use the logarithm of intensity.
-    detect_cutting_errors : bool
-        Whether the brightest voxel of an A-line replaces the surface where that voxel lies above it.
-    definition : {"linumpy", "edge"}
-        Definition of the surface. With ``"edge"`` the map is NaN where there is no tissue, and infinity where the
-        surface of tissue is not found.
-    min_contrast : float
-        Minimum contrast of an edge, for ``"edge"``.
-    """
-
-    s_xy: Count = 15
-    s_z: Positive = 2.0
-    use_log: bool = True
-    detect_cutting_errors: bool = False
-    definition: Definition = "linumpy"
-    min_contrast: NotNegative = 5.0
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def estimate_positions(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no CUDA device.
+        An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no
+        CUDA device.
     """
     check_search(overlap, min_evidence)
     step = Step(**common)

@@ -180,8 +180,8 @@ def is_empty(survey: Path) -> bool:
 
 
 def _focal(task: Task, where: Where) -> None:
-    from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-    from linumpy.mosaic.surface import SurfaceMethod
+    from linumpy.mosaic.focal import correct_mosaic
+    from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
     settings: options.Focal = task.options
     correct_mosaic(
@@ -193,11 +193,10 @@ def _focal(task: Task, where: Where) -> None:
 
 def _shading(task: Task, where: Where) -> None:
     """Estimate the illumination that the tiles of all slices share."""
-    from linumpy.correction.shading import ShadingOptions
     from linumpy.mosaic.illumination import estimate_illumination, write_fields
 
     fields = estimate_illumination(
-        task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
+        task.inputs["image"], None, task.options,
         report=task.outputs["shading_picture"], device=where.device, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
     write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
@@ -222,7 +221,8 @@ def _aip(task: Task, where: Where) -> None:
 
 
 def _surface(task: Task, where: Where) -> None:
-    from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+    from linumpy.mosaic.options import SurfaceMethod
+    from linumpy.mosaic.surface import find_mosaic_surface
 
     settings: options.Surface = task.options
     method = SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z, definition=settings.definition)
@@ -286,7 +286,8 @@ def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
 
 
 def _register(task: Task, where: Where) -> None:
-    from linumpy.mosaic.alignment.register import Alignment, register_slices
+    from linumpy.mosaic.alignment.register import register_slices
+    from linumpy.mosaic.options import Alignment
 
     folder = task.outputs["transforms"].parent / "slices"
     _link_slices(folder, task.inputs["image"])

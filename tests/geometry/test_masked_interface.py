@@ -48,7 +48,7 @@ def test_same_as_the_definition(seed):
     for axis in range(3):
         moved, inside = (np.ascontiguousarray(np.moveaxis(one, -1, axis)) for one in (vol, mask))
         got = find_tissue_interface(
-            moved, s_xy, 2, detect_cutting_errors=cutting_errors, depth_axis=axis, mask=inside, use_gpu=False
+            moved, s_xy, 2, detect_cutting_errors=cutting_errors, depth_axis=axis, mask=inside, device="cpu"
         )
         assert got.dtype == np.int32
         assert (got == expected).mean() > 0.98
@@ -168,13 +168,13 @@ def test_a_surface_that_does_not_fit():
         crop_below_interface(np.ones((5, 3, 4)), np.ones((3, 3)))
 
 
-def test_use_gpu_without_one(monkeypatch):
+def test_a_gpu_without_one(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     vol, surface = np.ones((5, 3, 4)), np.ones((3, 4))
     calls = [
-        lambda: find_tissue_interface(vol, mask=vol > 0, use_gpu=True),
-        lambda: remove_outliers(surface, use_gpu=True),
-        lambda: crop_below_interface(vol, surface, use_gpu=True),
+        lambda: find_tissue_interface(vol, mask=vol > 0, device="cuda"),
+        lambda: remove_outliers(surface, device="cuda"),
+        lambda: crop_below_interface(vol, surface, device="cuda"),
     ]
     for call in calls:
         with pytest.raises(GpuUnavailableError, match="there is none"):
@@ -189,8 +189,8 @@ def test_same_on_the_gpu(cupy):
     on_device, device_mask = cupy.asarray(vol), cupy.asarray(mask)
     expected = find_tissue_interface(vol, 5, depth_axis=0, mask=mask, detect_cutting_errors=True)
     options = {"s_xy": 5, "depth_axis": 0, "detect_cutting_errors": True}
-    for one, inside, use_gpu in [(on_device, device_mask, None), (on_device, mask, True), (vol, mask, True)]:
-        got = find_tissue_interface(one, mask=inside, use_gpu=use_gpu, **options)
+    for one, inside, device in [(on_device, device_mask, None), (on_device, mask, "cuda"), (vol, mask, "cuda")]:
+        got = find_tissue_interface(one, mask=inside, device=device, **options)
         assert isinstance(got, type(one))
         assert (cupy.asnumpy(got) != expected).mean() < 0.001
     expected[5, 5] = 79
@@ -199,4 +199,4 @@ def test_same_on_the_gpu(cupy):
     assert np.array_equal(cupy.asnumpy(outliers), remove_outliers(expected)[1])
     below = crop_below_interface(on_device, cupy.asarray(expected), 30)
     assert np.array_equal(cupy.asnumpy(below), crop_below_interface(vol, expected, 30))
-    assert isinstance(crop_below_interface(vol, expected, 30, use_gpu=True), np.ndarray)
+    assert isinstance(crop_below_interface(vol, expected, 30, device="cuda"), np.ndarray)

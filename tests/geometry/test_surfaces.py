@@ -103,10 +103,10 @@ def test_bad_input(surface, model, options, message):
         fit_interface(surface, model, **options)
 
 
-def test_use_gpu_without_one(monkeypatch):
+def test_a_gpu_without_one(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     with pytest.raises(GpuUnavailableError, match="there is none"):
-        fit_interface(np.ones((9, 9)), use_gpu=True)
+        fit_interface(np.ones((9, 9)), device="cuda")
 
 
 def surface_of(model):
@@ -132,5 +132,5 @@ def test_the_same_where_the_array_is(xp, model):
 @pytest.mark.parametrize("model", ["plane", "quadratic", "gaussian", "spherical"])
 def test_the_same_where_it_is_asked_for(cupy, model):
     surface = surface_of(model)
-    check_as_on_the_host(surface, model, surface, use_gpu=True)
-    check_as_on_the_host(surface, model, cupy.asarray(surface), use_gpu=False)
+    check_as_on_the_host(surface, model, surface, device="cuda")
+    check_as_on_the_host(surface, model, cupy.asarray(surface), device="cpu")

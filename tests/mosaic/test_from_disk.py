@@ -12,15 +12,16 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.output.files import replacing
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.alignment.z_overlaps import search_window
-from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
+from linumpy.mosaic.focal import correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io.figures import draw_surface
 from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.slice_table import find_slices, read_shifts
 from linumpy.mosaic.io.tiles import boxes, column_shape
-from linumpy.mosaic.slices import ZSearch, stack_mosaics
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod, ZSearch
+from linumpy.mosaic.slices import stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack
-from linumpy.mosaic.surface import SurfaceMethod, edge_offset, find_mosaic_surface, zero_log_of
+from linumpy.mosaic.surface import edge_offset, find_mosaic_surface, zero_log_of
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix, some

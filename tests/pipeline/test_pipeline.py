@@ -221,14 +221,14 @@ def test_killed_and_started_again(tmp_path):
     text += 'skip = ["focal", "shading", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
-    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
+    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--device", "cpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout.readline().startswith("galvo of slice_z00")
     process.send_signal(signal.SIGKILL)
     process.wait()
     script = load("linum_pipeline")
-    assert script.main([str(tmp_path / "killed.toml"), "--no-use_gpu"]) == 0
-    assert script.main([str(tmp_path / "whole.toml"), "--no-use_gpu"]) == 0
+    assert script.main([str(tmp_path / "killed.toml"), "--device", "cpu"]) == 0
+    assert script.main([str(tmp_path / "whole.toml"), "--device", "cpu"]) == 0
     stack = "stack/stack.ome.zarr"
     assert np.array_equal(voxels(tmp_path / "killed" / stack), voxels(tmp_path / "whole" / stack))
     assert run.mosaics.is_dir()

@@ -34,13 +34,13 @@ def mosaic(tmp_path):
 def test_the_help_is_the_docstring(capsys, name):
     shown = help_of(name, capsys)
     assert load(name).__doc__.splitlines()[0] in shown
-    for word in ("--level", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
+    for word in ("--level", "--device", "cuda", "--device", "cpu", "--overwrite", "--verbose"):
         assert word in shown
 
 
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "aip.ome.zarr"
-    done = run_script("linum_aip", mosaic, out, "--no-use_gpu")
+    done = run_script("linum_aip", mosaic, out, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     pixels, spacing = read_omezarr(out)
@@ -50,7 +50,7 @@ def test_a_run(mosaic, tmp_path):
 
 
 def test_a_picture(mosaic, tmp_path):
-    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--no-use_gpu")
+    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     got = np.asarray(Image.open(tmp_path / "aip.png"))
     mean = volume().mean(axis=0)
@@ -88,9 +88,9 @@ def test_refusals(name, mosaic, tmp_path, capsys):
     taken = out if name == "linum_aip" else tmp_path / "kept.png"
     (tmp_path / "kept.png").touch()
     free = tmp_path / ("x" if name == "linum_aip" else "x.png")
-    check_refused(capsys, main, [mosaic, taken, "--no-use_gpu"], program, str(taken))
+    check_refused(capsys, main, [mosaic, taken, "--device", "cpu"], program, str(taken))
     check_refused(capsys, main, [tmp_path / "none", free], program, "none")
-    check_refused(capsys, main, [mosaic, free, "--level", 7, "--no-use_gpu"], program, "7")
+    check_refused(capsys, main, [mosaic, free, "--level", 7, "--device", "cpu"], program, "7")
     assert (out / "kept").exists()
     assert not free.exists()
 
@@ -104,9 +104,9 @@ def test_refusals(name, mosaic, tmp_path, capsys):
 )
 def test_killed_half_way_nothing_looks_finished(name, sent, mosaic, tmp_path):
     out = tmp_path / ("out" if name == "linum_aip" else "out.png")
-    assert kill_half_way(name, [mosaic, out, "--no-use_gpu"], after=2, sent=sent) != 0
+    assert kill_half_way(name, [mosaic, out, "--device", "cpu"], after=2, sent=sent) != 0
     assert not out.exists()
-    assert load(name).main([str(mosaic), str(out), "--no-use_gpu"]) == 0
+    assert load(name).main([str(mosaic), str(out), "--device", "cpu"]) == 0
     assert out.exists()
 
 
@@ -147,7 +147,7 @@ def test_an_error_in_any_step_is_raised_once_and_stops_the_rest(step):
 def test_the_same_on_a_gpu(name, mosaic, tmp_path):
     main = load(name).main
     suffix = ".png" if name == "linum_aip_png" else ""
-    places = {device: tmp_path / f"{device}{suffix}" for device in ("--use_gpu", "--no-use_gpu")}
+    places = {device: tmp_path / f"{device}{suffix}" for device in ("--device", "cuda", "--device", "cpu")}
     for device, place in places.items():
         assert main([str(mosaic), str(place), device]) == 0
     if name == "linum_aip":

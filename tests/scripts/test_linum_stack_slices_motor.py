@@ -20,7 +20,7 @@ TISSUE = MosaicSpec((1, 1), (130, 120, 136), SPACING, water_um=-99, tilt=(0, 0),
 OVERLAPS, PLACES = (16, 15, 17), ((5, 9), (8, 3), (0, 7), (3, 0))
 SIZE = (40, 110, 120)
 HEAD = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
-MOTOR = ["--slicing_interval_mm", "0.12", "--search_range_mm", "0.03"]
+MOTOR = ["--slicing-interval-mm", "0.12", "--search-range-mm", "0.03"]
 
 
 @pytest.fixture
@@ -58,12 +58,13 @@ def test_the_help_is_the_docstring(capsys):
     shown = help_of(NAME, capsys)
     assert "Stack OCT slices into one volume" in shown
     for word in [
-        "--slicing_interval_mm",
-        "--search_range_mm",
-        "--min_correlation",
+        "--slicing-interval-mm",
+        "--search-range-mm",
+        "--min-correlation",
         "--decisions",
         "--levels",
-        "--use_gpu",
+        "--device",
+        "cuda",
     ]:
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 120
@@ -74,7 +75,7 @@ def test_slices_of_one_volume_become_that_volume_again(tmp_path, dtype):
     volume = tissue(dtype)
     folder, shifts = cut(tmp_path, volume, origin=(50.0, 20.0, 30.0))
     out = tmp_path / "stack.ome.zarr"
-    done = run_script(NAME, folder, shifts, out, *MOTOR, "--no-use_gpu", "--levels", "2")
+    done = run_script(NAME, folder, shifts, out, *MOTOR, "--device", "cpu", "--levels", "2")
     assert (done.returncode, done.stderr) == (0, "")
     said, line = done.stdout.splitlines()
     assert said == f"3 overlaps, 0 of them replaced by the typical one; decisions in {tmp_path / 'stack_decisions.csv'}"
@@ -109,7 +110,7 @@ def test_an_overlap_that_cannot_be_trusted_is_mended(main, tmp_path, capsys):
     write_omezarr(folder / "slice_z06.ome.zarr", spoilt, SPACING, overwrite=True)
     decisions = tmp_path / "tables" / "why.csv"
     decisions.parent.mkdir()
-    words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--no-use_gpu", "--decisions", decisions]
+    words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--device", "cpu", "--decisions", decisions]
     assert main(list(map(str, words))) == 0
     rows = table(decisions)
     assert [row["mended"] for row in rows] == ["False", "False", "True"]
@@ -125,8 +126,8 @@ def test_slices_with_speckle_of_their_own(main, tmp_path, capsys):
         voxels = block(one, (0, 0, 0), one.shape)
         write_omezarr(tmp_path / "slices" / f"brain_{number:04d}.zarr", voxels, SPACING)
     (tmp_path / "shifts.csv").write_text(f"{HEAD}\n0, 1, 0, 0, 0.0, 0.0\n")
-    words = [tmp_path / "slices", tmp_path / "shifts.csv", tmp_path / "stack.zarr", "--no-use_gpu"]
-    assert main([*map(str, words), "--slicing_interval_mm", "0.16"]) == 0
+    words = [tmp_path / "slices", tmp_path / "shifts.csv", tmp_path / "stack.zarr", "--device", "cpu"]
+    assert main([*map(str, words), "--slicing-interval-mm", "0.16"]) == 0
     (row,) = table(tmp_path / "stack_decisions.csv")
     assert (row["expected_overlap"], row["overlap"], row["mended"]) == ("16.0", "13", "False")
     assert zarr.open_group(tmp_path / "stack.zarr", mode="r")["0"].shape == (83, 96, 112)
@@ -136,7 +137,7 @@ def test_outputs_are_kept_unless_they_may_go(main, tmp_path, capsys):
     folder, shifts = cut(tmp_path, tissue("uint16"))
     out, decisions = tmp_path / "stack.zarr", tmp_path / "stack_decisions.csv"
     decisions.write_text("mine")
-    words = [folder, shifts, out, *MOTOR, "--no-use_gpu"]
+    words = [folder, shifts, out, *MOTOR, "--device", "cpu"]
     check_refused(
         capsys, main, words, PROGRAM, "stack_decisions.csv exists: choose another path, or replace it with --overwrite"
     )
@@ -178,13 +179,13 @@ def made(folder):
     return folder
 
 
-M = ["--slicing_interval_mm", "0.08", "--no-use_gpu"]
+M = ["--slicing-interval-mm", "0.08", "--device", "cpu"]
 BAD = {
-    "no arguments": ([], "required: FOLDER, SHIFTS, STACK, --slicing_interval_mm"),
-    "no interval": (["good", "good.csv", "o"], "required: --slicing_interval_mm"),
-    "an interval of nothing": (["good", "good.csv", "o", "--slicing_interval_mm", "0"], "--slicing_interval_mm 0.0"),
-    "a range below nothing": (["good", "good.csv", "o", *M, "--search_range_mm", "-1"], "--search_range_mm -1.0"),
-    "no overlap in reach": (["good", "good.csv", "o", "--slicing_interval_mm", "0.4"], "no overlap within 0.1 mm"),
+    "no arguments": ([], "required: FOLDER, SHIFTS, STACK, --slicing-interval-mm"),
+    "no interval": (["good", "good.csv", "o"], "required: --slicing-interval-mm"),
+    "an interval of nothing": (["good", "good.csv", "o", "--slicing-interval-mm", "0"], "--slicing-interval-mm 0.0"),
+    "a range below nothing": (["good", "good.csv", "o", *M, "--search-range-mm", "-1"], "--search-range-mm -1.0"),
+    "no overlap in reach": (["good", "good.csv", "o", "--slicing-interval-mm", "0.4"], "no overlap within 0.1 mm"),
     "no folder": (["nowhere", "good.csv", "o", *M], "there is no folder"),
     "no slices": (["empty", "good.csv", "o", *M], "there are no slices"),
     "one slice": (["alone", "good.csv", "o", *M], "is the only slice"),
@@ -221,7 +222,9 @@ def test_what_is_refused_is_refused_in_one_line(main, tmp_path, capsys, monkeypa
 
 
 def test_no_gpu_where_one_is_asked_for(tmp_path):
-    done = run_script(NAME, tmp_path, tmp_path / "s.csv", tmp_path / "o", *MOTOR, "--use_gpu", CUDA_VISIBLE_DEVICES="")
+    done = run_script(
+        NAME, tmp_path, tmp_path / "s.csv", tmp_path / "o", *MOTOR, "--device", "cuda", CUDA_VISIBLE_DEVICES=""
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert any(why in done.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver"))
@@ -230,7 +233,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, tmp_path, capsys, sent):
     folder, shifts = cut(tmp_path, tissue("uint16"))
-    words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--no-use_gpu"]
+    words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--device", "cpu"]
     before = {folder, shifts}
     assert kill_half_way(NAME, words, after=20, sent=sent) != 0
     left = [file.name for file in set(tmp_path.iterdir()) - before]
@@ -252,11 +255,11 @@ def test_on_a_gpu_as_on_the_cpu(main, tmp_path, cupy, monkeypatch, capsys, dtype
         return asnumpy(array, *arguments, **options)
 
     monkeypatch.setattr(cupy, "asnumpy", counted)
-    assert main([str(folder), str(shifts), str(tmp_path / "g.zarr"), *MOTOR, "--use_gpu"]) == 0
+    assert main([str(folder), str(shifts), str(tmp_path / "g.zarr"), *MOTOR, "--device", "cuda"]) == 0
     assert " on GPU: " in capsys.readouterr().out
     found = zarr.open_group(tmp_path / "g.zarr", mode="r")["0"][...]
     assert sum(crossed) <= found.nbytes  # voxels came to the host to be written, once
-    assert main([str(folder), str(shifts), str(tmp_path / "c.zarr"), *MOTOR, "--no-use_gpu"]) == 0
+    assert main([str(folder), str(shifts), str(tmp_path / "c.zarr"), *MOTOR, "--device", "cpu"]) == 0
     np.testing.assert_array_equal(found, zarr.open_group(tmp_path / "c.zarr", mode="r")["0"][...])
     rows = [table(tmp_path / f"{name}_decisions.csv") for name in "gc"]
     for on_gpu, on_cpu in zip(*rows, strict=True):

@@ -19,7 +19,8 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.tiles import Box, read_box
-from linumpy.mosaic.surface import SurfaceMethod, surface_of, zero_log_of
+from linumpy.mosaic.options import SurfaceMethod
+from linumpy.mosaic.surface import surface_of, zero_log_of
 from linumpy.registration.pairs import block_means
 from linumpy.registration.robust import robust_deviation
 from linumpy.resample.tile_work import TileWork

@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -43,7 +43,7 @@ from linumpy.mosaic.io.slice_table import (
     unreliable_warnings,
 )  # fmt: skip
 from linumpy.mosaic.io.step import Step, StepOptions
-from linumpy.mosaic.surface import SurfaceMethod
+from linumpy.mosaic.options import Alignment, SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
 from linumpy.registration.refine import PairTransforms, Refinement
@@ -65,61 +65,6 @@ _MOTOR_UM, _UNMOVED = 50.0, 1 / 8
 _LARGEST_ERROR = 3.0
 #: Why a pair is rejected whose own evidence is enough.
 _CONTRADICTS = "contradicts the other pairs or the motor"
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """How slices are aligned.
-
-    Attributes
-    ----------
-    interval_mm : float
-        Thickness that is cut off between slices.
-    model : {"rigid", "affine", "translation"}
-        Transforms in the plane of the slices.
-    reach : int
-        Number of the following slices with which each slice is compared.
-    max_angle, max_shift : float
-        Maximum rotation in degrees, and maximum shift as a fraction of the slice, that are searched.
-    min_evidence : float
-        Minimum probability that a pair is right, for it to be used.
-    max_deviation : float
-        Robust standard deviations from the solution of all pairs, beyond which a pair is rejected.
-    crop : bool
-        Whether to find the cut surface of each slice; otherwise slices begin at their first plane.
-    depth_mm : float, optional
-        Depth below its cut surface to which a slice is used; by default all of it.
-
-    Raises
-    ------
-    ValueError
-        A parameter out of range, or an unknown model.
-    """
-
-    interval_mm: float
-    model: str = "rigid"
-    reach: int = 2
-    max_angle: float = 10.0
-    max_shift: float = 0.25
-    min_evidence: float = 0.95
-    max_deviation: float = 5.0
-    crop: bool = True
-    depth_mm: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("interval_mm", self.interval_mm), ("depth_mm", self.depth_mm)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}={value}: pass a positive length")
-        if self.reach < 1:
-            raise ValueError(f"reach={self.reach}: pass 1 or more")
-        if not 0 <= self.min_evidence <= 1:
-            raise ValueError(f"min_evidence={self.min_evidence}: probabilities are from 0 to 1")
-        if not 0 <= self.max_shift <= 1:
-            raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
-        if not self.max_deviation > 0:
-            raise ValueError(f"max_deviation={self.max_deviation}: pass a positive number of standard deviations")
-        PairSearch(max_angle=self.max_angle)
-        Refinement(model=self.model)
 
 
 def register_slices(

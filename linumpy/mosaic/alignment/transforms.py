@@ -115,7 +115,7 @@ def _finite(value: JSON) -> JSON:
 
 
 def read_transforms(path: str | Path) -> SliceTransforms:
-    """Read a file of :meth:`SliceTransforms.write`, also of version 1. Numbers of pairs that are null become infinite.
+    """Read a file of :meth:`SliceTransforms.write`. Numbers of pairs that are null become infinite.
 
     Raises `FileNotFoundError`: there is no such file. `SourceError`: the file has no transforms of slices, or
     transforms that are not invertible.
@@ -135,9 +135,6 @@ def read_transforms(path: str | Path) -> SliceTransforms:
 
 
 def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
-    if "interpolated" in entry:  # version 1
-        placed_by = "neighbours" if entry["interpolated"] else "pairs"
-        entry = {k: value for k, value in entry.items() if k != "interpolated"} | {"placed_by": placed_by}
     matrix, number = _matrix(entry["matrix"], 4), entry["number"]
     linear, last = np.array(matrix)[:3, :3], matrix[3]
     if last != (0, 0, 0, 1) or np.linalg.matrix_rank(linear) < 3:
@@ -150,9 +147,6 @@ def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
 
 def _pair(entry: Mapping[str, JSON]) -> PairResult:
     values: dict[str, JSON] = {key: math.inf if value is None else value for key, value in entry.items()}
-    if isinstance(values["rejected"], bool):  # version 1
-        values["evidence"] = 0.0 if values["rejected"] else 1.0
-        values["rejected"] = "reason not recorded" if values["rejected"] else ""
     return PairResult(**(values | {"matrix": _matrix(entry["matrix"], 3)}))
 
 

@@ -18,42 +18,12 @@ from linumpy.errors import SourceError
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.slice_table import Shift
 from linumpy.mosaic.io.tiles import Box, read_box
+from linumpy.mosaic.options import ZSearch
 from linumpy.mosaic.stacking import best_overlap, candidate_overlaps
 from linumpy.resample.tile_work import TileWork
 
 #: Maximum bytes of the correlated voxels of each slice.
 SEARCH_BYTES = 128 * 2**20
-
-
-@dataclass(frozen=True)
-class ZSearch:
-    """Parameters of the search for overlaps along Z.
-
-    Attributes
-    ----------
-    slicing_interval_mm : float
-        Thickness that is cut off between slices.
-    search_range_mm : float
-        Largest distance of an overlap from the expected one, to each side.
-    min_correlation, max_deviation : float
-        As for :func:`linumpy.mosaic.stacking.enforce_z_consistency`.
-
-    Raises
-    ------
-    ValueError
-        A correlation outside -1 to 1, a deviation below 0.
-    """
-
-    slicing_interval_mm: float
-    search_range_mm: float
-    min_correlation: float = 0.2
-    max_deviation: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.min_correlation <= 1:
-            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
-        if not self.max_deviation >= 0:
-            raise ValueError(f"max_deviation={self.max_deviation}: pass a number from 0 on")
 
 
 class FoundOverlap(NamedTuple):

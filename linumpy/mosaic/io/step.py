@@ -1,7 +1,7 @@
 """What the steps of this package have in common: their keyword parameters, opening the source, writing the image.
 
-In: the caller's parameters, and the mosaic from which the image is made. Out: the opened mosaic, checked paths, the work
-on tiles, a writer. The image gets the metadata of the mosaic that still apply, and a log line names the others.
+In: the caller's parameters, and the mosaic from which the image is made. Out: the opened mosaic, checked paths, the
+work on tiles, a writer. The image gets the metadata of the mosaic that still apply, and a log line names the others.
 """
 
 from __future__ import annotations

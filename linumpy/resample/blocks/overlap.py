@@ -58,8 +58,8 @@ def work_through(
     - `write`: name, result → None, or a function that waits for the files. Called in a thread of its own, in order,
       when the work of `compute` on the device is complete; the caller's thread calls the returned function. When
       `write` returns, the memory of the result may be reused. By default nothing is written.
-    - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and a stream for
-      writes.
+    - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and one
+      for writes.
     - `done`: called with the name of each written block, in the caller's thread.
     """
     ordering = _DeviceOrdering() if device == "cuda" else _HostOrdering()
