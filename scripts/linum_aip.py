@@ -13,7 +13,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
@@ -27,7 +26,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _project(parsed: argparse.Namespace) -> None:
+def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
     if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
@@ -40,7 +39,6 @@ def _project(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-aip", __doc__, _options, _project)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
@@ -25,7 +24,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _project(parsed: argparse.Namespace) -> None:
+def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
 
     command = cli.TileCommand(parsed)
@@ -37,7 +36,6 @@ def _project(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-aip-png", __doc__, _options, _project)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_common_arguments(parser)
 
 
-def _check(parsed: argparse.Namespace) -> None:
+def _check(parsed: cli.Namespace) -> None:
     from linumpy.io.output.files import check_file, replacing
     from linumpy.mosaic.io.slice_table import check_mosaics
 
@@ -47,7 +46,6 @@ def _check(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-check-slices", __doc__, _options, _check)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,16 +15,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import AttenuationMethod
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import AttenuationMethod
-
     cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     parser.add_argument("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm.")
     parser.add_argument(
@@ -40,9 +38,8 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _compensate(parsed: argparse.Namespace) -> None:
+def _compensate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
-    from linumpy.mosaic.options import AttenuationMethod
 
     command, method = cli.TileCommand(parsed), cli.record_of(parsed, AttenuationMethod)
     used = command.call(
@@ -59,7 +56,6 @@ def _compensate(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-compensate-attenuation", __doc__, _options, _compensate)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
@@ -53,7 +52,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _convert(parsed: argparse.Namespace) -> None:
+def _convert(parsed: cli.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
@@ -71,7 +70,6 @@ def _convert(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-convert", __doc__, _options, _convert)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 
@@ -42,7 +41,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_common_arguments(parser)
 
 
-def _demo(arguments: argparse.Namespace) -> None:
+def _demo(arguments: cli.Namespace) -> None:
     from linumpy.core import native
     from linumpy.demo import run_demo
     from linumpy.demo_brain import run_brain_demo
@@ -57,7 +56,6 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-demo", __doc__, _options, _demo)
-
 
 if __name__ == "__main__":
     sys.exit(main())

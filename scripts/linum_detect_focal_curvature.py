@@ -20,16 +20,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
-
     cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     cli.add_tile_shape_argument(parser)
     parser.add_argument(
@@ -41,9 +39,8 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _detect(parsed: argparse.Namespace) -> None:
+def _detect(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.focal import correct_mosaic
-    from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
     command = cli.TileCommand(parsed)
     curvature = command.call(
@@ -59,7 +56,6 @@ def _detect(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-detect-focal-curvature", __doc__, _options, _detect)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,16 +14,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import AttenuationMethod
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import AttenuationMethod
-
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
     parser.add_argument(
@@ -36,10 +34,9 @@ def _options(parser: cli.Parser) -> None:
     cli.add_common_arguments(parser)
 
 
-def _estimate(parsed: argparse.Namespace) -> None:
+def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.beam import estimate_brain_light
     from linumpy.mosaic.io.slice_table import find_slices
-    from linumpy.mosaic.options import AttenuationMethod
 
     command = cli.TileCommand(parsed)
     slices, interval = find_slices(parsed.input), parsed.slicing_interval_mm
@@ -54,7 +51,6 @@ def _estimate(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-beam", __doc__, _options, _estimate)
-
 
 if __name__ == "__main__":
     sys.exit(main())

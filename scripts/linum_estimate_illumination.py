@@ -12,17 +12,15 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.correction.shading import ShadingOptions
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.correction.shading import ShadingOptions
-
-    parser.add_argument("input", type=cli.source, nargs="+", metavar="MOSAIC", help="OME-Zarr volumes.")
+    parser.add_argument("input", type=cli.source, nargs="+", metavar="INPUT", help="OME-Zarr volumes.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="File to write (.npz).")
     cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
@@ -33,8 +31,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _estimate(parsed: argparse.Namespace) -> None:
-    from linumpy.correction.shading import ShadingOptions
+def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.io.output.files import check_file
     from linumpy.mosaic.illumination import estimate_illumination, summary_of, write_fields
 
@@ -53,7 +50,6 @@ def _estimate(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-illumination", __doc__, _options, _estimate)
-
 
 if __name__ == "__main__":
     sys.exit(main())

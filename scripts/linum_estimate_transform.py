@@ -19,15 +19,13 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
+from linumpy.mosaic.options import Positions
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import Positions
-
     cli.add_paths(parser, "OME-Zarr mosaic grid.", "File to write: .json or .csv.")
     cli.add_record(parser, Positions)
     cli.add_tile_shape_argument(parser)
@@ -35,8 +33,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _estimate(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.options import Positions
+def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.registration.position_files import table_of
 
@@ -47,7 +44,6 @@ def _estimate(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-transform", __doc__, _options, _estimate)
-
 
 if __name__ == "__main__":
     sys.exit(main())

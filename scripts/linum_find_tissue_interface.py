@@ -21,16 +21,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import SurfaceMethod
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import SurfaceMethod
-
     cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
     cli.add_level_argument(parser)
@@ -40,8 +38,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _find(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.options import SurfaceMethod
+def _find(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.surface import find_mosaic_surface
 
     command, method = cli.TileCommand(parsed), cli.record_of(parsed, SurfaceMethod)
@@ -50,7 +47,6 @@ def _find(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-find-tissue-interface", __doc__, _options, _find)
-
 
 if __name__ == "__main__":
     sys.exit(main())

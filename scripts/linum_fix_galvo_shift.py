@@ -12,24 +12,21 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
+from linumpy.mosaic.options import Galvo
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import Galvo
-
     cli.add_paths(parser, "Mosaic grid to read.", "OME-Zarr mosaic to write.")
     cli.add_record(parser, Galvo)
     cli.add_tile_shape_argument(parser)
     cli.add_image_arguments(parser)
 
 
-def _fix(parsed: argparse.Namespace) -> None:
+def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.galvo import fix_galvo_shift
-    from linumpy.mosaic.options import Galvo
 
     command = cli.TileCommand(parsed)
     shift = command.call("galvo", fix_galvo_shift, parsed.input, parsed.output, **cli.values_of(parsed, Galvo))
@@ -38,7 +35,6 @@ def _fix(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-fix-galvo-shift", __doc__, _options, _fix)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,16 +15,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.correction.shading import ShadingOptions
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.correction.shading import ShadingOptions
-
     cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
@@ -39,8 +37,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _fix(parsed: argparse.Namespace) -> None:
-    from linumpy.correction.shading import ShadingOptions
+def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.illumination import bytes_to_read, fix_illumination, read_fields, summary_of
     from linumpy.mosaic.io.image import open_mosaic
 
@@ -57,7 +54,6 @@ def _fix(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-fix-illumination", __doc__, _options, _fix)
-
 
 if __name__ == "__main__":
     sys.exit(main())

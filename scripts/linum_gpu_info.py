@@ -7,7 +7,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -30,7 +29,7 @@ def _options(parser: cli.Parser) -> None:
     )  # fmt: skip
 
 
-def _print(arguments: argparse.Namespace) -> None:
+def _print(arguments: cli.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
@@ -74,7 +73,6 @@ def _warm_up() -> None:
 
 
 main = cli.Command("linum-gpu-info", __doc__, _options, _print)
-
 
 if __name__ == "__main__":
     sys.exit(main())

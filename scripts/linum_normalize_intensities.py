@@ -13,15 +13,13 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
+from linumpy.mosaic.options import Normalization
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import Normalization
-
     cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     parser.add_argument(
         "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
@@ -31,9 +29,8 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _normalize(parsed: argparse.Namespace) -> None:
+def _normalize(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.intensities import normalize_intensities
-    from linumpy.mosaic.options import Normalization
 
     command, options = cli.TileCommand(parsed), cli.values_of(parsed, Normalization)
     bounds = command.call(
@@ -45,7 +42,6 @@ def _normalize(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-normalize-intensities", __doc__, _options, _normalize)
-
 
 if __name__ == "__main__":
     sys.exit(main())

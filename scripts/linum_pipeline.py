@@ -26,7 +26,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,7 +38,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _run(parsed: argparse.Namespace) -> None:
+def _run(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.runner import run_pipeline
     from linumpy.pipeline.settings import read_run
     from linumpy.warm_up import warming_up
@@ -55,7 +54,6 @@ def _run(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-pipeline", __doc__, _options, _run)
-
 
 if __name__ == "__main__":
     sys.exit(main())

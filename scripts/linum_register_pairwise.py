@@ -17,16 +17,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import Alignment
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import Alignment
-
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
     cli.add_record(parser, Alignment)
@@ -39,10 +37,9 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
-def _register(parsed: argparse.Namespace) -> None:
+def _register(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.alignment.register import register_slices
     from linumpy.mosaic.alignment.transforms import check_scene, write_scene
-    from linumpy.mosaic.options import Alignment
 
     command, alignment = cli.TileCommand(parsed), cli.record_of(parsed, Alignment)
     if parsed.scene:
@@ -64,7 +61,6 @@ def _register(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-register-pairwise", __doc__, _options, _register)
-
 
 if __name__ == "__main__":
     sys.exit(main())

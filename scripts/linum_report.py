@@ -17,7 +17,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_common_arguments(parser)
 
 
-def _report(parsed: argparse.Namespace) -> None:
+def _report(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.settings import read_run
     from linumpy.quality.report import write_report
 
@@ -47,7 +46,6 @@ def _report(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-report", __doc__, _options, _report)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -113,6 +113,5 @@ def _resample(parsed: argparse.Namespace) -> None:
 
 main = cli.Command("linum-resample", __doc__, _options, _resample)
 
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from linumpy import cli
@@ -31,7 +30,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser, all_of_them=True)
 
 
-def _resample(parsed: argparse.Namespace) -> None:
+def _resample(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
     command = cli.TileCommand(parsed)
@@ -40,7 +39,6 @@ def _resample(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-resample-mosaic-grid", __doc__, _options, _resample)
-
 
 if __name__ == "__main__":
     sys.exit(main())

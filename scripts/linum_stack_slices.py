@@ -13,7 +13,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _stack(parsed: argparse.Namespace) -> None:
+def _stack(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.common_space import open_stack, stack_registered
 
     command = cli.TileCommand(parsed)
@@ -47,7 +46,6 @@ def _stack(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-stack-slices", __doc__, _options, _stack)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,16 +19,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import ZSearch
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import ZSearch
-
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
@@ -41,9 +39,8 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _stack(parsed: argparse.Namespace) -> None:
+def _stack(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.io.slice_table import find_slices, open_slices
-    from linumpy.mosaic.options import ZSearch
     from linumpy.mosaic.slices import stack_mosaics
 
     command, search = cli.TileCommand(parsed), cli.record_of(parsed, ZSearch)
@@ -60,7 +57,6 @@ def _stack(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-stack-slices-motor", __doc__, _options, _stack)
-
 
 if __name__ == "__main__":
     sys.exit(main())

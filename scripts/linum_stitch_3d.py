@@ -13,17 +13,15 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import Stitch
 
 
 def _options(parser: cli.Parser) -> None:
-    from linumpy.mosaic.options import Stitch
-
-    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
+    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid.")
     parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     cli.add_record(parser, Stitch)
@@ -34,8 +32,7 @@ def _options(parser: cli.Parser) -> None:
     cli.add_image_arguments(parser)
 
 
-def _stitch(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.options import Stitch
+def _stitch(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
     command, options = cli.TileCommand(parsed), cli.values_of(parsed, Stitch)
@@ -48,7 +45,6 @@ def _stitch(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-stitch-3d", __doc__, _options, _stitch)
-
 
 if __name__ == "__main__":
     sys.exit(main())

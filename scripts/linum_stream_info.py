@@ -13,7 +13,6 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -31,7 +30,7 @@ def _options(parser: cli.Parser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
 
 
-def _print(arguments: argparse.Namespace) -> None:
+def _print(arguments: cli.Namespace) -> None:
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
     from linumpy.stream.reading.arrays import Key, located, open_info
@@ -46,7 +45,6 @@ def _print(arguments: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-stream-info", __doc__, _options, _print)
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -73,6 +73,5 @@ def _voxelize(parsed: argparse.Namespace) -> None:
 
 main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)
 
-
 if __name__ == "__main__":
     sys.exit(main())

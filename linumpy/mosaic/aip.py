@@ -66,12 +66,7 @@ def project_mosaic(
     level : int
         Resolution level of the mosaic.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic; no CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     step = Step(output, **common)
     image = step.open(source, level)

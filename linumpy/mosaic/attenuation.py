@@ -107,13 +107,7 @@ def compensate_attenuation(
     report : str or Path, optional
         JSON file to write: the result.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no volume, parameters out of range, both `method` and `light`, a volume of
-        booleans; no CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     if method is not None and light is not None:
         raise ValueError("pass parameters (method) or those of the brain (light), not both")

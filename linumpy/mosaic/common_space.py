@@ -167,12 +167,8 @@ def stack_registered(
     new_spacing : float or (float, float, float), optional
         Voxel spacing of the stack in µm, as for :func:`plan_common_space`.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or transforms, or transforms that do not fit the slices; no CUDA device.
 
     Notes
     -----

@@ -72,15 +72,7 @@ def correct_mosaic(
         Called with the number of bytes done since the last call. In all these are twice the bytes of the mosaic, or
         less if it has incomplete tiles or is so large that only the surface of its middle is used.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
-        not found.
-    GpuUnavailableError
-        There is no CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
     step, reports = Step(output, **common), () if report is None else report_paths(report)

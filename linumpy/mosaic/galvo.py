@@ -97,17 +97,12 @@ def fix_galvo_shift(
     tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     GalvoShift
         The corrected shift: 0 columns if the contrast was too low; a contrast of 0 if `columns` was passed.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; a source that is no such mosaic, or whose tile shape is unknown; no CUDA device.
     """
     if not min_contrast >= 0:
         raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")

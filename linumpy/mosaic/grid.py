@@ -67,13 +67,7 @@ def resample_mosaic_grid(
         Number of resolutions to write. Voxels of coarser resolutions are means of 2 × 2 × 2 voxels, also across borders
         of tiles if a tile has an odd number of voxels.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no
-        CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     step = Step(output, **common)
     image = step.open(source)

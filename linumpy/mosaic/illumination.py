@@ -61,17 +61,12 @@ def estimate_illumination(
     tile_shape, options, max_tiles, report
         As for :func:`fix_illumination`; `max_tiles` is the maximum for all mosaics together.
     **common
-        As :class:`linumpy.mosaic.io.step.StepOptions` says.
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
     Returns
     -------
     Illumination
         On the host, for `fields` of :func:`fix_illumination`.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        As :func:`fix_illumination`; mosaics whose tiles differ in shape.
     """
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
@@ -123,17 +118,12 @@ def fix_illumination(
         Called with the number of bytes done since the last call. Without `fields` :func:`bytes_to_read` returns their
         sum; with `fields` the sum is the bytes of the mosaic.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     Illumination
         On the host; ``flat`` and ``dark`` have the axes (Z, A, B).
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic, tiles that do not fit it; no CUDA device.
     """
     step = Step(output, **common)
     image = step.open(source, one=_ONE, files=[report])

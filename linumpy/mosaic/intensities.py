@@ -66,17 +66,12 @@ def normalize_intensities(
     clip : bool
         Whether intensities below the first and above the second percentile become 0 and 1.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     numpy.ndarray of float32, (2, Z)
         The two intensities that become 0 and 1 in each plane; NaN where it has no finite voxel.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no volume, percentiles out of range; no CUDA device.
     """
     check_shares(low, high)
     if per not in UNITS:

@@ -99,13 +99,7 @@ def stack_mosaics(
     slice_config : str or Path, optional
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or table, or slices that do not fit each other or the table; no overlap in
-        range; no CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     step, paths = Step(output, **common), find_slices(folder, slice_config)
     step.check([shifts, *paths.values(), *([] if slice_config is None else [slice_config])], [decisions])

@@ -164,12 +164,7 @@ def stitch_mosaic(
         Maximum bytes of the tiles that are kept in memory; by default 4 GiB on the CPU and 40 % of the free memory of a
         GPU. If the rows of tiles that neighbouring boxes need do not fit, voxels at borders of boxes are read again.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, positions that do not fit it, unknown blending.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     step = Step(output, **common)
     image = step.open(source, one="the tiles of one volume are stitched")

@@ -74,12 +74,7 @@ def find_mosaic_surface(
         A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
         selected. Not together with `distributed`, because this process can draw only voxels that it reads itself.
     **common
-        As :class:`linumpy.mosaic.io.step.ImageOptions` says.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic, an invalid method, `overlay` with `distributed`; no CUDA device.
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     method = method or SurfaceMethod()
     step = Step(output, **common)

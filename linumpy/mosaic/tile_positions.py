@@ -62,18 +62,12 @@ def estimate_positions(
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     **common
-        As :class:`linumpy.mosaic.io.step.StepOptions` says.
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
     Returns
     -------
     TilePositions
         Positions in voxels along the lateral axes, in the order of the mosaic's axes.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no
-        CUDA device.
     """
     check_search(overlap, min_evidence)
     step = Step(**common)

@@ -99,15 +99,19 @@ def carry_out(task: Task, where: Where) -> None:
     STAGES[task.stage].call(task, where)
 
 
-def _map_parameters(task: Task, where: Where) -> dict[str, Any]:
-    """Return the parameters of all functions that write an image of one resolution."""
-    parameters = {"codec": task.common.codec, "device": where.device, "overwrite": True}
-    return parameters | {"distributed": where.distributed}
+def _shared(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps."""
+    return {"device": where.device, "overwrite": True, "distributed": where.distributed}
 
 
-def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
-    """Return the parameters of all functions that write a volume."""
-    return _map_parameters(task, where) | {"levels": task.common.levels}
+def _map(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps that write an image of one resolution."""
+    return _shared(task, where) | {"codec": task.common.codec}
+
+
+def _volume(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps that write a volume."""
+    return _map(task, where) | {"levels": task.common.levels}
 
 
 def _unlink(output: Path) -> None:
@@ -140,7 +144,7 @@ def _galvo(task: Task, where: Where) -> None:
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
-        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map_parameters(task, where))
+        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map(task, where))
     else:
         _link(source, output)
     write_result(task.outputs["galvo"], asdict(shift), overwrite=True)
@@ -149,10 +153,9 @@ def _galvo(task: Task, where: Where) -> None:
 def _resample(task: Task, where: Where) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
-    settings: options.Resample = task.options
     resample_mosaic_grid(
-        task.one("image"), task.outputs["image"], settings.new_spacing, tile_shape=task.common.tile_shape,
-        **_volume_parameters(task, where),
+        task.one("image"), task.outputs["image"], tile_shape=task.common.tile_shape, **asdict(task.options),
+        **_volume(task, where),
     )  # fmt: skip
 
 
@@ -187,7 +190,7 @@ def _focal(task: Task, where: Where) -> None:
     correct_mosaic(
         task.one("image"), task.outputs["image"], method=SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z),
         correction=FocalCorrection(interpolate=settings.interpolate), report=task.outputs["focal_picture"],
-        **_volume_parameters(task, where),
+        **_volume(task, where),
     )  # fmt: skip
 
 
@@ -197,7 +200,7 @@ def _shading(task: Task, where: Where) -> None:
 
     fields = estimate_illumination(
         task.inputs["image"], None, task.options,
-        report=task.outputs["shading_picture"], device=where.device, overwrite=True, distributed=where.distributed,
+        report=task.outputs["shading_picture"], **_shared(task, where),
     )  # fmt: skip
     write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
@@ -211,13 +214,13 @@ def _illumination(task: Task, where: Where) -> None:
         _link(source, output)
         return
     _unlink(output)
-    fix_illumination(source, output, fields=fields, **_volume_parameters(task, where))
+    fix_illumination(source, output, fields=fields, **_volume(task, where))
 
 
 def _aip(task: Task, where: Where) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
-    project_mosaic(task.one("image"), task.outputs["projection"], **_map_parameters(task, where))
+    project_mosaic(task.one("image"), task.outputs["projection"], **_map(task, where))
 
 
 def _surface(task: Task, where: Where) -> None:
@@ -228,27 +231,25 @@ def _surface(task: Task, where: Where) -> None:
     method = SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z, definition=settings.definition)
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
-        **_map_parameters(task, where),
+        **_map(task, where),
     )  # fmt: skip
 
 
 def _positions(task: Task, where: Where) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
 
-    settings: options.Positions = task.options
     estimate_positions(
-        task.one("image"), task.outputs["positions"], overlap=settings.overlap,
-        min_evidence=settings.min_evidence, device=where.device, overwrite=True, distributed=where.distributed,
+        task.one("image"), task.outputs["positions"], **asdict(task.options),
+        **_shared(task, where),
     )  # fmt: skip
 
 
 def _stitch(task: Task, where: Where) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
-    settings: options.Stitch = task.options
     stitch_mosaic(
-        task.one("image"), task.one("positions"), task.outputs["image"], blending=settings.blending,
-        interpolate=settings.interpolate, **_volume_parameters(task, where),
+        task.one("image"), task.one("positions"), task.outputs["image"], **asdict(task.options),
+        **_volume(task, where),
     )  # fmt: skip
 
 
@@ -269,10 +270,9 @@ def _beam(task: Task, where: Where) -> None:
 def _attenuation(task: Task, where: Where) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
 
-    settings: options.Attenuation = task.options
     compensate_attenuation(
         task.one("image"), task.outputs["image"], light=task.one("beam") if "beam" in task.inputs else None,
-        dtype=settings.dtype, report=task.outputs["attenuation"], **_volume_parameters(task, where),
+        report=task.outputs["attenuation"], **asdict(task.options), **_volume(task, where),
     )  # fmt: skip
 
 
@@ -296,19 +296,17 @@ def _register(task: Task, where: Where) -> None:
     register_slices(
         folder, task.outputs["transforms"], Alignment(interval_mm=interval, **asdict(task.options)),
         shifts=task.one("shifts") if "shifts" in task.inputs else None,
-        device=where.device, overwrite=True, distributed=where.distributed,
+        **_shared(task, where),
     )  # fmt: skip
 
 
 def _stack(task: Task, where: Where) -> None:
     from linumpy.mosaic.common_space import stack_registered
 
-    settings: options.Stack = task.options
     folder = task.outputs["stack"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
     stack_registered(
-        folder, task.one("transforms"), task.outputs["stack"], new_spacing=settings.new_spacing,
-        **_volume_parameters(task, where),
+        folder, task.one("transforms"), task.outputs["stack"], **asdict(task.options), **_volume(task, where),
     )  # fmt: skip
 
 

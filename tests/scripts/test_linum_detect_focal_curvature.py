@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import matrix
-from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, load, run_script
 
 NAME, PROGRAM = "linum_detect_focal_curvature", "linum-detect-focal-curvature"
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(72, 56, 64), focal_um=30.0, water_um=100.0, curvature_um=20.0, looks=8)
@@ -39,24 +37,6 @@ def mosaic(written, tmp_path):
 
 def values(path):
     return zarr.open_group(path, mode="r")["0"][...]
-
-
-def test_the_help_is_the_docstring(capsys):
-    shown = help_of(NAME, capsys)
-    assert "Find and correct the focal curvature of an OCT mosaic." in shown
-    for word in [
-        "--tile-shape",
-        "--report",
-        "--interpolate",
-        "--wrap",
-        "--fill-value",
-        "--levels",
-        "--device",
-        "cuda",
-        "--overwrite",
-    ]:
-        assert word in shown
-    assert max(map(len, shown.splitlines())) <= 120
 
 
 def test_a_run(mosaic, tmp_path):
@@ -125,20 +105,13 @@ def made(folder):
 
 T = ["--tile-shape", "8", "8"]
 BAD = {
-    "no arguments": ([], "required: INPUT, OUTPUT"),
     "half a tile shape": (["{}/mosaic.zarr", "{}/o", "--tile-shape", "8"], "expected 2 arguments"),
     "tiles too small": (["{}/mosaic.zarr", "{}/o", "--tile-shape", "8", "2"], "has 16 voxels along x, so a tile has 3"),
     "tiles too large": (["{}/mosaic.zarr", "{}/o", "--tile-shape", "17", "8"], "has 16 voxels along y"),
-    "missing": (["{}/nowhere.zarr", "{}/o", *T], "nowhere.zarr"),
-    "two axes": (["{}/flat.zarr", "{}/o", *T], "z, y and x of space are needed"),
     "fill value": (["{}/mosaic.zarr", "{}/o", *T, "--fill-value", "-1"], "--fill-value -1.0: uint16 does not hold it"),
     "no mean": (["{}/mosaic.zarr", "{}/o", *T, "--s-xy", "0"], "--s-xy 0"),
-    "levels": (["{}/mosaic.zarr", "{}/o", *T, "--levels", "0"], "--levels 0"),
     "report of no kind": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/a.jpg"], "ends in .png"),
     "numbers of a report there": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/kept.png"], "kept.json exists"),
-    "output there": (["{}/mosaic.zarr", "{}/taken", *T], "taken exists"),
-    "the source itself": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "would replace the source"),
-    "a folder that is no zarr": (["{}/mosaic.zarr", "{}/taken", *T, "--overwrite"], "not a Zarr folder"),
 }
 
 
@@ -150,24 +123,6 @@ def test_what_is_refused_is_refused_in_one_line(main, tmp_path, capsys, name):
     check_refused(capsys, main, [word.format(folder) for word in words], PROGRAM, message)
     assert sorted(folder.rglob("*")) == before
     assert (folder / "kept.json").read_text() == "mine"
-
-
-def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
-    done = run_script(NAME, mosaic, tmp_path / "o", *TILE, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGTERM, signal.SIGKILL]))  # of 18 columns, twice
-def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, after, sent):
-    out, picture = tmp_path / "flat.zarr", tmp_path / "report.png"
-    words = [mosaic, out, *TILE, "--report", picture, "--device", "cpu"]
-    assert kill_half_way(NAME, words, after=after, sent=sent) != 0
-    left = [file.name for file in tmp_path.iterdir() if file != mosaic]
-    assert all(name.startswith(".") and ".part-" in name for name in left)
-    assert left == [] if sent == signal.SIGTERM or after == 3 else len(left) == 1
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.mark.gpu

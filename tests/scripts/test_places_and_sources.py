@@ -1,9 +1,11 @@
 """If this fails, a script overwrites its source, or shows a traceback for a path that cannot be read."""
 
 import errno
+import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -18,7 +20,8 @@ from linumpy.io.output import checks
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.io.tiles import read_box
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import ROOT, environment, load, run_script
+from tests.support.budget import some
+from tests.support.script_runs import ROOT, environment, help_of, kill_half_way, load, run_script
 
 SCRIPTS = {
     "linum_aip": [],
@@ -60,6 +63,65 @@ def refused(capsys, monkeypatch):
 
 def whole(path):
     return np.array_equal(zarr.open_group(path, mode="r")["0"][...], voxels())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_help_is_the_docstring(capsys, name):
+    shown = help_of(name, capsys)
+    assert load(name).__doc__.splitlines()[0] in shown
+    for word in ("--device {auto,cuda,cpu}", "--overwrite", "--verbose", *SCRIPTS[name]):
+        assert not word.startswith("--") or word in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_output_is_replaced_only_when_asked(tmp_path, mosaic, refused, capsys, name):
+    output, folder = tmp_path / out_name(name), tmp_path / "taken"
+    folder.mkdir()
+    (folder / "kept").touch()
+    assert str(tmp_path / "none") in refused(name, tmp_path / "none", output, *SCRIPTS[name])
+    words = [mosaic, output, *SCRIPTS[name]]
+    assert load(name).main([*map(str, words)]) == 0
+    before = output.stat().st_mtime_ns
+    capsys.readouterr()
+    assert f"{output.name} exists" in refused(name, *words)
+    assert output.stat().st_mtime_ns == before
+    assert load(name).main([*map(str, words), "--overwrite"]) == 0
+    assert output.stat().st_mtime_ns > before
+    capsys.readouterr()
+    if name != "linum_aip_png":
+        assert "not a Zarr folder" in refused(name, mosaic, folder, *SCRIPTS[name], "--overwrite")
+    assert (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_gpu_where_one_is_asked_for(tmp_path, mosaic, refused, monkeypatch, name):
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device", "cuda"]
+    assert refused(name, *words) == f"{name.replace('_', '-')}: error: there is none\n"
+    assert not words[1].exists()
+
+
+# What SIGTERM unwinds is shared by all commands.
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    some(
+        itertools.product((name for name in SCRIPTS if name != "linum_resample"), [signal.SIGKILL, signal.SIGTERM]),
+        lambda name, sent: sent == signal.SIGKILL or name in ("linum_aip_png", "linum_detect_focal_curvature"),
+    ),
+)
+def test_killed_half_way_nothing_looks_finished(tmp_path, mosaic, name, sent):
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device", "cpu"]
+    if name == "linum_find_tissue_interface":
+        words += ["--overlay", tmp_path / "s.png"]
+    # Focal curvature is found in 4 columns, and then corrected in 9.
+    after = 7 if name == "linum_detect_focal_curvature" else 2
+    assert kill_half_way(name, words, after=after, sent=sent) != 0
+    left = [file.name for file in tmp_path.iterdir() if file != mosaic]
+    assert all(file.startswith(".") and ".part-" in file for file in left)
+    assert left == [] or sent == signal.SIGKILL
+    assert load(name).main([*map(str, words)]) == 0  # what is left is in nobody's way
+    assert words[1].exists()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -95,14 +95,8 @@ def register_slices(
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
     **common
-        As :class:`linumpy.mosaic.io.step.StepOptions` says, for each slice. Workers of `distributed` read the slices;
-        pairs are registered here.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or table, or slices that do not fit each other or the table; an interval far
-        deeper than the slices; a slice without a plane below its cut surface; no CUDA device.
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised, for each slice. Workers of
+        `distributed` read the slices; pairs are registered here.
     """
     step, paths = Step(**common), find_slices(folder, slice_config)
     if output is not None:

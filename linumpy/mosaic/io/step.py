@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 class StepOptions(TypedDict, total=False):
     """Keyword parameters of every step.
 
+    Every step raises FileExistsError for an existing output, FileNotFoundError and SourceError for a source that cannot
+    be read, MetadataError for one whose metadata lack what is needed, ValueError or TypeError for parameters that do
+    not fit it, GpuUnavailableError for ``"cuda"`` without a device, and WorkerError for workers that cannot do the work.
+
     Attributes
     ----------
     channel, time : int, optional
