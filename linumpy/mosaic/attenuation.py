@@ -26,7 +26,6 @@ from linumpy.correction.attenuation import (
     trend_per_mm,
 )
 from linumpy.device import array_module
-from linumpy.io.output.files import check_file
 from linumpy.io.output.results import write_result
 from linumpy.mosaic.beam import (
     MAX_CLIPPED,
@@ -112,9 +111,7 @@ def compensate_attenuation(
     if method is not None and light is not None:
         raise ValueError("pass parameters (method) or those of the brain (light), not both")
     step = Step(output, **common)
-    image = step.open(source, one="attenuation is computed in one volume", files=[report])
-    if report is not None:
-        check_file(report, overwrite=step.overwrite)
+    image = step.open(source, one="attenuation is computed in one volume", file=report)
     spacing_um = image.spacing[image.depth_axis]
     with step.work() as work:
         sample = sample_of(image, work.device_here)

@@ -177,9 +177,7 @@ def stack_registered(
     """
     step, paths = Step(output, **common), find_slices(folder)
     step.check([*paths.values(), *([] if isinstance(transforms, SliceTransforms) else [transforms])])
-    images, space = open_stack(
-        folder, transforms, new_spacing, channel=step.channel, time=step.time, spacing=step.spacing
-    )
+    images, space = open_stack(folder, transforms, new_spacing, **step.selection)
     left_out = [path.name for path in paths.values() if str(path) not in {image.name for image in images}]
     if left_out:
         log.warning("slices without a transform are left out: %s", ", ".join(left_out))

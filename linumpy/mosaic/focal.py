@@ -21,7 +21,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
-from linumpy.io.output.files import check_file, check_picture, replacing
+from linumpy.io.output.files import replacing
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.io.step import ImageOptions, Step
@@ -75,16 +75,14 @@ def correct_mosaic(
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
-    step, reports = Step(output, **common), () if report is None else report_paths(report)
-    image = step.open(source, one="focal curvature is found and corrected in one volume", files=reports)
+    step, numbers = Step(output, **common), None if report is None else Path(report).with_suffix(".json")
+    why = "focal curvature is found and corrected in one volume"
+    image = step.open(source, one=why, picture=report, file=numbers)
     if correction.wrap and image.corrections:
         raise ValueError(
             f"wrap=True: {image.name} has voxels that an earlier correction filled, which would count as measured; "
             "correct the original mosaic"
         )
-    if reports:
-        check_picture(reports[0], overwrite=step.overwrite)
-        check_file(reports[1], overwrite=step.overwrite)
     tile_shape = _checked_tile(image, tile_shape)
     with step.work() as work:
         surface = _surface_of_tiles(image, tile_shape, method, work, step)
@@ -115,10 +113,10 @@ def correct_mosaic(
                 writer.write,
                 done=lambda box: step.advance(box_nbytes(array, box)),
             )
-            if reports:
+            if report is not None:
                 nth = -(-max(tile_shape) // _PICTURE_VOXELS)
                 mean = to_host(mean_tile(surface, tile_shape)[::nth, ::nth])
-                _report(reports, image, curvature, (mean, nth), method, correction, step.overwrite)
+                _report(step, Path(report), image, curvature, (mean, nth), method, correction)
     return curvature
 
 
@@ -129,17 +127,11 @@ def _left_out(curvature: FocalCurvature) -> str:
     return f"it is not larger than its standard error over {curvature.tiles} tiles"
 
 
-def report_paths(report: str | Path) -> tuple[Path, Path]:
-    """Return the paths of the picture and of the JSON of a report."""
-    picture = Path(report)
-    return picture, picture.with_suffix(".json")
-
-
 def _checked_tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
     """Return the tile shape, and refuse tiles that are too small for a fit."""
     tile_shape = needed_tile(image, tile_given)
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
-        if not 3 <= size <= image.array.shape[axis]:
+        if size < 3:
             raise ValueError(
                 f"tile_shape={tuple(tile_shape)}: {image.name} has {image.array.shape[axis]} voxels along "
                 f"{image.axes[axis]}, so a tile has 3 to {image.array.shape[axis]} there"
@@ -210,17 +202,16 @@ def _within(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | 
 
 
 def _report(
-    paths: tuple[Path, ...],
+    step: Step,
+    path: Path,
     image: MosaicImage,
     curvature: FocalCurvature,
     mean: tuple[np.ndarray, int],
     method: SurfaceMethod,
     correction: FocalCorrection,
-    overwrite: bool,
 ) -> None:
     """Write the picture and the JSON of the fit; `mean` is every n-th A-line of the mean tile's surface, and n."""
     from linumpy.mosaic.io.figures import draw_focal_curvature
-    from linumpy.pictures import save
 
     unit, names = image.spacing[image.depth_axis], image.lateral_names
     content = {
@@ -238,14 +229,14 @@ def _report(
         "left_out": _left_out(curvature),
         "keys": _KEYS,
     }
-    with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
-        shown, step = mean
-        focal, tissue = (depth[::step, ::step] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
-        spacing = image.lateral_spacing[0] * step, image.lateral_spacing[1] * step
+    with replacing(path.with_suffix(".json"), overwrite=step.overwrite) as text:
+        shown, nth = mean
+        focal, tissue = (depth[::nth, ::nth] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
+        spacing = image.lateral_spacing[0] * nth, image.lateral_spacing[1] * nth
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
         upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
         drawn = draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source)
-        save(drawn, picture, paths[0].suffix)
+        step.draw(drawn, path)
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -25,12 +25,13 @@ from linumpy.correction.illumination import MAX_GAIN, Evidence, Illumination, il
 from linumpy.correction.shading import ShadingOptions
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
-from linumpy.io.output.files import check_picture, replacing
+from linumpy.io.output.files import replacing
 from linumpy.io.output.results import write_result
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, needed_tile
 from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box, whole_tiles
+from linumpy.pictures import Picture
 from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,12 @@ def estimate_illumination(
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
     step = Step(**common)
-    images = [step.open(source, one=_ONE) for source in sources]
+    images = [step.open(source, one=_ONE, picture=report) for source in sources]
     tiles = [needed_tile(image, tile_shape) for image in images]
-    if report is not None:
-        check_picture(report, overwrite=step.overwrite)
     with step.work() as work:
         fields = _estimate(images, tiles, options, work, step, max_tiles)
     if report is not None:
-        _report(Path(report), images[0], tiles[0], fields, step.overwrite)
+        step.draw(_picture(images[0], fields), report)
     return fields
 
 
@@ -126,9 +125,7 @@ def fix_illumination(
         On the host; ``flat`` and ``dark`` have the axes (Z, A, B).
     """
     step = Step(output, **common)
-    image = step.open(source, one=_ONE, files=[report])
-    if report is not None:
-        check_picture(report, overwrite=step.overwrite)
+    image = step.open(source, one=_ONE, picture=report)
     tile = needed_tile(image, tile_shape)
     shape = (image.array.shape[image.depth_axis], *tile)
     if fields is not None and fields.flat.shape != shape:
@@ -149,7 +146,7 @@ def fix_illumination(
 
         write_corrected(image, step, step.column(image, work), correct, work)
     if report is not None:
-        _report(Path(report), image, tile, used, step.overwrite)
+        step.draw(_picture(image, used), report)
     return used
 
 
@@ -280,14 +277,11 @@ def read_fields(path: str | Path) -> Illumination:
         raise MetadataError(f"{path} has no fields of illumination: {error}") from error
 
 
-def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:
-    """Write the picture of the fields."""
+def _picture(image: MosaicImage, fields: Illumination) -> Picture:
+    """Draw the fields."""
     from linumpy.mosaic.io.figures import draw_illumination
-    from linumpy.pictures import save
 
     spacing = (image.spacing[image.depth_axis], *image.lateral_spacing)
     names, source = image.lateral_names.upper(), PurePosixPath(image.name).name
     flat, dark, baseline = (to_host(field) for field in (fields.flat, fields.dark, fields.baseline))
-    drawn = draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)
-    with replacing(path, overwrite=overwrite) as picture:
-        save(drawn, picture, path.suffix)
+    return draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)

@@ -25,11 +25,11 @@ from linumpy.arrays import Array
 from linumpy.device import to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
-from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
 from linumpy.mosaic.options import SurfaceMethod
+from linumpy.pictures import Picture
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,10 @@ def find_mosaic_surface(
     """
     method = method or SurfaceMethod()
     step = Step(output, **common)
-    image = step.open(source, level, files=[overlay])
+    image = step.open(source, level, picture=overlay)
     if overlay is not None:
         if step.distributed is not None:
             raise ValueError("overlay= is drawn of voxels that this process reads: not together with distributed=")
-        check_picture(overlay, overwrite=step.overwrite)
         image.only("a picture shows one volume")
     first, second = image.lateral_axes
     unit = np.float32(image.spacing[image.depth_axis])
@@ -115,7 +114,7 @@ def find_mosaic_surface(
             done=lambda part: step.advance(box_nbytes(image.array, part[1])),
         )
         if sketch is not None and overlay is not None:
-            sketch.draw(overlay, step.overwrite)
+            step.draw(sketch.picture(), overlay)
     return MosaicSurface(image.lateral_shape, image.nbytes)
 
 
@@ -269,14 +268,13 @@ class _Sketch:
         depths = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
         return depths[row - rows.start]
 
-    def draw(self, path: str | Path, overwrite: bool) -> None:
-        """Draw the picture."""
+    def picture(self) -> Picture:
+        """Return the picture."""
         from linumpy.mosaic.io.figures import draw_surface
-        from linumpy.pictures import save
 
         unit, lateral = self.image.spacing[self.image.depth_axis], self.image.lateral_spacing
         names = self.image.lateral_names.upper()
-        picture = draw_surface(
+        return draw_surface(
             to_host(self.section),
             to_host(self.line),
             to_host(self.edge),
@@ -286,5 +284,3 @@ class _Sketch:
             (names[0], names[1]),
             source=PurePosixPath(self.image.name).name,
         )
-        with replacing(path, overwrite=overwrite) as temporary:
-            save(picture, temporary, Path(path).suffix)

@@ -22,8 +22,6 @@ from typing import Unpack
 import numpy as np
 
 from linumpy.errors import SourceError
-from linumpy.io.output.checks import check_apart
-from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import (
     CutSurface,
     find_surfaces,
@@ -99,10 +97,8 @@ def register_slices(
         `distributed` read the slices; pairs are registered here.
     """
     step, paths = Step(**common), find_slices(folder, slice_config)
-    if output is not None:
-        check_file(output, overwrite=step.overwrite)
-        check_apart([output], [*paths.values(), *(table for table in (shifts, slice_config) if table is not None)])
-    slices = open_slices(paths, least=1, channel=step.channel, time=step.time, spacing=step.spacing)
+    step.check([*paths.values(), *(table for table in (shifts, slice_config) if table is not None)], file=output)
+    slices = open_slices(paths, least=1, **step.selection)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
     moves, reliable = _motor_shifts(numbers, shifts)

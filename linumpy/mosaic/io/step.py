@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
+from linumpy.pictures import Picture, save
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
 
@@ -31,7 +33,7 @@ class StepOptions(TypedDict, total=False):
 
     Every step raises FileExistsError for an existing output, FileNotFoundError and SourceError for a source that cannot
     be read, MetadataError for one whose metadata lack what is needed, ValueError or TypeError for parameters that do
-    not fit it, GpuUnavailableError for ``"cuda"`` without a device, and WorkerError for workers that cannot do the work.
+    not fit it, GpuUnavailableError for ``"cuda"`` without a device, WorkerError for workers that cannot do the work.
 
     Attributes
     ----------
@@ -97,25 +99,47 @@ class Step:
     tile_bytes: int | None = None
     distributed: Client | Cluster | str | None = None
 
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What :func:`linumpy.mosaic.io.image.open_mosaic` takes besides the source and the level."""
+        return {"channel": self.channel, "time": self.time, "spacing": self.spacing}
+
     def open(
-        self, source: str | Path, level: int = 0, *, one: str = "", files: Sequence[str | Path | None] = ()
+        self,
+        source: str | Path,
+        level: int = 0,
+        *,
+        one: str = "",
+        picture: str | Path | None = None,
+        file: str | Path | None = None,
     ) -> MosaicImage:
-        """Open the source, and check that the image can be written.
+        """Open the source, and check that the outputs can be written.
 
         - `one`: why one volume is needed, for the error; empty if the step takes several.
-        - `files`: further outputs, which must not overlap; None is ignored.
+        - `picture`, `file`: further outputs.
         """
-        image = open_mosaic(source, level, channel=self.channel, time=self.time, spacing=self.spacing)
+        image = open_mosaic(source, level, **self.selection)
         if one:
             image.only(one)
-        if self.output:
-            self.check([source], files)
+        self.check([source], picture, file)
         return image
 
-    def check(self, sources: Sequence[str | Path], files: Sequence[str | Path | None] = ()) -> None:
-        """Check that the image can be written, and that neither it nor a file replaces a source."""
-        check_apart([self.output, *(file for file in files if file is not None)], sources)
-        check_target(Path(self.output), overwrite=self.overwrite)
+    def check(
+        self, sources: Sequence[str | Path], picture: str | Path | None = None, file: str | Path | None = None
+    ) -> None:
+        """Check that the outputs can be written, do not overlap, and replace no source."""
+        check_apart([path for path in (self.output, picture, file) if path], sources)
+        if self.output:
+            check_target(Path(self.output), overwrite=self.overwrite)
+        if picture is not None:
+            check_picture(picture, overwrite=self.overwrite)
+        if file is not None:
+            check_file(file, overwrite=self.overwrite)
+
+    def draw(self, picture: Picture, path: str | Path) -> None:
+        """Write a picture, whose suffix chooses the format."""
+        with replacing(path, overwrite=self.overwrite) as temporary:
+            save(picture, temporary, Path(path).suffix)
 
     def work(self) -> AbstractContextManager[TileWork]:
         """Choose the device, and yield what carries out the tiles."""
