@@ -46,20 +46,20 @@ def test_the_device_where_there_is_a_gpu(gpu, words, expected):
 def test_the_device_where_there_is_none(gpu):
     gpu("no wool in this machine")
     assert device_of() == CPU
-    assert device_of("--device", "cpu") == CPU
+    assert device_of("--device=cpu") == CPU
 
 
 def test_the_environment_is_asked_where_the_arguments_say_nothing(gpu, monkeypatch):
     gpu(None)
     monkeypatch.setenv(devices.DEVICE_VARIABLE, "cpu")
     assert device_of() == CPU
-    assert device_of("--device", "cuda") == GPU
+    assert device_of("--device=cuda") == GPU
 
 
 def test_no_gpu_where_one_is_asked_for_ends_a_script_with_2_and_the_reason(gpu, capsys):
     gpu("no wool\nin this machine")
     command = cli.Command("linum-test", None, cli.add_tile_arguments, lambda parsed: print(cli.device_and_name(parsed)))
-    assert command(["--device", "cuda"]) == 2
+    assert command(["--device=cuda"]) == 2
     told = capsys.readouterr()
     assert told.err == "linum-test: error: no wool in this machine\n"
     assert told.out == ""

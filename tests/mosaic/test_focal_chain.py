@@ -66,7 +66,7 @@ def values(path):
 
 
 def run(name, *words):
-    assert load(name).main([str(word) for word in (*words, "--device", "cpu")]) == 0
+    assert load(name).main([str(word) for word in (*words, "--device=cpu")]) == 0
 
 
 @pytest.mark.parametrize(("dtype", "background", "scale", "sign"), CASES)
@@ -197,7 +197,7 @@ def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
 def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     flat = corrected(tmp_path)
     capsys.readouterr()
-    words = [flat, tmp_path / "o.zarr", "--wrap", "--device", "cpu"]
+    words = [flat, tmp_path / "o.zarr", "--wrap", "--device=cpu"]
     check_refused(capsys, load("linum_detect_focal_curvature").main, words, "linum-detect-focal-curvature", "wrap")
     group = zarr.open_group(flat, mode="r+")
     for broken in ([{}], "yes", [{"tile_shape": {"y": 0, "x": 3}, "voxels": {"yy": 1, "xy": 0, "xx": 1}}]):
@@ -218,7 +218,7 @@ def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
         shutil.copytree(flat, tmp_path / "in" / f"slice_{number}.zarr")
     (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
     made = {}
-    for where in ("--device", "cuda", "--device", "cpu"):
+    for where in ("--device=cuda", "--device=cpu"):
         outputs = [tmp_path / f"{name}{where}.zarr" for name in ("surface", "edge", "aip", "stack")]
         stack = [tmp_path / "in", tmp_path / "shifts.csv", outputs[3], "--slicing-interval-mm", 0.28]
         for name, words in (
@@ -229,7 +229,7 @@ def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
         ):
             assert load(name).main([str(word) for word in (*words, where)]) == 0
         made[where] = [values(one) for one in outputs]
-    surface, edge, aip, stack = zip(made["--device", "cuda"], made["--device", "cpu"], strict=True)
+    surface, edge, aip, stack = zip(made["--device=cuda"], made["--device=cpu"], strict=True)
     assert (surface[0] != surface[1]).mean() < 0.002
     assert np.isclose(*edge, atol=0.1, equal_nan=True).mean() > 0.995
     np.testing.assert_allclose(*aip, rtol=1e-5)

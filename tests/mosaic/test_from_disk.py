@@ -15,7 +15,7 @@ from linumpy.mosaic.focal import correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io.figures import draw_surface
 from linumpy.mosaic.io.image import open_mosaic
-from linumpy.mosaic.io.slice_table import find_slices, read_shifts
+from linumpy.mosaic.io.slice_table import find_slices
 from linumpy.mosaic.io.tiles import boxes, column_shape
 from linumpy.mosaic.options import FocalCorrection, SurfaceMethod, ZSearch
 from linumpy.mosaic.slices import search_window, stack_mosaics
@@ -249,13 +249,6 @@ def test_slices_are_found_by_their_numbers(tmp_path):
     names = {number: path.name for number, path in find_slices(tmp_path).items()}
     assert names == {2: "mosaic_3d_z02.zarr", 7: "brain7.ome.zarr", 12: "slice_z12_10um.ome.zarr"}
     assert list(names) == [2, 7, 12]
-
-
-def test_a_table_as_a_spreadsheet_writes_it(tmp_path):
-    text = "\ufefffixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm,note\r\n1,2,4,5,0.4,-0.5,ok\r\n"
-    (tmp_path / "s.csv").write_bytes(text.encode())
-    (shift,) = read_shifts(tmp_path / "s.csv")
-    assert (shift.fixed_id, shift.moving_id, shift.y_mm, shift.x_mm) == (1, 2, -0.5, 0.4)
 
 
 def test_a_file_is_complete_or_not_there(tmp_path):

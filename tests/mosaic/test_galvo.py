@@ -54,12 +54,10 @@ def test_a_mosaic_is_mended(tmp_path, capsys):
         assert found.columns == truth_galvo(SPEC, 1) % 44
         np.testing.assert_array_equal(zarr.open_group(tmp_path / name, mode="r")["0"][...], straight)
     assert open_mosaic(tmp_path / "a").tile_shape == (40, 44)
-    assert load("linum_fix_galvo_shift").main([str(tmp_path / "a"), str(tmp_path / "c"), "--device", "cpu"]) == 0
+    assert load("linum_fix_galvo_shift").main([str(tmp_path / "a"), str(tmp_path / "c"), "--device=cpu"]) == 0
     assert "rotated by 0 columns" in capsys.readouterr().out
     np.testing.assert_array_equal(zarr.open_group(tmp_path / "c", mode="r")["0"][...], straight)
-    assert (
-        load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--device", "cpu"]) == 0
-    )
+    assert load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--device=cpu"]) == 0
     turned = zarr.open_group(tmp_path / "d", mode="r")["0"][...]
     np.testing.assert_array_equal(turned[..., :44], np.roll(mosaic(SPEC, 1)[..., :44], -3, axis=-1))
 
@@ -70,7 +68,7 @@ def test_one_of_several_channels_is_mended_as_asked(tmp_path, capsys):
     attributes = {"linumpy": {"tile_shape": {"y": 40, "x": 44}}}
     write_omezarr(tmp_path / "pair", pair, (3.0, 5.0, 5.0), axes="czyx", chunks=(1, 16, 40, 44), attributes=attributes)
     main = load("linum_fix_galvo_shift").main
-    words = [str(tmp_path / "pair"), str(tmp_path / "out"), "--device", "cpu"]
+    words = [str(tmp_path / "pair"), str(tmp_path / "out"), "--device=cpu"]
     assert main(words) == 2
     assert "--channel" in capsys.readouterr().err
     assert main([*words, "--channel", "1"]) == 0

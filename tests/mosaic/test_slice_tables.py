@@ -102,6 +102,7 @@ BAD_SHIFTS = {
     "half an id": (",".join(HEAD) + "\n0.5,1,0,0,0,0\n", "line 2: fixed_id is '0.5': ids must be whole numbers"),
     "no id": (",".join(HEAD) + "\nnan,1,0,0,0,0\n", "line 2: fixed_id is 'nan'"),
     "nan": (",".join(HEAD) + "\n0,1,0,0,nan,0\n", "line 2: the shifts 0.0 and nan mm are not finite"),
+    "a word": (",".join(HEAD) + "\n0,1,0,0,wool,0\n", "line 2: shifts must be numbers"),
     "twice": (",".join(HEAD) + "\n" + ROW + ROW, "line 3: the table has a shift from slice 0 to 1 already"),
     "upwards": (",".join(HEAD) + "\n1,0,0,0,0,0\n", "line 2: the moving slice 0 is not below the fixed slice 1"),
     "a column twice": (",".join([*HEAD, "fixed_id"]) + "\n", "has no column fixed_id: it needs"),

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from linumpy.errors import GpuUnavailableError
-from linumpy.mosaic.stacking import (
-    blend_overlap,
-    candidate_overlaps,
-    enforce_z_consistency,
-    find_z_overlap,
-    plan_stack,
-)
+from linumpy.mosaic.stacking import blend_overlap, candidate_overlaps, enforce_z_consistency, find_z_overlap, plan_stack
 from linumpy.testing.synthetic import MosaicSpec, block
 from tests.support.stacks import consecutive_slices, stack_slices
 

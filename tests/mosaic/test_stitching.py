@@ -161,7 +161,7 @@ def test_a_run(tmp_path):
     write_positions(tmp_path / "p.csv", found, "m", (10, 12))
     out = tmp_path / "out.ome.zarr"
     words = (source, tmp_path / "p.csv", out, "--blending", "diffusion", "--levels", 2, "--codec", "none")
-    done = run_script(NAME, *words, "--device", "cpu")
+    done = run_script(NAME, *words, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 tiles stitched to ")
     assert np.abs(values(out) - expected_volume(tiles, found)).mean() < 3000  # other weights
@@ -171,7 +171,7 @@ def test_what_is_refused(tmp_path, capsys):
     found = positions_of(np.random.default_rng(6))
     source = write_grid(tmp_path / "m.ome.zarr", np.zeros((3, 3, DEPTH, *TILE), "u2"))
     write_positions(tmp_path / "p.json", found, "m", (10, 12))
-    words = [source, tmp_path / "p.json", tmp_path / "out.ome.zarr", "--device", "cpu"]
+    words = [source, tmp_path / "p.json", tmp_path / "out.ome.zarr", "--device=cpu"]
     check_refused(capsys, load(NAME).main, words, PROGRAM, "3 × 2 tiles")
     check_refused(capsys, load(NAME).main, [*words, "--tile-shape", 10, 24], PROGRAM, "p.json")
     none = TilePositions(

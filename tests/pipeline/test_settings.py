@@ -59,10 +59,7 @@ def test_one_run_in_three_languages(tmp_path):
         (TOML.replace("surface", "register"), "skip has 'register', but 'stack' needs"),
         (TOML + "attenuation.focus_um = 1", "attenuation: 'focus_um' is no option of this stage: there are dtype"),
         ("mosaics =", "run.toml: Invalid value"),
-        (
-            TOML + 'positions.overlap = "0.2"',
-            r"run.toml: positions: overlap='0\.2': pass a number above 0 and",
-        ),
+        (TOML + 'positions.overlap = "0.2"', r"run.toml: positions: overlap='0\.2': pass a number above 0 and"),
         (TOML + "positions.overlap = 0.7", r"positions: overlap=0\.7: pass a number above 0 and not above 0\.5"),
         (TOML + "positions.min_evidence = nan", "min_evidence=nan: pass a number not below 0 and not above 1"),
         (TOML + 'attenuation.dtype = "uint12"', "dtype='uint12': pass 'float32' or 'uint8' or 'uint16'"),

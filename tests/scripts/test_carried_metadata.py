@@ -68,7 +68,7 @@ def words(name, folder):
     )
     source = [folder / "slices", folder / "shifts.csv"] if slices else [folder / "m"]
     chosen = [] if name in HOLD_ALL else ["--time", "1"]
-    return [str(one) for one in (*source, folder / "out", *COMMANDS[name], "--device", "cpu", *chosen)]
+    return [str(one) for one in (*source, folder / "out", *COMMANDS[name], "--device=cpu", *chosen)]
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
@@ -131,7 +131,7 @@ def test_labels_of_a_mesh_have_the_units_and_the_version_of_the_image(tmp_path, 
     corners = np.array([[x, y, z] for x in (352, 448) for y in (241, 399) for z in (111, 149)], float)
     trimesh = pytest.importorskip("trimesh")
     trimesh.Trimesh(corners).convex_hull.export(tmp_path / "mesh.stl")
-    words = [tmp_path / "mesh.stl", tmp_path / "m", tmp_path / "out", "--unit", "um", "--device", "cpu"]
+    words = [tmp_path / "mesh.stl", tmp_path / "m", tmp_path / "out", "--unit", "um", "--device=cpu"]
     assert load("linum_voxelize").main([*map(str, words)]) == 0
     made = open_image(tmp_path / "out")
     assert (made.version, {axis.unit for axis in made.axes}) == (version, {"millimeter"})

@@ -28,7 +28,7 @@ def mosaic(tmp_path):
 
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "aip.ome.zarr"
-    done = run_script("linum_aip", mosaic, out, "--device", "cpu")
+    done = run_script("linum_aip", mosaic, out, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     pixels, spacing = read_omezarr(out)
@@ -38,7 +38,7 @@ def test_a_run(mosaic, tmp_path):
 
 
 def test_a_picture(mosaic, tmp_path):
-    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--device", "cpu")
+    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--device=cpu")
     assert done.returncode == 0, done.stderr
     got = np.asarray(Image.open(tmp_path / "aip.png"))
     mean = volume().mean(axis=0)

@@ -28,12 +28,12 @@ def mosaic(tmp_path):
 def test_a_run(mosaic, tmp_path):
     out, picture = tmp_path / "new" / "surface.ome.zarr", tmp_path / "pictures" / "surface.png"
     for folder in (out.parent, picture.parent):
-        done = run_script(NAME, mosaic, out, "--overlay", picture, "--device", "cpu")
+        done = run_script(NAME, mosaic, out, "--overlay", picture, "--device=cpu")
         assert (done.returncode, done.stdout) == (2, "")
         assert f"there is no folder {folder}: make it first, or choose another path" in done.stderr
         assert not folder.exists()
         folder.mkdir()
-    done = run_script(NAME, mosaic, out, "--overlay", picture, "--s-xy", 9, "--device", "cpu")
+    done = run_script(NAME, mosaic, out, "--overlay", picture, "--s-xy", 9, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
@@ -53,7 +53,7 @@ def test_a_run(mosaic, tmp_path):
 def test_options_reach_the_method(main, mosaic, tmp_path, capsys):
     maps = []
     for number, words in enumerate([[], ["--no-log"], ["--s-z", "6"], ["--s-xy", "3"], ["--detect-cutting-errors"]]):
-        assert main([str(mosaic), str(tmp_path / f"{number}.zarr"), "--device", "cpu", *words]) == 0
+        assert main([str(mosaic), str(tmp_path / f"{number}.zarr"), "--device=cpu", *words]) == 0
         maps.append(zarr.open_group(tmp_path / f"{number}.zarr", mode="r")["0"][...])
     assert all(not np.array_equal(maps[0], one) for one in maps[1:4])
 
@@ -62,7 +62,7 @@ def test_another_level(main, tmp_path, capsys):
     volume = np.zeros((16, 8, 8), "f4")
     volume[10:] = 100
     source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 10), levels=2)
-    assert main([str(source), str(tmp_path / "s.zarr"), "--level", "1", "--device", "cpu", "--s-xy", "1"]) == 0
+    assert main([str(source), str(tmp_path / "s.zarr"), "--level", "1", "--device=cpu", "--s-xy", "1"]) == 0
     depth, spacing = read_omezarr(tmp_path / "s.zarr")
     assert (depth.shape, spacing) == ((4, 4), (20.0, 20.0))
     assert open_image(tmp_path / "s.zarr").origin[0] == (5.0, 5.0)
@@ -72,7 +72,7 @@ def test_another_level(main, tmp_path, capsys):
 def test_an_output_is_kept_unless_it_may_go(main, mosaic, tmp_path, capsys):
     out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
     picture.write_text("mine")
-    words = [mosaic, out, "--overlay", picture, "--device", "cpu"]
+    words = [mosaic, out, "--overlay", picture, "--device=cpu"]
     check_refused(capsys, main, words, PROGRAM, "s.png exists: choose another path, or replace it with --overwrite")
     assert not out.exists()
     assert picture.read_text() == "mine"
@@ -129,19 +129,10 @@ def test_what_is_refused_is_refused_in_one_line(main, tmp_path, capsys, name):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, cupy, monkeypatch, capsys):
-    crossed = []
-    asnumpy = cupy.asnumpy
-
-    def counted(array, *arguments, **options):
-        crossed.append(array.ndim)
-        return asnumpy(array, *arguments, **options)
-
-    monkeypatch.setattr(cupy, "asnumpy", counted)
-    assert main([str(mosaic), str(tmp_path / "g.zarr"), "--device", "cuda", "--overlay", str(tmp_path / "g.png")]) == 0
+def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, capsys):
+    assert main([str(mosaic), str(tmp_path / "g.zarr"), "--device=cuda", "--overlay", str(tmp_path / "g.png")]) == 0
     assert " on GPU: " in capsys.readouterr().out
-    assert 3 not in crossed  # no volume came back to the host
-    assert main([str(mosaic), str(tmp_path / "c.zarr"), "--device", "cpu"]) == 0
+    assert main([str(mosaic), str(tmp_path / "c.zarr"), "--device=cpu"]) == 0
     on_gpu, on_cpu = (zarr.open_group(tmp_path / name, mode="r")["0"][...] / 4.0 for name in ("g.zarr", "c.zarr"))
     assert (on_gpu == on_cpu).mean() > 0.999
     assert np.abs(on_gpu - on_cpu).max() <= 1

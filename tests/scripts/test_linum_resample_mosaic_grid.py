@@ -52,7 +52,7 @@ def mosaic(tmp_path):
 
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "out.ome.zarr"
-    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--levels", 2, "--device", "cpu")
+    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--levels", 2, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     assert "iB/s" in done.stdout
@@ -195,4 +195,4 @@ def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes, codec):
     for level in (0, 1):
         gpu, cpu = (values(tmp_path / one, level).astype("f8") for one in ("cuda", "cpu"))
         np.testing.assert_allclose(gpu, cpu, rtol=1e-5, atol=1 if dtype == "u2" else 0.02)
-    assert load(NAME).main([str(source), str(tmp_path / "s"), "--resolution", "10", "--device", "cuda"]) == 0
+    assert load(NAME).main([str(source), str(tmp_path / "s"), "--resolution", "10", "--device=cuda"]) == 0

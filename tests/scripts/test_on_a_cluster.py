@@ -100,7 +100,7 @@ def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, cap
         if where == "there":
             for module in (linumpy.resample.tile_work, linumpy.resample.convert_zarr):
                 monkeypatch.setattr(module, "work_through", None)
-        more = ["--cluster", address] if where == "there" else ["--device", "cpu"]
+        more = ["--cluster", address] if where == "there" else ["--device=cpu"]
         assert main(words + more) == 0, capsys.readouterr().err
         out = next(word for word in words if str(tmp_path) in word)
         made.append(_read(out))

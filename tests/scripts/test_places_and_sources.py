@@ -97,7 +97,7 @@ def test_an_output_is_replaced_only_when_asked(tmp_path, mosaic, refused, capsys
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_gpu_where_one_is_asked_for(tmp_path, mosaic, refused, monkeypatch, name):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device", "cuda"]
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device=cuda"]
     assert refused(name, *words) == f"{name.replace('_', '-')}: error: there is none\n"
     assert not words[1].exists()
 
@@ -111,7 +111,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path, mosaic, refused, monkeypatch, n
     ),
 )
 def test_killed_half_way_nothing_looks_finished(tmp_path, mosaic, name, sent):
-    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device", "cpu"]
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device=cpu"]
     if name == "linum_find_tissue_interface":
         words += ["--overlay", tmp_path / "s.png"]
     # Focal curvature is found in 4 columns, and then corrected in 9.
@@ -229,7 +229,7 @@ def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
 
 def test_a_url_of_a_file_is_read(tmp_path, mosaic, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load("linum_aip").main([f"file://{mosaic}", "a.zarr", "--device", "cpu"]) == 0
+    assert load("linum_aip").main([f"file://{mosaic}", "a.zarr", "--device=cpu"]) == 0
     assert np.allclose(zarr.open_group("a.zarr", mode="r")["0"][...], voxels().mean(0))
 
 

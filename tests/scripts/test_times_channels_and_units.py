@@ -71,8 +71,7 @@ class Command:
                 self.place(out),
                 *COMMANDS[self.name],
                 *OF_TILES.get(self.name, []),
-                "--device",
-                "cpu",
+                "--device=cpu",
                 *more,
             )
         ]
@@ -213,9 +212,7 @@ def test_the_mosaic_of_the_demo(name, tmp_path, caplog):
     suffix = ".png" if name == "linum_aip_png" else ""
     with caplog.at_level(logging.WARNING):
         assert (
-            load(name).main(
-                [str(tmp_path / "m.zarr"), str(tmp_path / f"x{suffix}"), *COMMANDS[name], "--device", "cpu"]
-            )
+            load(name).main([str(tmp_path / "m.zarr"), str(tmp_path / f"x{suffix}"), *COMMANDS[name], "--device=cpu"])
             == 0
         )
     assert not caplog.records
@@ -231,7 +228,7 @@ def test_tiles_are_kept_and_taken(tmp_path, caplog):
     assert open_image(tmp_path / "m").levels[0].chunks != (20, 12, 10)
     assert tiles(tmp_path / "m") == {"y": 12, "x": 10}
     main = load("linum_detect_focal_curvature").main
-    assert main([str(tmp_path / "m"), str(tmp_path / "flat"), "--s-xy", "3", "--device", "cpu"]) == 0
+    assert main([str(tmp_path / "m"), str(tmp_path / "flat"), "--s-xy", "3", "--device=cpu"]) == 0
     assert tiles(tmp_path / "flat") == {"y": 12, "x": 10}
     with caplog.at_level(logging.WARNING):
         made = resample_mosaic_grid(tmp_path / "flat", tmp_path / "coarse", 20)
@@ -272,7 +269,7 @@ def test_no_command_takes_a_chunk_for_a_tile(tmp_path, capsys, name):
     between = [tmp_path / "p.json"] if name == "linum_stitch_3d" else []
     (tmp_path / "p.json").write_text("{}")
     output = tmp_path / ("x.json" if name == "linum_estimate_transform" else "x")
-    words = [tmp_path / "m", *between, output, *TILED_COMMANDS[name], "--device", "cpu"]
+    words = [tmp_path / "m", *between, output, *TILED_COMMANDS[name], "--device=cpu"]
     program = name.replace("_", "-")
     check_refused(capsys, load(name).main, words, program, "its metadata has no tile shape; pass --tile-shape A B")
     assert not output.exists()
@@ -285,7 +282,7 @@ def test_every_time_and_channel_on_a_gpu(command):
     command.write(voxels(2, 3), "tczyx", chunks=(1, 2, 16, 8, 9))
     levels = ["--levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
     command.run("cpu", *levels)
-    command.run("gpu", *levels, "--device", "cuda")
+    command.run("gpu", *levels, "--device=cuda")
     cpu, gpu = (open_image(command.place(one)) for one in ("cpu", "gpu"))
     assert gpu.axes == cpu.axes
     for one, other in zip(gpu.levels, cpu.levels, strict=True):

@@ -105,20 +105,20 @@ def test_voxels_of_other_types():
 def test_the_commands(tmp_path, grid):
     source = write(tmp_path / "m.ome.zarr", grid)
     done = run_script(
-        "linum_fix_illumination", source, tmp_path / "even.zarr", "--report", tmp_path / "even.png", "--device", "cpu"
+        "linum_fix_illumination", source, tmp_path / "even.zarr", "--report", tmp_path / "even.png", "--device=cpu"
     )
     assert done.returncode == 0, done.stderr
     assert "from 20 tiles" in done.stdout
     assert (tmp_path / "even.png").stat().st_size > 10_000
     compensation, normalise = load("linum_compensate_attenuation"), load("linum_normalize_intensities")
-    words = ["--focus", "40", "--rayleigh", "150", "--end", "3", "--device", "cpu"]
+    words = ["--focus", "40", "--rayleigh", "150", "--end", "3", "--device=cpu"]
     assert compensation.main([str(tmp_path / "even.zarr"), str(tmp_path / "clear.zarr"), *words]) == 0
-    options = ["--percentiles", "0", "100", "--per", "slice", "--device", "cpu", "--codec", "zstd"]
+    options = ["--percentiles", "0", "100", "--per", "slice", "--device=cpu", "--codec", "zstd"]
     assert normalise.main([str(tmp_path / "clear.zarr"), str(tmp_path / "unit.zarr"), *options]) == 0
     unit, spacing = read_omezarr(tmp_path / "unit.zarr")
     assert (unit.shape, unit.dtype, spacing) == (grid.shape, np.float32, (10.0, 10.0, 10.0))
     assert (unit[...].min(), unit[...].max()) == (0, 1)
-    assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--device", "cpu"]) == 2
+    assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--device=cpu"]) == 2
     assert not (tmp_path / "x").exists()
 
 
@@ -126,12 +126,12 @@ def test_fields_of_a_file_are_those_of_the_mosaics(tmp_path, grid):
     """What linum-estimate-illumination writes of two mosaics, linum-fix-illumination divides by."""
     sources = [write(tmp_path / f"m{k}.ome.zarr", grid) for k in range(2)]
     file, even = tmp_path / "fields.npz", tmp_path / "even.zarr"
-    assert load("linum_estimate_illumination").main([*map(str, sources), str(file), "--force", "--device", "cpu"]) == 0
+    assert load("linum_estimate_illumination").main([*map(str, sources), str(file), "--force", "--device=cpu"]) == 0
     fields = read_fields(file)
     told = json.loads(file.with_suffix(".json").read_text())
     assert (told["tiles"], told["left_out"], told["warnings"]) == (40, "", [])
     assert told["gain_max"] == pytest.approx(1 / fields.flat.min())
-    words = [str(sources[0]), str(even), "--fields", str(file), "--device", "cpu"]
+    words = [str(sources[0]), str(even), "--fields", str(file), "--device=cpu"]
     assert load("linum_fix_illumination").main(words) == 0
     assert np.abs(voxels(even) - np.rint(grid / np.tile(fields.flat, (1, 4, 5)))).max() <= 1
     other = tmp_path / "other.npz"
