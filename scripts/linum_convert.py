@@ -20,7 +20,6 @@ For example:
 from __future__ import annotations
 
 import sys
-import time
 
 from linumpy import cli
 
@@ -56,17 +55,15 @@ def _convert(parsed: cli.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
-    begin = time.perf_counter()
-    device, device_name = cli.device_and_name(parsed)
+    command = cli.TileCommand(parsed)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
         downsampling=parsed.downsampling, missing=parsed.missing,
-        device=device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
+        device=command.device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip
-    seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.input, parsed.output, device_name, seconds, sizes_of(parsed.output)[0]))
+    command.close(sizes_of(parsed.output)[0])
 
 
 main = cli.Command("linum-convert", __doc__, _options, _convert)

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from linumpy import cli
 
 
 def _options(parser: cli.Parser) -> None:
-    parser.add_argument("mesh", type=Path, metavar="MESH", help="File with triangles.")
+    parser.add_argument("input", type=Path, metavar="MESH", help="File with triangles.")
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr label image to write.")
     parser.add_argument(
@@ -54,21 +53,20 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     from linumpy.voxel.backends.choose import get_backend
     from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
 
-    begin = time.perf_counter()
     if not np.isfinite(parsed.shift).all():
         raise ValueError(f"shift={parsed.shift}: pass three finite numbers in µm")
-    device, name = cli.device_and_name(parsed)
+    command = cli.TileCommand(parsed)
     backend = get_backend(parsed.device if parsed.distributed is None else "cpu")
     image = open_volumes(parsed.image, parsed.level, spacing=cli.spacing_of_axes(parsed))
-    vertices, triangles = load_mesh(parsed.mesh, parsed.unit)
+    vertices, triangles = load_mesh(parsed.input, parsed.unit)
     result = voxelize_onto_image(
         vertices + np.asarray(parsed.shift[::-1]), triangles, image, parsed.output, label=parsed.label,
         fill_holes=parsed.fill_holes, levels=parsed.levels, backend=backend, overwrite=parsed.overwrite,
-        codec=parsed.codec, distributed=parsed.distributed, device=device,
+        codec=parsed.codec, distributed=parsed.distributed, device=command.device,
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
     print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
-    print(cli.closing_line(parsed.mesh, parsed.output, name, time.perf_counter() - begin, result.nbytes))
+    command.close(result.nbytes)
 
 
 main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)

@@ -186,7 +186,7 @@ def estimate_brain_light(
         log.warning("%s", warning)
     log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
     if output is not None:
-        write_brain_light(output, light, overwrite=overwrite)
+        write_result(output, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
     return light
 
 
@@ -290,13 +290,8 @@ def _mean_deep(parts: Sequence[DeepLight]) -> DeepLight:
     )
 
 
-def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = False) -> None:
-    """Write a JSON file, in which numbers that are infinite are null."""
-    write_result(path, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
-
-
 def read_brain_light(path: str | Path) -> BrainLight:
-    """Read what :func:`write_brain_light` wrote.
+    """Read what :func:`estimate_brain_light` wrote.
 
     Raises `FileNotFoundError`: the file does not exist. `SourceError`: a file that has no parameters of a brain.
     """

@@ -7,7 +7,6 @@ of the whole depth): its complete tiles for their surface, and all of it for the
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
-from linumpy.io.output.files import replacing
+from linumpy.io.output.results import write_result
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.io.step import ImageOptions, Step
@@ -226,18 +225,15 @@ def _report(
         "um": _numbers(curvature, unit),
         "method": asdict(method),
         "correction": asdict(correction),
-        "left_out": _left_out(curvature),
         "keys": _KEYS,
     }
-    with replacing(path.with_suffix(".json"), overwrite=step.overwrite) as text:
-        shown, nth = mean
-        focal, tissue = (depth[::nth, ::nth] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
-        spacing = image.lateral_spacing[0] * nth, image.lateral_spacing[1] * nth
-        title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
-        upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
-        drawn = draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source)
-        step.draw(drawn, path)
-        text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    shown, nth = mean
+    focal, tissue = (depth[::nth, ::nth] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
+    spacing = image.lateral_spacing[0] * nth, image.lateral_spacing[1] * nth
+    title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
+    upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
+    step.draw(draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source), path)
+    write_result(path.with_suffix(".json"), content, left_out=_left_out(curvature), overwrite=step.overwrite)
 
 
 #: Explanations in the report, for readers without this source.

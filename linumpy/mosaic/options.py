@@ -19,15 +19,21 @@ Spacing = Positive | tuple[Positive, Positive, Positive]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurfaceMethod(Declared):
+class Smoothing(Declared):
+    """How intensities are smoothed before the surface is detected."""
+
+    s_xy: Annotated[Count, Help("Lateral mean over N × N voxels.", "N")] = 15
+    s_z: Annotated[Positive, Help("Standard deviation of the Gaussian along z, voxels.", "S")] = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurfaceMethod(Smoothing):
     """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
 
     With the definition ``"edge"`` the map is NaN where there is no tissue, and infinity where the surface of tissue is
     not found.
     """
 
-    s_xy: Annotated[Count, Help("Lateral mean over N × N voxels.", "N")] = 15
-    s_z: Annotated[Positive, Help("Standard deviation of the Gaussian along z, voxels.", "S")] = 2.0
     use_log: Annotated[bool, Help("Use the logarithm of the intensity, or the intensity.", option="log")] = True
     detect_cutting_errors: Annotated[
         bool, Help("Where the smoothed intensity has its maximum above the surface, take the maximum as the surface.")

@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from linumpy.correction.shading import ShadingOptions
-from linumpy.declared import Count, Declared, Positive
-from linumpy.mosaic.options import AttenuationMethod, Definition, Galvo, Positions, Registration, Spacing, Stitch
+from linumpy.declared import Declared
+from linumpy.mosaic.options import (
+    AttenuationMethod,
+    Definition,
+    Galvo,
+    Positions,
+    Registration,
+    Smoothing,
+    Spacing,
+    Stitch,
+)
 
 
 @dataclass(frozen=True)
@@ -25,21 +34,17 @@ class Resample(Declared):
     new_spacing: Spacing = 10.0
 
 
-@dataclass(frozen=True)
-class Focal(Declared):
+@dataclass(frozen=True, kw_only=True)
+class Focal(Smoothing):
     """Options of ``focal``: :class:`linumpy.mosaic.surface.SurfaceMethod` and ``FocalCorrection``."""
 
-    s_xy: Count = 15
-    s_z: Positive = 2.0
     interpolate: bool = True
 
 
-@dataclass(frozen=True)
-class Surface(Declared):
+@dataclass(frozen=True, kw_only=True)
+class Surface(Smoothing):
     """Options of ``surface``: :class:`linumpy.mosaic.surface.SurfaceMethod`."""
 
-    s_xy: Count = 15
-    s_z: Positive = 2.0
     definition: Definition = "linumpy"
 
 

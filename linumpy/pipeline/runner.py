@@ -122,6 +122,7 @@ def run_pipeline(
     shared: _Files = {"shifts": (run.shifts,)} if run.shifts is not None else {}
     empty: list[str] = []
     stages: list[StageSummary] = []
+    summary = _summary(run, mosaics, empty, stages, {})
     with open_records(run.output, overwrite=overwrite) as records, tile_work(distributed, device=device) as work:
         if overwrite:
             records.clear()
@@ -145,10 +146,10 @@ def run_pipeline(
                 if not slices:
                     raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
             # After each stage, since the report shows the times, and only the files of this run.
-            _write_summary(
-                run.output / "pipeline.json", _summary(run, mosaics, empty, stages, _gathered(slices, shared))
-            )
-    return _summary(run, mosaics, empty, stages, _gathered(slices, shared))
+            summary = _summary(run, mosaics, empty, stages, _gathered(slices, shared))
+            with replacing(run.output / "pipeline.json", overwrite=True) as temporary:
+                temporary.write_text(json.dumps(asdict(summary), indent=1, default=str))
+    return summary
 
 
 def _summary(
@@ -239,9 +240,3 @@ def _timed(task: Task, where: Where) -> tuple[str, float]:
         log.error("%s of %s failed: %s", task.stage, task.name, error)
         raise
     return request, time.perf_counter() - begin
-
-
-def _write_summary(path: Path, summary: Summary) -> None:
-    text = json.dumps(asdict(summary), indent=1, default=str)
-    with replacing(path, overwrite=True) as temporary:
-        temporary.write_text(text)

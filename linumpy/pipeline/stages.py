@@ -227,8 +227,7 @@ def _surface(task: Task, where: Where) -> None:
     from linumpy.mosaic.options import SurfaceMethod
     from linumpy.mosaic.surface import find_mosaic_surface
 
-    settings: options.Surface = task.options
-    method = SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z, definition=settings.definition)
+    method = SurfaceMethod(**asdict(task.options))
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
         **_map(task, where),

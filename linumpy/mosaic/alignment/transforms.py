@@ -21,7 +21,7 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import systems_of
 from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
-from linumpy.io.output.results import JSON
+from linumpy.io.output.results import JSON, read_result, write_result
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
@@ -100,18 +100,8 @@ class SliceTransforms:
 
         Raises `FileExistsError`: the file exists.
         """
-        text = json.dumps({"linumpy": _KIND, "version": 2, **_finite(asdict(self))}, indent=1)
-        with replacing(path, overwrite=overwrite) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: JSON) -> JSON:
-    """Replace NaN and infinities, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(member) for key, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(member) for member in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        content = {"linumpy": _KIND, "version": 2, **asdict(self)}
+        write_result(path, content, warnings=self.warnings, left_out=self.left_out, overwrite=overwrite)
 
 
 def read_transforms(path: str | Path) -> SliceTransforms:
@@ -121,7 +111,7 @@ def read_transforms(path: str | Path) -> SliceTransforms:
     transforms that are not invertible.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_result(path)
         if content.get("linumpy") != _KIND:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
         slices = tuple(map(_slice, content["slices"]))
