@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry import focal
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
@@ -127,14 +126,6 @@ def test_each_a_line_by_its_place_in_its_tile():
 def test_bad_input(surface, tile_shape, message):
     with pytest.raises(ValueError, match=message):
         detect_focal_curvature(surface, tile_shape)
-
-
-def test_a_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        correct_focal_curvature(
-            np.ones((3, 3, 3)), FocalCurvature(tile_shape=(3, 3), vv=1, vu=0, uu=0, rms=0, tiles=1), device="cuda"
-        )
 
 
 @pytest.mark.gpu

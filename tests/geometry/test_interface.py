@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linumpy.device import to_host
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct import surface as surface_module
@@ -289,13 +288,6 @@ def test_what_is_no_number_spoils_only_the_means_over_it(value, s_xy, masked):
 def test_bad_input(shape, options, message):
     with pytest.raises(ValueError, match=message):
         find_tissue_interface(np.ones(shape), **options)
-
-
-def test_a_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        find_tissue_interface(np.ones((3, 3, 9)), device="cuda")
-    assert isinstance(find_tissue_interface(np.ones((3, 3, 9)), device="cpu"), np.ndarray)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,9 @@ import pytest
 import scipy.ndimage
 
 from linumpy.errors import GpuUnavailableError
-from linumpy.geometry.interface import crop_below_interface, find_tissue_interface, remove_outliers
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
+from linumpy.geometry.interface import crop_below_interface, find_tissue_interface, fit_interface, remove_outliers
+from linumpy.mosaic.stacking import find_z_overlap
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
@@ -168,17 +170,28 @@ def test_a_surface_that_does_not_fit():
         crop_below_interface(np.ones((5, 3, 4)), np.ones((3, 3)))
 
 
-def test_a_gpu_without_one(monkeypatch):
+VOL, FLAT = np.ones((9, 3, 4), "f4"), np.ones((9, 9), "f4")
+CURVATURE = FocalCurvature(tile_shape=(3, 3), vv=1, vu=0, uu=0, rms=0, tiles=1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda device: find_tissue_interface(VOL, mask=VOL > 0, device=device),
+        lambda device: remove_outliers(FLAT, device=device)[0],
+        lambda device: crop_below_interface(VOL, FLAT[:3, :4], device=device),
+        lambda device: fit_interface(FLAT, "plane", device=device).surface,
+        lambda device: correct_focal_curvature(VOL, CURVATURE, device=device),
+        lambda device: np.array(find_z_overlap(VOL, VOL, 0.03, 0.01, 5.0, device=device)),
+    ],
+)
+def test_a_device_of_the_caller_s_choice(monkeypatch, call):
+    """Without a GPU the choice of one is an error; by default arrays are computed where they lie."""
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    vol, surface = np.ones((5, 3, 4)), np.ones((3, 4))
-    calls = [
-        lambda: find_tissue_interface(vol, mask=vol > 0, device="cuda"),
-        lambda: remove_outliers(surface, device="cuda"),
-        lambda: crop_below_interface(vol, surface, device="cuda"),
-    ]
-    for call in calls:
-        with pytest.raises(GpuUnavailableError, match="there is none"):
-            call()
+    with pytest.raises(GpuUnavailableError, match="there is none"):
+        call("cuda")
+    for device in ("auto", "cpu"):
+        np.testing.assert_array_equal(call(device), call(None))
 
 
 @pytest.mark.gpu

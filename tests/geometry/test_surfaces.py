@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from linumpy.device import to_host
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.surfaces import fit_interface
 
 Y, X = np.mgrid[:60, :80].astype(float)
@@ -101,12 +100,6 @@ def test_integers():
 def test_bad_input(surface, model, options, message):
     with pytest.raises(ValueError, match=message):
         fit_interface(surface, model, **options)
-
-
-def test_a_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        fit_interface(np.ones((9, 9)), device="cuda")
 
 
 def surface_of(model):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from linumpy.errors import GpuUnavailableError
 from linumpy.mosaic.stacking import blend_overlap, candidate_overlaps, enforce_z_consistency, find_z_overlap, plan_stack
 from linumpy.testing.synthetic import MosaicSpec, block
 from tests.support.stacks import consecutive_slices, stack_slices
@@ -172,13 +171,6 @@ def test_plans():
 def test_stacks_that_cannot_be(shapes, overlaps, shifts, message):
     with pytest.raises(ValueError, match=message):
         plan_stack(shapes, overlaps, shifts)
-
-
-def test_a_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    flat = np.ones((9, 4, 4))
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        find_z_overlap(flat, flat, 0.03, 0.01, 5.0, device="cuda")
 
 
 @pytest.mark.gpu

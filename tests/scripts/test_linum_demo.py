@@ -55,7 +55,7 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
-    if arguments[0] == "--device":
+    if arguments[0] == "--device=cuda":
         assert any(
             why in result.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver")
         )
