@@ -4,10 +4,12 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
+from linumpy.mosaic.io.step import Step
 from linumpy.mosaic.io.tiles import boxes, tile_shape
 from linumpy.resample.blocks import overlap
 from linumpy.resample.blocks.overlap import work_through
@@ -83,6 +85,11 @@ def test_an_interrupt_ends_it():
     with pytest.raises(KeyboardInterrupt):
         work_through(range(50), lambda n: n, compute, lambda n, result: written.append(n))
     assert written == [0, 1]
+
+
+def test_steps_choose_the_device_by_themselves():
+    """Only in these tests the default is the CPU."""
+    assert [field.default for field in fields(Step) if field.name == "device"] == ["auto"]
 
 
 @pytest.mark.parametrize("seed", range(30))
