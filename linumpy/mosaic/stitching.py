@@ -184,7 +184,9 @@ def stitch_mosaic(
     with step.work() as work, step.writer(
         image.name, carried, shape, dtype, image.spacing, axes=image.axes, origin=origin, chunks=chunks
     ) as writer:  # fmt: skip
-        max_kept = 0 if work.client is not None else kept_bytes if kept_bytes is not None else _kept_bytes(work.device)
+        if kept_bytes is None:
+            kept_bytes = int(_KEPT_SHARE * free_memory()) if work.device_here == "cuda" else HOST_KEPT_BYTES
+        max_kept = kept_bytes if work.client is None else 0
         todo, keep = _boxes(image, plan, shape, writer.stored, step.tile_nbytes(work), max_kept)
         tiles = _TileReader(image, plan, work.device, todo if keep else [])
         maps = [work.xp.asarray(weight) for weight in weights]
@@ -231,10 +233,6 @@ def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:
     if blending == "diffusion":
         return diffusion_weights(plan.tile_shape, np.array(list(plan.offsets.values())))
     raise ValueError(f"blending={blending!r}: choose distance or diffusion")
-
-
-def _kept_bytes(device: str) -> int:
-    return int(_KEPT_SHARE * free_memory()) if device == "cuda" else HOST_KEPT_BYTES
 
 
 def _boxes(
