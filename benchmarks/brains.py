@@ -56,7 +56,7 @@ class Request:
     seed: int
     kind: str
     scale: float = 1.0
-    use_gpu: bool = False
+    device: str = "cpu"
     keep: Path | None = None
     peers: tuple[str, ...] = tuple(PEERS)
 
@@ -85,19 +85,19 @@ def measure(request: Request) -> dict[str, Any]:
 
 def _errors(spec: BrainSpec, folder: Path, request: Request) -> list[StageError]:
     """Run the pipeline with all stages, and without each; return the errors of the stages, and of the stacks."""
-    write_brain(spec, folder / "brain", use_gpu=request.use_gpu, overwrite=True)
+    write_brain(spec, folder / "brain", device=request.device, overwrite=True)
     run = replace(run_of(spec, folder), skip=("aip",) if request.keep else ("aip", "report"))
-    run_pipeline(run, use_gpu=request.use_gpu, overwrite=True)
+    run_pipeline(run, device=request.device, overwrite=True)
     errors = list(errors_of(spec, folder / "results"))
     (stack,) = [error for error in errors if error.stage == "stack"]
     for name in WITHOUT:
-        run_without(spec, run, name, folder / "without" / name, use_gpu=request.use_gpu)
+        run_without(spec, run, name, folder / "without" / name, device=request.device)
         (nothing,) = errors_of(spec, folder / "without" / name, ("stack",))
         errors.append(replace(stack, what=f"{stack.what}; without {name}", nothing=nothing.value))
     return errors
 
 
-def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, use_gpu: bool = False) -> None:
+def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, device: str = "cpu") -> None:
     """Repeat the end of a finished run without one of :data:`WITHOUT`.
 
     Positions and transforms, which later stages need, are replaced by nominal positions and by the motor's transforms.
@@ -113,7 +113,7 @@ def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, use_gpu: 
     output.parent.mkdir(exist_ok=True)
     with _doing_nothing(spec, run.output, [stage for stage in touched if stage in ("positions", "register")]):
         tail = replace(run, mosaics=run.output / images[-1], output=output, skip=tuple(skip))
-        run_pipeline(tail, use_gpu=use_gpu, overwrite=True)
+        run_pipeline(tail, device=device, overwrite=True)
 
 
 def _lacks_roles(stages: Sequence[str]) -> bool:
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all errors")
     args = parser.parse_args(argv)
     requests = [
-        Request(seed, kind, args.scale, args.use_gpu, args.keep, tuple(args.peers))
+        Request(seed, kind, args.scale, "cuda" if args.use_gpu else "cpu", args.keep, tuple(args.peers))
         for kind in args.kinds
         for seed in args.seeds
     ]

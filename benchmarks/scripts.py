@@ -55,11 +55,6 @@ class Mosaic:
     device: str
     device_memory: int | None
 
-    @property
-    def use_gpu(self) -> bool:
-        """Whether the commands run on the GPU."""
-        return self.device == "cuda"
-
 
 def make_mosaic(path: Path, bench: Bench, gib: float, side: int = 256, device_memory: int | None = None) -> Mosaic:
     """Write a mosaic of cubic tiles, each a raw chunk."""
@@ -107,7 +102,7 @@ def _time(
 
     def read() -> None:
         for box in boxes(array.shape, (array.shape[0], mosaic.base.shape[1], array.shape[2])):
-            read_box(array, box, mosaic.use_gpu)
+            read_box(array, box, mosaic.device)
 
     def write() -> None:
         shape, chunks, dtype = written[0]
@@ -132,7 +127,7 @@ def _time(
 
 
 def _aip(mosaic: Mosaic, result: Path) -> None:
-    project_mosaic(mosaic.path, result, use_gpu=mosaic.use_gpu)
+    project_mosaic(mosaic.path, result, device=mosaic.device)
 
 
 def _aip_differs(mosaic: Mosaic, result: zarr.Array) -> str:
@@ -141,7 +136,7 @@ def _aip_differs(mosaic: Mosaic, result: zarr.Array) -> str:
 
 def _grid(mosaic: Mosaic, result: Path) -> None:
     tile = mosaic.base.shape[1:]
-    resample_mosaic_grid(mosaic.path, result, _NEW_SPACING_UM, tile_shape=tile, use_gpu=mosaic.use_gpu)
+    resample_mosaic_grid(mosaic.path, result, _NEW_SPACING_UM, tile_shape=tile, device=mosaic.device)
 
 
 def _grid_differs(mosaic: Mosaic, result: zarr.Array) -> str:
@@ -177,7 +172,7 @@ def _stitch(mosaic: Mosaic, result: Path) -> None:
     model = AcquisitionModel((step[0], 0.0), (0.0, step[1]))
     present = np.ones(mosaic.numbers.shape, bool)
     positions = TilePositions(positions=corners, present=present, tile_shape=tile[1:], model=model)
-    stitch_mosaic(mosaic.path, positions, result, tile_shape=tile[1:], chunks=tile, use_gpu=mosaic.use_gpu)
+    stitch_mosaic(mosaic.path, positions, result, tile_shape=tile[1:], chunks=tile, device=mosaic.device)
 
 
 def _stitched_differs(mosaic: Mosaic, result: zarr.Array) -> str:

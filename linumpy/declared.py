@@ -42,6 +42,19 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Help:
+    """What the help of a command says of a field.
+
+    - `text`: ends with the default in brackets if the field's default does not say it.
+    - `option`: name of the option without hyphens in front; by default the name of the field.
+    """
+
+    text: str
+    metavar: str | None = None
+    option: str = ""
+
+
+@dataclass(frozen=True)
 class Parsed:
     """A value that a function can parse; otherwise the function raises ``ValueError``."""
 

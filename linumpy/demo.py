@@ -170,14 +170,11 @@ def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
     """Read level 0 to the device; return the volume, its spacing in µm, and the name of the reader."""
     image = open_image(path)
     array, spacing = image.levels[0], image.spacing[0]
-    from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
+    from linumpy.gpu.zarr_io import read_zarr
 
-    if not used.is_cuda:
-        volume, report = read_zarr(array, device="cpu", return_report=True)
-        return volume, spacing, f"{report.backend}: {report.engine}"
-    with used.xp.cuda.Device(used.index):
-        volume, report = read_zarr_to_gpu(array, return_report=True)
-    return volume, spacing, f"{report.backend}: {report.engine}; {report.gds}"
+    volume, report = read_zarr(array, device=used.kind, return_report=True)
+    gds = f"; {report.gds}" if used.is_cuda else ""
+    return volume, spacing, f"{report.backend}: {report.engine}{gds}"
 
 
 def _draw(

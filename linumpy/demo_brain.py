@@ -134,9 +134,9 @@ def run_brain_demo(
     run, begin = run_of(spec, out), time.perf_counter()
     with warming_up(run, spec.dtype) if used.is_cuda else nullcontext():
         with bytes_progress("making", spec.nbytes) as progress:
-            write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
+            write_brain(spec, out / "brain", device=used.kind, overwrite=overwrite, progress=progress)
         made_seconds = time.perf_counter() - begin
-        summary = run_pipeline(run, use_gpu=used.is_cuda, overwrite=overwrite)
+        summary = run_pipeline(run, device=used.kind, overwrite=overwrite)
     return BrainDemoResult(
         used, spec.nbytes, made_seconds, summary, errors_of(spec, out / "results"), kernel_cache.compiled()
     )

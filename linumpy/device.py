@@ -151,6 +151,11 @@ def requested_kind(kind: str | None) -> str:
     return kind
 
 
+def array_module_of(kind: str) -> ModuleType:
+    """Return CuPy for ``"cuda"``, which must be usable, and NumPy for ``"cpu"``."""
+    return require_cuda() if kind == "cuda" else np
+
+
 def require_cuda(device_id: int | None = None) -> ModuleType:
     """Return CuPy if a CUDA device can be used.
 
@@ -202,22 +207,21 @@ def _import_cupy() -> ModuleType:
     return cupy
 
 
-def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def transfers(array: Any, device: str | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return two functions: to copy arrays to where a computation runs, and its results to the memory of `array`.
 
     They return an array unchanged if it is in the right memory.
 
-    `array`: an input of the computation. `use_gpu`: True computes on the GPU, False on the CPU; by default on the
-    device of `array`.
+    `array`: an input of the computation. `device`: as for :func:`resolve`, but by default where `array` lies.
 
-    `GpuUnavailableError`: `use_gpu` is True and there is no CUDA device.
+    `GpuUnavailableError`: `device` is ``"cuda"``, and there is no CUDA device.
     """
 
     def copy_to(is_gpu: bool) -> Callable[[Any], Any]:
         return require_cuda().asarray if is_gpu else to_host
 
     is_on_gpu = is_device_array(array)
-    return copy_to(is_on_gpu if use_gpu is None else use_gpu), copy_to(is_on_gpu)
+    return copy_to(is_on_gpu if device is None else resolve(device).is_cuda), copy_to(is_on_gpu)
 
 
 def free_memory(enough: float = math.inf) -> int:

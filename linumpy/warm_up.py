@@ -162,7 +162,7 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
             slicing_interval_mm=brain.interval_um / 1e3, skip=tuple(stage for stage in OPTIONS if stage not in stages),
         )  # fmt: skip
         try:
-            run_pipeline(run, use_gpu=True)
+            run_pipeline(run, device="cuda")
         except Exception as error:
             log.warning("rehearsal of %s: %s", ", ".join(stages), error)
             succeeded = False

@@ -42,8 +42,8 @@ def _completion(commands: dict[str, str]) -> str:
     options = {}
     for name, module in commands.items():
         # A command whose options belong to its subcommands has no parser of its own.
-        build = getattr(importlib.import_module(module), "_build_arg_parser", None)
-        actions = [] if build is None else build()._actions
+        main = importlib.import_module(module).main
+        actions = main.parser()._actions if isinstance(main, cli.Command) else []
         options[name] = " ".join(option for action in actions for option in action.option_strings)
     cases = "".join(f'        linum-{name}) options="{words}" ;;\n' for name, words in options.items())
     programs = " ".join(f"linum-{name}" for name in options)

@@ -3,42 +3,32 @@
 
 FOLDER holds the mosaic grids as OME-Zarr with axes z, y, x, one for each slice, numbered from the top down: by the
 digits after a z in the name (slice_z03.ome.zarr), or else by the last digits. Every mosaic must have units of length
-and a tile shape, in its metadata or as --tile_shape, and the table of the motor's shifts must lead from each slice to
+and a tile shape, in its metadata or as --tile-shape, and the table of the motor's shifts must lead from each slice to
 the next. linum-pipeline makes the same checks at its start. No voxels are read.
 
 For example:
-  linum-check-slices mosaics --shifts shifts_xy.csv --slice_config slice_config.csv --tile_shape 512 512
+  linum-check-slices mosaics --shifts shifts_xy.csv --slice-config slice_config.csv --tile-shape 512 512
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-check-slices", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the mosaic grids.")
-    parser.add_argument(
-        "--shifts",
-        type=Path,
-        metavar="CSV",
-        help="Table of the motor's shifts, as for linum-stack-slices-motor. [none]",
-    )
-    cli.add_slice_config_argument(parser)
+    cli.add_slice_tables(parser, shifts="")
     cli.add_tile_shape_argument(parser)
     parser.add_argument(
         "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
     )
     cli.add_common_arguments(parser)
-    return parser
 
 
-def _check(parsed: argparse.Namespace) -> None:
+def _check(parsed: cli.Namespace) -> None:
     from linumpy.io.output.files import check_file, replacing
     from linumpy.mosaic.io.slice_table import check_mosaics
 
@@ -55,10 +45,7 @@ def _check(parsed: argparse.Namespace) -> None:
     print(f"{parsed.input}: {len(slices)} slices can be processed")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _check, arguments)
-
+main = cli.Command("linum-check-slices", __doc__, _options, _check)
 
 if __name__ == "__main__":
     sys.exit(main())

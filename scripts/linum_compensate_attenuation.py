@@ -15,18 +15,15 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import AttenuationMethod
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-compensate-attenuation", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="VOLUME", help="OME-Zarr volume.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     parser.add_argument("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm.")
     parser.add_argument(
         "--beam", type=Path, metavar="JSON",
@@ -37,35 +34,28 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Dtype of intensities; integers clip. [as the input; float32 if more than 0.1 %% would be clipped]",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="JSON", help="File of the parameters and gains to write. [none]")
-    cli.add_light_arguments(parser)
+    cli.add_record(parser, AttenuationMethod, "light")
     cli.add_image_arguments(parser)
-    return parser
 
 
-def _compensate(parsed: argparse.Namespace) -> None:
+def _compensate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
-    from linumpy.mosaic.beam import AttenuationMethod
 
-    command = cli.TileCommand.start(parsed)
-    nbytes = command.input_nbytes()
-    method = AttenuationMethod(**cli.light_options(parsed))
-    with command.progress("attenuation", nbytes) as shared:
-        used = compensate_attenuation(
-            parsed.input, parsed.output, None if method == AttenuationMethod() else method, light=parsed.beam,
-            coefficients=parsed.coefficients, dtype=parsed.dtype, report=parsed.json, **shared,
-        )  # fmt: skip
+    command, method = cli.TileCommand(parsed), cli.record_of(parsed, AttenuationMethod)
+    used = command.call(
+        "attenuation", compensate_attenuation, parsed.input, parsed.output,
+        None if method == AttenuationMethod() else method, light=parsed.beam, coefficients=parsed.coefficients,
+        dtype=parsed.dtype, report=parsed.json,
+    )  # fmt: skip
     print(used.light.described())
     print(
         f"intensities times {used.gain_at_surface:.3g} at the surface, at most times {used.max_gain:.3g}; "
         f"{100 * used.clipped:.2g} % clipped"
     )
-    command.close(nbytes)
+    command.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _compensate, arguments)
-
+main = cli.Command("linum-compensate-attenuation", __doc__, _options, _compensate)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,25 +13,19 @@ A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output
 
 For example:
   linum-convert raw.ome.zarr small.ome.zarr --codec blosc:zstd:bit
-  linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff_version 0.5
+  linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff-version 0.5
   linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-convert", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image, array, or TIFF.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr image, array, or TIFF.", "OME-Zarr image to write.")
     cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
     sizes = "along the axes of space; 1 along the others."
     parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {sizes} [as the input's]")
@@ -39,7 +33,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--shards", type=int, nargs="+", metavar="N",
         help=f"Shards {sizes} [as the input's; with --chunks none]",
     )  # fmt: skip
-    parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
+    cli.add_ngff_argument(parser)
     parser.add_argument(
         "--spacing", type=float, nargs="+", metavar="UM",
         help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
@@ -55,30 +49,24 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     cli.add_memory_argument(parser)
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _convert(parsed: argparse.Namespace) -> None:
+def _convert(parsed: cli.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
-    begin = time.perf_counter()
-    device, device_name = cli.device_and_name(parsed)
+    command = cli.TileCommand(parsed)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
         downsampling=parsed.downsampling, missing=parsed.missing,
-        device=device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
+        device=command.device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip
-    seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.input, parsed.output, device_name, seconds, sizes_of(parsed.output)[0]))
+    command.close(sizes_of(parsed.output)[0])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _convert, arguments)
-
+main = cli.Command("linum-convert", __doc__, _options, _convert)
 
 if __name__ == "__main__":
     sys.exit(main())

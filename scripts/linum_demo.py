@@ -19,16 +19,14 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from linumpy import cli
 from linumpy.testing.synthetic import SIZES
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-demo", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
     parser.add_argument(
@@ -41,10 +39,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")
     cli.add_common_arguments(parser)
-    return parser
 
 
-def _demo(arguments: argparse.Namespace) -> None:
+def _demo(arguments: cli.Namespace) -> None:
     from linumpy.core import native
     from linumpy.demo import run_demo
     from linumpy.demo_brain import run_brain_demo
@@ -58,10 +55,7 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(f"note       zarr-python read, slowly: {why}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _demo, arguments)
-
+main = cli.Command("linum-demo", __doc__, _options, _demo)
 
 if __name__ == "__main__":
     sys.exit(main())

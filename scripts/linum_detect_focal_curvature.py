@@ -10,70 +10,52 @@ select one of several volumes.
 
 Voxels that a shift leaves empty at an end of an A-line are filled with the nearest measured voxel of the A-line, which
 makes no edge. The metadata of OUTPUT record the filled voxels (attribute linumpy, focal_corrections): surface
-detection, the mean along z, the search for overlaps and the stack exclude them, whatever --fill_value is. With --wrap
+detection, the mean along z, the search for overlaps and the stack exclude them, whatever --fill-value is. With --wrap
 nothing is filled, and voxels that enter from the other end count as measured.
 
 For example:
-  linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512
-  linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512 --report focal.png --interpolate
+  linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile-shape 512 512
+  linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile-shape 512 512 --report focal.png --interpolate
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-detect-focal-curvature", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     cli.add_tile_shape_argument(parser)
     parser.add_argument(
         "--report", type=Path, metavar="PICTURE",
         help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
     )  # fmt: skip
-    parser.add_argument("--interpolate", action="store_true", help="Shift by fractions of voxels. [by whole voxels]")
-    parser.add_argument("--wrap", action="store_true", help="Let voxels that leave at one end enter at the other.")
-    parser.add_argument(
-        "--fill_value", type=float, metavar="V",
-        help="Value of voxels from outside, without --wrap. [the nearest measured voxel of the A-line]",
+    cli.add_record(parser, FocalCorrection)
+    cli.add_record(parser, SurfaceMethod, "surface detection")
+    cli.add_image_arguments(parser)
+
+
+def _detect(parsed: cli.Namespace) -> None:
+    from linumpy.mosaic.focal import correct_mosaic
+
+    command = cli.TileCommand(parsed)
+    curvature = command.call(
+        "surface, correction", correct_mosaic, parsed.input, parsed.output, nbytes=2 * command.nbytes,
+        method=cli.record_of(parsed, SurfaceMethod), correction=cli.record_of(parsed, FocalCorrection),
+        report=parsed.report,
     )  # fmt: skip
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_surface_arguments(parser)
-    cli.add_tile_arguments(parser)
-    return parser
-
-
-def _detect(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-    from linumpy.mosaic.surface import SurfaceMethod
-
-    command = cli.TileCommand.start(parsed)
-    nbytes = command.input_nbytes()
-    method = SurfaceMethod(**cli.surface_options(parsed))
-    correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
-    with command.progress("surface, correction", 2 * nbytes) as shared:
-        curvature = correct_mosaic(
-            parsed.input, parsed.output, method=method, correction=correction, report=parsed.report, **shared
-        )
     print(
         f"focal curvature in voxels: {curvature.vv:.3f} v² + {curvature.vu:.3f} v u + {curvature.uu:.3f} u², from "
         f"{curvature.tiles} tiles, residual {curvature.rms:.3f} RMS"
     )
-    command.close(nbytes)
+    command.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _detect, arguments)
-
+main = cli.Command("linum-detect-focal-curvature", __doc__, _options, _detect)
 
 if __name__ == "__main__":
     sys.exit(main())

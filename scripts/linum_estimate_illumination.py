@@ -3,7 +3,7 @@
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. More
 tiles tell the pattern better. Reads OME-Zarr volumes as linum-fix-illumination does, which takes the fields by
---fields. Beside FIELDS (.npz) a file with the suffix .json has their range, the number of tiles, the expected error and
+--fields. Beside OUTPUT (.npz) a file with the suffix .json has their range, the number of tiles, the expected error and
 warnings. If the tiles cannot tell the fields, a warning says so, and linum-fix-illumination leaves voxels as they are.
 
 For example:
@@ -12,49 +12,44 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.correction.shading import ShadingOptions
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-estimate-illumination", description=__doc__)
-    parser.add_argument("input", type=cli.source, nargs="+", metavar="MOSAIC", help="OME-Zarr volumes.")
-    parser.add_argument("output", type=Path, metavar="FIELDS", help="File to write (.npz).")
+def _options(parser: cli.Parser) -> None:
+    parser.add_argument("input", type=cli.source, nargs="+", metavar="INPUT", help="OME-Zarr volumes.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="File to write (.npz).")
     cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
-    cli.add_illumination_arguments(parser)
+    cli.add_record(parser, ShadingOptions, "estimating illumination")
+    parser.add_argument(
+        "--max-tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
+    )
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _estimate(parsed: argparse.Namespace) -> None:
+def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.io.output.files import check_file
     from linumpy.mosaic.illumination import estimate_illumination, summary_of, write_fields
 
-    use_gpu, begin, summary = cli.choose_device(parsed), time.perf_counter(), parsed.output.with_suffix(".json")
+    command, summary = cli.TileCommand(parsed), parsed.output.with_suffix(".json")
     if parsed.output.suffix != ".npz":
         raise ValueError(f"{parsed.output}: give the file of fields a name that ends in .npz")
     for path in (parsed.output, summary):
         check_file(path, overwrite=parsed.overwrite)
     fields = estimate_illumination(
-        parsed.input, parsed.tile_shape and tuple(parsed.tile_shape), report=parsed.report, use_gpu=use_gpu,
-        overwrite=parsed.overwrite, distributed=parsed.distributed, **cli.illumination_options(parsed),
+        parsed.input, options=cli.record_of(parsed, ShadingOptions), max_tiles=parsed.max_tiles, report=parsed.report,
+        **command.parameters(),
     )  # fmt: skip
     write_fields(fields, parsed.output, summary, overwrite=parsed.overwrite)
     print(summary_of(fields))
-    seconds = time.perf_counter() - begin
-    print(f"{len(parsed.input)} mosaics -> {parsed.output} on {'GPU' if use_gpu else 'CPU'}: {seconds:.2f} s")
+    command.close_files("")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _estimate, arguments)
-
+main = cli.Command("linum-estimate-illumination", __doc__, _options, _estimate)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,56 +14,36 @@ the residuals.
 
 For example:
   linum-estimate-transform mosaic.ome.zarr positions.json
-  linum-estimate-transform mosaic.ome.zarr positions.csv --overlap 0.3 --tile_shape 512 512
+  linum-estimate-transform mosaic.ome.zarr positions.csv --overlap 0.3 --tile-shape 512 512
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import Positions
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-estimate-transform", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
-    parser.add_argument("output", type=Path, metavar="POSITIONS", help="File to write: .json or .csv.")
-    parser.add_argument(
-        "--overlap", type=float, default=0.2, metavar="SHARE",
-        help="Nominal overlap of neighbouring tiles, as a share of a tile; the true overlap may differ by three "
-        "quarters of the nominal one. [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--min_evidence", type=float, default=0.6, metavar="P",
-        help="A shift is rejected if it is right with less probability. [%(default)s]",
-    )  # fmt: skip
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr mosaic grid.", "File to write: .json or .csv.")
+    cli.add_record(parser, Positions)
     cli.add_tile_shape_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _estimate(parsed: argparse.Namespace) -> None:
+def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.registration.position_files import table_of
 
-    command = cli.TileCommand.start(parsed)
-    nbytes = command.input_nbytes()
-    with command.progress("positions", nbytes) as shared:
-        positions = estimate_positions(
-            parsed.input, parsed.output, overlap=parsed.overlap, min_evidence=parsed.min_evidence, **shared
-        )
+    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Positions)
+    positions = command.call("positions", estimate_positions, parsed.input, parsed.output, **options)
     print(table_of(positions))
-    command.close(nbytes)
+    command.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _estimate, arguments)
-
+main = cli.Command("linum-estimate-transform", __doc__, _options, _estimate)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,46 +16,37 @@ Voxels that focal correction filled are replaced by the nearest measured voxels.
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --definition edge
-  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s_xy 9 --use_gpu
+  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s-xy 9 --device cuda
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import SurfaceMethod
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-find-tissue-interface", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
-    parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
+    cli.add_level_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_surface_arguments(parser)
+    cli.add_record(parser, SurfaceMethod, "surface detection")
     cli.add_codec_argument(parser)
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _find(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+def _find(parsed: cli.Namespace) -> None:
+    from linumpy.mosaic.surface import find_mosaic_surface
 
-    command = cli.TileCommand.start(parsed)
-    method = SurfaceMethod(**cli.surface_options(parsed))
-    with command.progress("surface", command.input_nbytes()) as shared:
-        surface = find_mosaic_surface(parsed.input, parsed.output, method, overlay=parsed.overlay, **shared)
-    command.close(surface.nbytes)
+    command, method = cli.TileCommand(parsed), cli.record_of(parsed, SurfaceMethod)
+    command.call("surface", find_mosaic_surface, parsed.input, parsed.output, method, overlay=parsed.overlay)
+    command.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _find, arguments)
-
+main = cli.Command("linum-find-tissue-interface", __doc__, _options, _find)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,56 +9,51 @@ x, in any order, whose first tile begins at its first voxel and whose tiles do n
 same shape, dtype and chunks.
 
 For example:
-  linum-fix-illumination mosaic.ome.zarr even.ome.zarr --tile_shape 512 512
+  linum-fix-illumination mosaic.ome.zarr even.ome.zarr --tile-shape 512 512
   linum-fix-illumination mosaic.ome.zarr even.ome.zarr --fields fields.npz
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.correction.shading import ShadingOptions
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-fix-illumination", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
     parser.add_argument(
         "--fields", type=Path, metavar="FILE",
         help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
     )  # fmt: skip
-    cli.add_illumination_arguments(parser)
+    cli.add_record(parser, ShadingOptions, "estimating illumination")
+    parser.add_argument(
+        "--max-tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
+    )
     cli.add_image_arguments(parser)
-    return parser
 
 
-def _fix(parsed: argparse.Namespace) -> None:
+def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.illumination import bytes_to_read, fix_illumination, read_fields, summary_of
     from linumpy.mosaic.io.image import open_mosaic
 
-    command = cli.TileCommand.start(parsed)
+    command = cli.TileCommand(parsed)
     image = open_mosaic(parsed.input, **cli.volume_options(parsed))
     given = parsed.fields and read_fields(parsed.fields)
     nbytes = image.nbytes if given else bytes_to_read(image, parsed.tile_shape, max(1, parsed.max_tiles))
-    with command.progress("illumination, correction", nbytes) as shared:
-        fields = fix_illumination(
-            parsed.input, parsed.output, fields=given, report=parsed.report,
-            **cli.illumination_options(parsed), **shared,
-        )  # fmt: skip
+    fields = command.call(
+        "illumination, correction", fix_illumination, parsed.input, parsed.output, nbytes=nbytes, fields=given,
+        options=cli.record_of(parsed, ShadingOptions), max_tiles=parsed.max_tiles, report=parsed.report,
+    )  # fmt: skip
     print(summary_of(fields))
     command.close(nbytes)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _fix, arguments)
-
+main = cli.Command("linum-fix-illumination", __doc__, _options, _fix)
 
 if __name__ == "__main__":
     sys.exit(main())

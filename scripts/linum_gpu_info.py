@@ -7,12 +7,10 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli, device
@@ -21,8 +19,7 @@ from linumpy.core.reader import READS_VARIABLE, max_reads
 from linumpy.errors import LinumpyError
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-gpu-info", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument(
         "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
     )
@@ -31,10 +28,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
         "(LINUMPY_KERNEL_CACHE names the folder).",
     )  # fmt: skip
-    return parser
 
 
-def _print(arguments: argparse.Namespace) -> None:
+def _print(arguments: cli.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
@@ -78,10 +74,7 @@ def _warm_up() -> None:
     print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _print, arguments)
-
+main = cli.Command("linum-gpu-info", __doc__, _options, _print)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,51 +13,35 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import Normalization
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-normalize-intensities", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="VOLUME", help="OME-Zarr volume.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
     parser.add_argument(
         "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
         help="Percentiles that become 0 and 1. [1 99]",
     )  # fmt: skip
-    parser.add_argument(
-        "--per",
-        choices=("plane", "slice"),
-        default="plane",
-        help="Take percentiles of each plane or of the slice. [%(default)s]",
-    )
-    parser.add_argument("--no_clip", action="store_true", help="Keep intensities below 0 and above 1.")
+    cli.add_record(parser, Normalization)
     cli.add_image_arguments(parser)
-    return parser
 
 
-def _normalize(parsed: argparse.Namespace) -> None:
+def _normalize(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.intensities import normalize_intensities
 
-    command = cli.TileCommand.start(parsed)
-    nbytes = command.input_nbytes()
-    with command.progress("normalisation", nbytes) as shared:
-        bounds = normalize_intensities(
-            parsed.input, parsed.output, *parsed.percentiles, per=parsed.per, clip=not parsed.no_clip, **shared
-        )
+    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Normalization)
+    bounds = command.call(
+        "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, **options
+    )
     low, high = bounds[:, bounds.shape[1] // 2]
     print(f"middle plane: {low:.6g} becomes 0, {high:.6g} becomes 1")
-    command.close(nbytes)
+    command.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _normalize, arguments)
-
+main = cli.Command("linum-normalize-intensities", __doc__, _options, _normalize)
 
 if __name__ == "__main__":
     sys.exit(main())

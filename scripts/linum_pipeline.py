@@ -20,47 +20,40 @@ checked before the first stage.
 
 For example:
   linum-pipeline run.toml
-  linum-pipeline run.yaml --use_gpu
+  linum-pipeline run.yaml --device cuda
   linum-pipeline run.toml --cluster tcp://scheduler:8786
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-pipeline", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file.")
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _run(parsed: argparse.Namespace) -> None:
+def _run(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.runner import run_pipeline
     from linumpy.pipeline.settings import read_run
     from linumpy.warm_up import warming_up
 
-    run, use_gpu = read_run(parsed.run), cli.choose_device(parsed)
-    with warming_up(run) if use_gpu and parsed.distributed is None else nullcontext():
+    run, (device, name) = read_run(parsed.run), cli.device_and_name(parsed)
+    with warming_up(run) if name == "GPU" else nullcontext():
         summary = run_pipeline(
-            run, use_gpu=use_gpu, overwrite=parsed.overwrite, distributed=parsed.distributed,
+            run, device=device, overwrite=parsed.overwrite, distributed=parsed.distributed,
             progress=lambda line: print(line, flush=True),
         )  # fmt: skip
     print(summary)
     print(f"results in {run.output}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _run, arguments)
-
+main = cli.Command("linum-pipeline", __doc__, _options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

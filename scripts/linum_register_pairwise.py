@@ -6,89 +6,42 @@ FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top dow
 that show the same tissue, counted from the cut surfaces. Translation and rotation are searched by masked correlation,
 then refined to fractions of a voxel, all pairs at once. The evidence of a pair is the probability that it is right:
 from the scores of the wrong transforms that were searched, and its agreement with the other pairs and the motor. A
-least-squares solution over the pairs with enough evidence gives the transforms, which are written to TRANSFORMS (JSON)
+least-squares solution over the pairs with enough evidence gives the transforms, which are written to OUTPUT (JSON)
 with the evidence of each pair and why it is rejected, if it is. A slice without a pair is placed by its neighbours and
 the motor's shifts, with a warning. linum-stack-slices makes the stack.
 
 For example:
-  linum-register-pairwise slices transforms.json --slicing_interval_mm 0.2
-  linum-register-pairwise slices transforms.json --slicing_interval_mm 0.2 --shifts shifts.csv --scene
+  linum-register-pairwise slices transforms.json --slicing-interval-mm 0.2
+  linum-register-pairwise slices transforms.json --slicing-interval-mm 0.2 --shifts shifts.csv --scene
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.mosaic.options import Alignment
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-register-pairwise", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("output", type=Path, metavar="TRANSFORMS", help="JSON file to write.")
-    parser.add_argument(
-        "--slicing_interval_mm", type=float, required=True, metavar="MM", help="Thickness cut off between slices."
-    )
-    parser.add_argument(
-        "--shifts", type=Path, metavar="CSV",
-        help="Table of the motor's shifts, as for linum-stack-slices-motor: where the search begins. [none]",
-    )  # fmt: skip
-    cli.add_slice_config_argument(parser)
-    parser.add_argument(
-        "--model", choices=("rigid", "affine", "translation"), default="rigid",
-        help="Transforms in the plane of the slices. [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reach", type=int, default=2, metavar="N", help="Compare each slice with the next N slices. [%(default)s]"
-    )
-    parser.add_argument(
-        "--max_angle",
-        type=float,
-        default=10.0,
-        metavar="DEG",
-        help="Maximum rotation to search, to each side. [%(default)s]",
-    )
-    parser.add_argument(
-        "--max_shift", type=float, default=0.25, metavar="F",
-        help="Maximum shift to search, as a fraction of the slice. [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--min_evidence", type=float, default=0.95, metavar="P",
-        help="Reject pairs that are less probably right. [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max_deviation", type=float, default=5.0, metavar="D",
-        help="Reject pairs further than D robust standard deviations from the solution of all pairs. [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no_crop", action="store_true", help="Slices begin at their first plane: do not look for their cut surfaces."
-    )
-    parser.add_argument(
-        "--depth_mm", type=float, metavar="MM", help="Use slices to this depth below their surface. [all]"
-    )
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
+    cli.add_record(parser, Alignment)
+    cli.add_slice_tables(parser, shifts=": where the search begins")
     parser.add_argument(
         "--scene", action="store_true",
         help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
     )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_tile_arguments(parser)
-    return parser
 
 
-def _register(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.alignment.register import Alignment, register_slices
+def _register(parsed: cli.Namespace) -> None:
+    from linumpy.mosaic.alignment.register import register_slices
     from linumpy.mosaic.alignment.transforms import check_scene, write_scene
 
-    command = cli.TileCommand.start(parsed)
-    alignment = Alignment(
-        interval_mm=parsed.slicing_interval_mm, model=parsed.model, reach=parsed.reach, max_angle=parsed.max_angle,
-        max_shift=parsed.max_shift, min_evidence=parsed.min_evidence, max_deviation=parsed.max_deviation,
-        crop=not parsed.no_crop, depth_mm=parsed.depth_mm,
-    )  # fmt: skip
+    command, alignment = cli.TileCommand(parsed), cli.record_of(parsed, Alignment)
     if parsed.scene:
         check_scene(parsed.input, overwrite=parsed.overwrite)
     transforms = register_slices(
@@ -104,14 +57,10 @@ def _register(parsed: argparse.Namespace) -> None:
             f"{pair.error_um:9.2f} {pair.residual_um:12.2f}  {pair.rejected}"
         )
         print(line.rstrip())
-    device, seconds = "GPU" if command.use_gpu else "CPU", time.perf_counter() - command.begin
-    print(f"{parsed.input} -> {parsed.output} on {device}: {len(transforms.slices)} slices, {seconds:.2f} s")
+    command.close_files(f"{len(transforms.slices)} slices, ")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _register, arguments)
-
+main = cli.Command("linum-register-pairwise", __doc__, _options, _register)
 
 if __name__ == "__main__":
     sys.exit(main())

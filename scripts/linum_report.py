@@ -17,42 +17,35 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-report", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
-    parser.add_argument("output", type=Path, metavar="PAGE", help="HTML page to write.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="HTML page to write.")
     parser.add_argument(
-        "--follow_links", action="store_true", help="Also report images and files behind symbolic links."
+        "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
     )
-    cli.add_gpu_arguments(parser)
+    cli.add_device_argument(parser)
     cli.add_common_arguments(parser)
-    return parser
 
 
-def _report(parsed: argparse.Namespace) -> None:
+def _report(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.settings import read_run
     from linumpy.quality.report import write_report
 
     folder = read_run(parsed.input).output if parsed.input.is_file() else parsed.input
     report = write_report(
-        folder, parsed.output, use_gpu=cli.choose_device(parsed), overwrite=parsed.overwrite,
+        folder, parsed.output, device=cli.device_and_name(parsed)[0], overwrite=parsed.overwrite,
         follow_links=parsed.follow_links,
     )  # fmt: skip
     print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _report, arguments)
-
+main = cli.Command("linum-report", __doc__, _options, _report)
 
 if __name__ == "__main__":
     sys.exit(main())

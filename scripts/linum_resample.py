@@ -32,16 +32,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-resample", description=__doc__)
-    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image; or an array, with --spacing.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
+def _options(parser: cli.Parser) -> None:
+    cli.add_paths(parser, "OME-Zarr image; or an array, with --spacing.", "OME-Zarr image to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
         help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
@@ -50,10 +46,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
     )
     parser.add_argument(
-        "--coordinate-system", "--coordinate_system", metavar="NAME",
+        "--coordinate-system", metavar="NAME",
         help="Coordinate system by which the images are aligned, or of the output.",
     )  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
+    cli.add_level_argument(parser)
     cli.add_levels_argument(parser, "1; with --like, as many as OTHER has")
     cli.add_codec_argument(parser)
     parser.add_argument(
@@ -61,7 +57,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Order of the spline: 0 nearest; 1 linear; 3 cubic; up to 5. [0 for label images, else 1]",
     )  # fmt: skip
     parser.add_argument(
-        "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,
+        "--anti-aliasing", action=argparse.BooleanOptionalAction, default=True,
         help="Smooth axes that get coarser, against aliasing. [on]",
     )  # fmt: skip
     cli.add_memory_argument(parser)
@@ -69,16 +65,15 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--labels", choices=("resample", "drop"), default="resample",
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
-    parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
+    cli.add_ngff_argument(parser)
     cli.add_cluster_argument(parser)
     parser.add_argument(
         "--devices", type=_devices, metavar="all|N,N",
         help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
     )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_gpu_arguments(parser)
+    cli.add_device_argument(parser)
     cli.add_common_arguments(parser)
-    return parser
 
 
 def _devices(text: str) -> str | list[int]:
@@ -100,8 +95,8 @@ def _resample(parsed: argparse.Namespace) -> None:
     begin = time.perf_counter()
     if parsed.devices is None:
         device, device_name = cli.device_and_name(parsed)
-    elif parsed.use_gpu is False:
-        raise ValueError("--devices are GPUs: not together with --no-use_gpu")
+    elif parsed.device == "cpu":
+        raise ValueError("--devices are GPUs: not together with --device cpu")
     else:
         device, device_name = "cuda", "several GPUs"
     volume = cli.volume_options(parsed) | {"spacing": cli.spacing_of_axes(parsed)}
@@ -116,10 +111,7 @@ def _resample(parsed: argparse.Namespace) -> None:
     print(cli.closing_line(parsed.input, parsed.output, device_name, time.perf_counter() - begin, nbytes))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _resample, arguments)
-
+main = cli.Command("linum-resample", __doc__, _options, _resample)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,49 +8,44 @@ excluded.
 
 For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --levels 3
-  linum-stack-slices slices transforms.json stack.ome.zarr --resolution 25 --use_gpu
+  linum-stack-slices slices transforms.json stack.ome.zarr --resolution 25 --device cuda
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-stack-slices", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
-    parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
         help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
     )  # fmt: skip
     cli.add_image_arguments(parser)
-    return parser
 
 
-def _stack(parsed: argparse.Namespace) -> None:
+def _stack(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.common_space import open_stack, stack_registered
 
-    command = cli.TileCommand.start(parsed)
+    command = cli.TileCommand(parsed)
     steps, new_spacing = parsed.resolution, cli.new_spacing(parsed)
     if steps is not None and len(steps) not in (1, 3):
         raise ValueError(f"--resolution {' '.join(f'{step:g}' for step in steps)}: pass one number, or three")
     images, space = open_stack(parsed.input, parsed.transforms, new_spacing, **cli.volume_options(parsed))
-    with command.progress("stack", space.nbytes) as shared:
-        stack_registered(parsed.input, parsed.transforms, parsed.output, new_spacing=new_spacing, **shared)
+    command.call(
+        "stack", stack_registered, parsed.input, parsed.transforms, parsed.output, new_spacing=new_spacing,
+        nbytes=space.nbytes,
+    )  # fmt: skip
     command.close(sum(image.nbytes for image in images))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _stack, arguments)
-
+main = cli.Command("linum-stack-slices", __doc__, _options, _stack)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,28 +13,24 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-stream-info", description=__doc__)
+def _options(parser: cli.Parser) -> None:
     parser.add_argument("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images.")
     parser.add_argument("--crop", nargs="+", type=int, action="append", required=True, metavar="N",
                         help="Voxels of a crop along each axis; may be given several times.")  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
-    return parser
 
 
-def _print(arguments: argparse.Namespace) -> None:
+def _print(arguments: cli.Namespace) -> None:
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
     from linumpy.stream.reading.arrays import Key, located, open_info
@@ -48,10 +44,7 @@ def _print(arguments: argparse.Namespace) -> None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _print, arguments)
-
+main = cli.Command("linum-stream-info", __doc__, _options, _print)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,35 +11,32 @@ With --cluster, workers of dask voxelize blocks of whole chunks, and this proces
 
 For example:
   linum-voxelize cortex.stl brain.ome.zarr cortex.ome.zarr --unit um
-  linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift 0 0 -1500 --label 7 --levels 4
+  linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift -1500 0 0 --label 7 --levels 4
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-voxelize", description=__doc__)
-    parser.add_argument("mesh", type=Path, metavar="MESH", help="File with triangles.")
+def _options(parser: cli.Parser) -> None:
+    parser.add_argument("input", type=Path, metavar="MESH", help="File with triangles.")
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
-    parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr label image to write.")
     parser.add_argument(
         "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
     )
     parser.add_argument(
-        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("X", "Y", "Z"),
+        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("Z", "Y", "X"),
         help="Shift of the mesh's coordinates in µm. [0 0 0]",
     )  # fmt: skip
     parser.add_argument("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]")
     parser.add_argument(
-        "--fill_holes", action=argparse.BooleanOptionalAction, default=True,
+        "--fill-holes", action=argparse.BooleanOptionalAction, default=True,
         help="Fill a mesh that is not watertight. [on]",
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
@@ -47,7 +44,6 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_codec_argument(parser, "zstd")
     cli.add_spacing_argument(parser)
     cli.add_tile_arguments(parser)
-    return parser
 
 
 def _voxelize(parsed: argparse.Namespace) -> None:
@@ -57,29 +53,23 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     from linumpy.voxel.backends.choose import get_backend
     from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
 
-    begin = time.perf_counter()
     if not np.isfinite(parsed.shift).all():
         raise ValueError(f"shift={parsed.shift}: pass three finite numbers in µm")
-    here = parsed.distributed is None
-    use_gpu = False if here else cli.choose_device(parsed)
-    backend = get_backend(cli.wished_device(parsed) if here else "cpu")
+    command = cli.TileCommand(parsed)
+    backend = get_backend(parsed.device if parsed.distributed is None else "cpu")
     image = open_volumes(parsed.image, parsed.level, spacing=cli.spacing_of_axes(parsed))
-    vertices, triangles = load_mesh(parsed.mesh, parsed.unit)
+    vertices, triangles = load_mesh(parsed.input, parsed.unit)
     result = voxelize_onto_image(
-        vertices + np.asarray(parsed.shift), triangles, image, parsed.output, label=parsed.label,
+        vertices + np.asarray(parsed.shift[::-1]), triangles, image, parsed.output, label=parsed.label,
         fill_holes=parsed.fill_holes, levels=parsed.levels, backend=backend, overwrite=parsed.overwrite,
-        codec=parsed.codec, distributed=parsed.distributed, use_gpu=use_gpu,
+        codec=parsed.codec, distributed=parsed.distributed, device=command.device,
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
     print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
-    device = backend.xp is not np if here else "the workers"
-    print(cli.closing_line(parsed.mesh, parsed.output, device, time.perf_counter() - begin, result.nbytes))
+    command.close(result.nbytes)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script."""
-    return cli.run(_build_arg_parser(), _voxelize, arguments)
-
+main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,16 +1,19 @@
 """If this fails, scripts choose another device than was asked for, or say something wrong at their end."""
 
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
 import pytest
 
 from linumpy import cli
 from linumpy import device as devices
-from linumpy.errors import GpuUnavailableError
+from linumpy.declared import Count, Declared, Help, Positive
 
 
-def parse(*words):
+def device_of(*words):
     parser = cli.Parser("linum-test")
-    cli.add_gpu_arguments(parser)
-    return parser.parse_args(words)
+    cli.add_device_argument(parser)
+    return cli.device_and_name(parser.parse_args(words))
 
 
 @pytest.fixture
@@ -31,53 +34,73 @@ def gpu(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize(("words", "expected"), [([], True), (["--use_gpu"], True), (["--no-use_gpu"], False)])
+GPU, CPU = ("cuda", "GPU"), ("cpu", "CPU")
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], GPU), (["--device=cuda"], GPU), (["--device=cpu"], CPU)])
 def test_the_device_where_there_is_a_gpu(gpu, words, expected):
     gpu(None)
-    assert cli.choose_device(parse(*words)) is expected
+    assert device_of(*words) == expected
 
 
 def test_the_device_where_there_is_none(gpu):
     gpu("no wool in this machine")
-    assert cli.choose_device(parse()) is False
-    assert cli.choose_device(parse("--no-use_gpu")) is False
-    with pytest.raises(GpuUnavailableError, match="no wool in this machine"):
-        cli.choose_device(parse("--use_gpu"))
+    assert device_of() == CPU
+    assert device_of("--device=cpu") == CPU
 
 
 def test_the_environment_is_asked_where_the_arguments_say_nothing(gpu, monkeypatch):
     gpu(None)
     monkeypatch.setenv(devices.DEVICE_VARIABLE, "cpu")
-    assert cli.choose_device(parse()) is False
-    assert cli.choose_device(parse("--use_gpu")) is True
+    assert device_of() == CPU
+    assert device_of("--device=cuda") == GPU
 
 
 def test_no_gpu_where_one_is_asked_for_ends_a_script_with_2_and_the_reason(gpu, capsys):
     gpu("no wool\nin this machine")
-    parser = cli.Parser("linum-test")
-    cli.add_common_arguments(parser)
-    cli.add_gpu_arguments(parser)
-    assert cli.run(parser, lambda parsed: print(cli.choose_device(parsed)), ["--use_gpu"]) == 2
+    command = cli.Command("linum-test", None, cli.add_tile_arguments, lambda parsed: print(cli.device_and_name(parsed)))
+    assert command(["--device=cuda"]) == 2
     told = capsys.readouterr()
     assert told.err == "linum-test: error: no wool in this machine\n"
     assert told.out == ""
 
 
-def test_help_names_both_ways(capsys):
+@dataclass(frozen=True)
+class Record(Declared):
+    count: Annotated[Count, Help("How many.", "N")]
+    share: Annotated[Positive | None, Help("A share of 100 %. [estimated]", "S", option="part")] = None
+    kind: Annotated[Literal["a", "b"], Help("Which.")] = "b"
+    is_on: Annotated[bool, Help("Or not.")] = True
+    is_off: Annotated[bool, Help("Or so.")] = False
+
+
+def test_options_of_a_record(capsys):
+    """Its fields are declared once: names, types, choices, defaults, helps, and checks of values."""
     parser = cli.Parser("linum-test")
-    cli.add_gpu_arguments(parser)
-    with pytest.raises(SystemExit) as stop:
-        parser.parse_args(["--help"])
-    assert stop.value.code == 0
-    assert "--use_gpu, --no-use_gpu" in capsys.readouterr().out
+    cli.add_record(parser, Record, "a group")
+    text = " ".join(parser.format_help().split())
+    for told in ("a group: --count N How many. --part S A share of 100 %. [estimated]", "--kind {a,b} Which. [b]",
+                 "--is-on, --no-is-on Or not. [on]", "--is-off Or so."):  # fmt: skip
+        assert told in text
+    parsed = parser.parse_args(["--count", "2", "--part", "0.5", "--no-is-on"])
+    assert cli.record_of(parsed, Record) == Record(2, 0.5, is_on=False)
+    assert cli.values_of(parsed, Record)["is_off"] is False
+    command = cli.Command(
+        "linum-test", None, lambda parser: cli.add_record(parser, Record), lambda parsed: cli.record_of(parsed, Record)
+    )
+    assert command(["--count", "1", "--part", "-1"]) == 2
+    assert capsys.readouterr().err == "linum-test: error: --part -1.0: pass a number above 0\n"
+    with pytest.raises(SystemExit):
+        command([])
+    assert "required: --count" in capsys.readouterr().err
 
 
 def test_the_closing_line():
-    line = cli.closing_line("a.zarr", "b.png", True, 2.0, 3 * 2**30)
+    line = cli.closing_line("a.zarr", "b.png", "GPU", 2.0, 3 * 2**30)
     assert line == "a.zarr -> b.png on GPU: 3 GiB, 2.00 s, 1.5 GiB/s"
-    line = cli.closing_line(["a", "b", "c"], "d", False, 0.0, 0)
+    line = cli.closing_line(["a", "b", "c"], "d", "CPU", 0.0, 0)
     assert line == "a and 2 more -> d on CPU: 0 bytes, 0.00 s, 0 bytes/s"
-    line = cli.closing_line("a", "b", False, 0.5, 3 * 2**20)
+    line = cli.closing_line("a", "b", "CPU", 0.5, 3 * 2**20)
     assert line == "a -> b on CPU: 3 MiB, 0.50 s, 6 MiB/s"
     assert " on cuda:1: " in cli.closing_line("a", "b", "cuda:1", 1, 1)
 
@@ -162,13 +185,3 @@ def test_errors_name_options(message, spelled, capsys):
 )  # fmt: skip
 def test_sizes_have_three_digits(nbytes, text):
     assert cli.size_text(nbytes) == text
-
-
-def test_old_name_of_the_option(caplog):
-    parser = cli.Parser("program")
-    cli.add_levels_argument(parser)
-    assert parser.parse_args([]).levels == 1
-    assert parser.parse_args(["--levels", "3"]).levels == 3
-    assert not caplog.records
-    assert parser.parse_args(["--n_levels", "3"]).levels == 3
-    assert [record.message for record in caplog.records] == ["--n_levels is called --levels now"]

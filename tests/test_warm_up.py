@@ -27,7 +27,7 @@ def test_each_stage_is_rehearsed_with_what_it_needs():
 
 
 def test_a_rehearsal_carries_out_its_stages(tmp_path, monkeypatch):
-    monkeypatch.setattr(warm_up, "run_pipeline", lambda run, use_gpu: run_pipeline(run))
+    monkeypatch.setattr(warm_up, "run_pipeline", lambda run, device: run_pipeline(run))
     run = Run(mosaics=tmp_path, output=tmp_path, slicing_interval_mm=0.2)
     groups = (("galvo", "resample", "survey", "aip"), ("positions", "stitch"))
     assert warm_up._rehearse(warm_up._Rehearsal(run, "uint16", groups, True), tmp_path)
@@ -40,7 +40,7 @@ def test_a_rehearsal_carries_out_its_stages(tmp_path, monkeypatch):
 def test_a_rehearsal_that_fails_does_not_stop_the_next(tmp_path, monkeypatch):
     tried = []
 
-    def fails(run, use_gpu):
+    def fails(run, device):
         tried.append(run.skip)
         raise ValueError("no tissue")
 

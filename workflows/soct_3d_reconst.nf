@@ -16,7 +16,7 @@ def option(flag, value) {
 }
 
 def device() {
-    params.use_gpu ? '--use_gpu' : '--no-use_gpu'
+    params.use_gpu ? '--device cuda' : '--device cpu'
 }
 
 process check_slices {
@@ -32,7 +32,7 @@ process check_slices {
 
     script:
     """
-    linum-check-slices mosaics --shifts ${shifts} ${option('slice_config', slice_config ?: null)} ${option('tile_shape', params.tile_shape)} --list slices.txt
+    linum-check-slices mosaics --shifts ${shifts} ${option('slice-config', slice_config ?: null)} ${option('tile-shape', params.tile_shape)} --list slices.txt
     """
 }
 
@@ -48,7 +48,7 @@ process fix_galvo_shift {
 
     script:
     """
-    linum-fix-galvo-shift ${mosaic} ${name}_galvo.ome.zarr ${option('tile_shape', params.tile_shape)} ${device()}
+    linum-fix-galvo-shift ${mosaic} ${name}_galvo.ome.zarr ${option('tile-shape', params.tile_shape)} ${device()}
     """
 }
 
@@ -64,7 +64,7 @@ process resample_mosaic_grid {
 
     script:
     """
-    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile_shape', params.tile_shape)} --levels ${params.levels} ${device()}
+    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile-shape', params.tile_shape)} --levels ${params.levels} ${device()}
     """
 }
 
@@ -82,7 +82,7 @@ process fix_focal_curvature {
 
     script:
     """
-    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --interpolate --s_xy ${params.s_xy} --s_z ${params.s_z} --levels ${params.levels} ${device()}
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --interpolate --s-xy ${params.s_xy} --s-z ${params.s_z} --levels ${params.levels} ${device()}
     """
 }
 
@@ -133,7 +133,7 @@ process find_tissue_interface {
 
     script:
     """
-    linum-find-tissue-interface ${mosaic} ${name}_surface.ome.zarr --overlay ${name}_surface.png --s_xy ${params.s_xy} --s_z ${params.s_z} ${device()}
+    linum-find-tissue-interface ${mosaic} ${name}_surface.ome.zarr --overlay ${name}_surface.png --s-xy ${params.s_xy} --s-z ${params.s_z} ${device()}
     """
 }
 
@@ -198,7 +198,7 @@ process estimate_beam {
 
     script:
     """
-    linum-estimate-beam slices brain.json --slicing_interval_mm ${params.slicing_interval_mm} ${device()}
+    linum-estimate-beam slices brain.json --slicing-interval-mm ${params.slicing_interval_mm} ${device()}
     """
 }
 
@@ -232,7 +232,7 @@ process register_slices {
 
     script:
     """
-    linum-register-pairwise slices transforms.json --shifts ${shifts} --slicing_interval_mm ${params.slicing_interval_mm} ${device()}
+    linum-register-pairwise slices transforms.json --shifts ${shifts} --slicing-interval-mm ${params.slicing_interval_mm} ${device()}
     """
 }
 
@@ -271,16 +271,13 @@ process report {
 
     script:
     """
-    linum-report results report.html --follow_links ${device()}
+    linum-report results report.html --follow-links ${device()}
     """
 }
 
 workflow {
     if (params.input == null || params.shifts == null || params.slicing_interval_mm == null) {
         error "--input (a folder of mosaics, *.ome.zarr), --shifts (a CSV table) and --slicing_interval_mm are needed"
-    }
-    if (params.n_levels != null) {
-        error "--n_levels is called --levels now"
     }
     mosaics = Channel.fromPath("${params.input}/*.ome.zarr", type: 'dir', checkIfExists: true).map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }
     folders = mosaics.map { slice -> slice[1] }

@@ -1,21 +1,27 @@
 """Options that several commands share, and their values as parameters of the library.
 
-In: a parser, or parsed arguments. Out: options in the parser, or parameters. Errors: ``ValueError`` for a value that
-makes no sense, :class:`~linumpy.errors.GpuUnavailableError` if a GPU is requested and there is none.
+In: a parser, or parsed arguments. Out: options in the parser, or parameters. Options of a step come from its record
+(:func:`add_record`). Errors: ``ValueError`` for a value that makes no sense,
+:class:`~linumpy.errors.GpuUnavailableError` if a GPU is requested and there is none.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import math
+import dataclasses
+import types
+import typing
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, Union
 
 from linumpy import device as devices
+from linumpy.declared import Declared, Help
 
-log = logging.getLogger(__name__)
+Record = TypeVar("Record", bound=Declared)
+#: A parser, or a group of its options.
+_Options = ArgumentParser | argparse._ArgumentGroup
 
 
 def source(text: str) -> str | Path:
@@ -23,35 +29,86 @@ def source(text: str) -> str | Path:
     return text if "://" in text else Path(text)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+def add_record(parser: ArgumentParser, record: type[Declared], group: str = "") -> None:
+    """Add an option for each field of a record that has a :class:`~linumpy.declared.Help`, maybe in a group.
+
+    Names, types, choices and defaults are those of the fields. A boolean that is False becomes a flag; one that is True
+    becomes a flag that has also a form with ``--no-``.
+    """
+    options: _Options = parser.add_argument_group(group) if group else parser
+    declared = typing.get_type_hints(record, include_extras=True)
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        declaration = declared[field.name]
+        for text in (part for part in typing.get_args(declaration) if isinstance(part, Help)):
+            name = f"--{(text.option or field.name).replace('_', '-')}"
+            shared: dict[str, Any] = {"dest": field.name, "help": text.text.replace("%", "%%")}
+            if field.default is dataclasses.MISSING:
+                shared["required"] = True
+            else:
+                shared["default"] = field.default
+                if field.default is not None and not text.text.endswith("]") and field.default is not False:
+                    shared["help"] += f" [{'on' if field.default is True else '%(default)s'}]"
+            kind = _bare(declaration)
+            if kind is bool:
+                action = argparse.BooleanOptionalAction if field.default else "store_true"
+                options.add_argument(name, action=action, **shared)
+            elif typing.get_origin(kind) is Literal:
+                options.add_argument(name, choices=typing.get_args(kind), **shared)
+            else:
+                options.add_argument(name, type=kind, metavar=text.metavar, **shared)
+
+
+def _bare(declaration: Any) -> Any:
+    """Return a declared type without its annotations, and without None."""
+    if typing.get_origin(declaration) is typing.Annotated:
+        return _bare(typing.get_args(declaration)[0])
+    if typing.get_origin(declaration) in (Union, types.UnionType):
+        return _bare(next(part for part in typing.get_args(declaration) if part is not types.NoneType))
+    return declaration
+
+
+def record_of(parsed: Namespace, record: type[Record]) -> Record:
+    """Return a record of the options of :func:`add_record`; ``ValueError`` for a value that it does not allow."""
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]
+    return record(**{field.name: getattr(parsed, field.name) for field in fields})
+
+
+def values_of(parsed: Namespace, record: type[Declared]) -> dict[str, Any]:
+    """Return the checked options of :func:`add_record` as keyword parameters."""
+    return dataclasses.asdict(record_of(parsed, record))  # type: ignore[call-overload,no-any-return]
+
+
+def add_paths(
+    parser: ArgumentParser, input: str, output: str, *, metavars: tuple[str, str] = ("INPUT", "OUTPUT")
+) -> None:
+    """Add ``input``, a source, and ``output``, a path, with their helps."""
+    parser.add_argument("input", type=source, metavar=metavars[0], help=input)
+    parser.add_argument("output", type=Path, metavar=metavars[1], help=output)
+
+
+def add_common_arguments(parser: ArgumentParser) -> None:
     """Add ``--verbose`` and ``--overwrite``."""
     parser.add_argument("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an existing output.")
 
 
-class _Levels(argparse.Action):
-    """Store the number of resolution levels; log a warning for the old name of the option."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        if option == "--n_levels":
-            log.warning("--n_levels is called --levels now")
-        setattr(namespace, self.dest, values)
+def add_level_argument(parser: ArgumentParser) -> None:
+    """Add ``--level``, the resolution to read."""
+    parser.add_argument("--level", type=int, default=0, metavar="N", help="Resolution to read; 0 is the finest. [0]")
 
 
-def add_levels_argument(parser: argparse.ArgumentParser, default_text: str = "") -> None:
+def add_levels_argument(parser: ArgumentParser, default_text: str = "") -> None:
     """Add ``--levels``, the number of resolution levels to write.
 
     The default is 1; with `default_text`, which describes the default in the help, it is None.
     """
     parser.add_argument(
-        "--levels", "--n_levels", action=_Levels, type=int, default=None if default_text else 1, metavar="N",
+        "--levels", type=int, default=None if default_text else 1, metavar="N",
         help=f"Number of resolutions to write. [{default_text or 1}]",
     )  # fmt: skip
 
 
-def add_codec_argument(parser: argparse.ArgumentParser, default_text: str = "as the input's") -> None:
+def add_codec_argument(parser: ArgumentParser, default_text: str = "as the input's") -> None:
     """Add ``--codec``, how chunks are compressed; `default_text` describes the default in the help."""
     parser.add_argument(
         "--codec", metavar="NAME",
@@ -60,31 +117,36 @@ def add_codec_argument(parser: argparse.ArgumentParser, default_text: str = "as 
     )  # fmt: skip
 
 
-def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--use_gpu`` and ``--no-use_gpu``; the default is as ``LINUMPY_DEVICE`` says, or else the GPU if any."""
+def add_ngff_argument(parser: ArgumentParser) -> None:
+    """Add ``--ngff-version``, the version of NGFF to write."""
+    parser.add_argument("--ngff-version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
+
+
+def add_device_argument(parser: ArgumentParser) -> None:
+    """Add ``--device``; the default is as ``LINUMPY_DEVICE`` says, or else the GPU if any."""
     parser.add_argument(
-        "--use_gpu", action=argparse.BooleanOptionalAction, default=None,
-        help="Work on the GPU, or on the CPU. [as LINUMPY_DEVICE=cpu or cuda; without it the GPU if there is one]",
+        "--device", choices=("auto", "cuda", "cpu"),
+        help="Where to work: on the GPU (cuda), on the CPU, or on the GPU if there is one. [LINUMPY_DEVICE, or auto]",
     )  # fmt: skip
 
 
-def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cluster``; with it :func:`choose_device` asks the workers whether they have GPUs."""
+def add_cluster_argument(parser: ArgumentParser) -> None:
+    """Add ``--cluster``; with it :func:`device_and_name` leaves the choice of a device to the workers."""
     parser.add_argument(
         "--cluster", dest="distributed", metavar="ADDRESS",
         help="Work on the workers of a dask cluster, whose scheduler has this address. [here]",
     )  # fmt: skip
 
 
-def add_tile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the last options of every command that works in tiles: cluster, GPU, and the options of all commands."""
+def add_tile_arguments(parser: ArgumentParser) -> None:
+    """Add the last options of every command that works in tiles: cluster, device, and the options of all commands."""
     add_cluster_argument(parser)
-    add_gpu_arguments(parser)
+    add_device_argument(parser)
     add_common_arguments(parser)
 
 
-def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = False) -> None:
-    """Add the last options of a command that writes an image in tiles: levels, codec, volume, cluster, GPU and others.
+def add_image_arguments(parser: ArgumentParser, *, all_of_them: bool = False) -> None:
+    """Add the last options of a command that writes an image in tiles: levels, codec, volume, cluster and others.
 
     `all_of_them` is as for :func:`add_volume_arguments`.
     """
@@ -94,24 +156,29 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = 
     add_tile_arguments(parser)
 
 
-def add_tile_shape_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--tile_shape``; the default is the tile shape in the metadata."""
+def add_tile_shape_argument(parser: ArgumentParser) -> None:
+    """Add ``--tile-shape``; the default is the tile shape in the metadata."""
     parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
+        "--tile-shape", type=int, nargs=2, metavar=("A", "B"),
         help="Voxels of a tile along the lateral axes, in their order in the array (usually y, then x). "
         "[from the metadata that linumpy writes]",
     )  # fmt: skip
 
 
-def add_slice_config_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--slice_config``, the table of the slices that are used."""
+def add_slice_tables(parser: ArgumentParser, shifts: str | None = None) -> None:
+    """Add ``--shifts``, if `shifts` says what they are for, and ``--slice-config``, the table of the slices used."""
+    if shifts is not None:
+        parser.add_argument(
+            "--shifts", type=Path, metavar="CSV",
+            help=f"Table of the motor's shifts, as for linum-stack-slices-motor{shifts}. [none]",
+        )  # fmt: skip
     parser.add_argument(
-        "--slice_config", type=Path, metavar="CSV",
+        "--slice-config", type=Path, metavar="CSV",
         help="Table with the columns slice_id and use (true or false): slices that are not used are left out. [all]",
     )  # fmt: skip
 
 
-def add_memory_argument(parser: argparse.ArgumentParser) -> None:
+def add_memory_argument(parser: ArgumentParser) -> None:
     """Add ``--memory``, which :func:`memory_bytes` returns in bytes."""
     parser.add_argument(
         "--memory", dest="memory_bytes", type=float, metavar="GIB",
@@ -119,15 +186,11 @@ def add_memory_argument(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
+def add_volume_arguments(parser: ArgumentParser, *, all_of_them: bool) -> None:
     """Add the options that select a channel and a time of an image and replace its voxel spacing.
 
-    Parameters
-    ----------
-    parser : ArgumentParser
-        Parser of a command that reads OME-Zarr.
-    all_of_them : bool
-        Whether the command processes all times and channels if none is selected; otherwise the image may have only one.
+    - `all_of_them`: whether the command processes all times and channels if none is selected; otherwise the image may
+      have only one.
     """
     default = "all" if all_of_them else "the only one"
     group = parser.add_argument_group("input")
@@ -136,7 +199,7 @@ def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) 
     add_spacing_argument(group)
 
 
-def add_spacing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_spacing_argument(parser: _Options) -> None:
     """Add ``--spacing``, which replaces the spacing in the metadata."""
     parser.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
@@ -144,151 +207,39 @@ def add_spacing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGro
     )  # fmt: skip
 
 
-def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
+def volume_options(parsed: Namespace) -> dict[str, Any]:
     """Return the options of :func:`add_volume_arguments` as parameters of the library."""
     return {"channel": parsed.channel, "time": parsed.time, "spacing": parsed.spacing and tuple(parsed.spacing)}
 
 
-def spacing_of_axes(parsed: argparse.Namespace) -> Mapping[str, float] | None:
+def spacing_of_axes(parsed: Namespace) -> Mapping[str, float] | None:
     """Return ``--spacing`` by the names of the axes, so that an image of y and x uses two of the numbers."""
     return parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
 
 
-def new_spacing(parsed: argparse.Namespace) -> float | Sequence[float] | None:
+def new_spacing(parsed: Namespace) -> float | Sequence[float] | None:
     """Return ``--resolution`` as a parameter of the library: a number for all axes, or a number for each axis."""
     wanted: list[float] | None = parsed.resolution
     return wanted[0] if wanted is not None and len(wanted) == 1 else wanted
 
 
-def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of surface detection."""
-    group = parser.add_argument_group("surface detection")
-    group.add_argument(
-        "--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]"
-    )
-    group.add_argument(
-        "--s_z", type=float, default=2.0, metavar="S", help="Standard deviation of the Gaussian along z, voxels. [2]"
-    )
-    group.add_argument("--no_log", action="store_true", help="Use the intensity, not its logarithm.")
-    group.add_argument(
-        "--detect_cutting_errors", action="store_true",
-        help="Where the smoothed intensity has its maximum above the surface, take the maximum as the surface.",
-    )  # fmt: skip
-    group.add_argument(
-        "--definition", choices=("linumpy", "edge"), default="linumpy",
-        help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
-        "edge: the edge itself, to fractions of a voxel, where its contrast suffices. [%(default)s]",
-    )  # fmt: skip
-    group.add_argument(
-        "--min_contrast", type=float, default=5.0, metavar="C",
-        help="Minimum contrast of an edge: its rise over the noise along its A-line. [%(default)s]",
-    )  # fmt: skip
-
-
-def surface_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of :func:`add_surface_arguments` as parameters of the library."""
-    names = ("s_xy", "s_z", "detect_cutting_errors", "definition", "min_contrast")
-    return {name: getattr(parsed, name) for name in names} | {"use_log": not parsed.no_log}
-
-
-def add_light_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the known parameters of light, beam and instrument; those that are not given are estimated."""
-    group = parser.add_argument_group("light")
-    group.add_argument(
-        "--focus", type=float, metavar="UM", help="Depth of the focus along z, in µm; with --rayleigh. [estimated]"
-    )
-    group.add_argument(
-        "--rayleigh", type=float, metavar="UM",
-        help="Rayleigh length in tissue, in µm; inf for no beam. [estimated if it can be told from the attenuation]",
-    )  # fmt: skip
-    group.add_argument(
-        "--falloff", type=float, default=0.0, metavar="F",
-        help="Fall-off of sensitivity in 1/mm: exp(-(F z)²). [%(default)s]",
-    )  # fmt: skip
-    group.add_argument(
-        "--end", type=float, metavar="MU",
-        help="Attenuation below the recorded range in 1/mm; 0 for no light from there. [estimated]",
-    )  # fmt: skip
-    group.add_argument(
-        "--background", type=float, metavar="I", help="Intensity without light. [estimated from speckle]"
-    )
-    group.add_argument(
-        "--max_gain", type=float, metavar="G",
-        help="Maximum factor of compensation. [with which the background is as bright as tissue at the surface; 50]",
-    )  # fmt: skip
-
-
-def light_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of :func:`add_light_arguments` as parameters of the library."""
-    focus = 0.0 if parsed.focus is None and parsed.rayleigh == math.inf else parsed.focus
-    return {
-        "focus_um": focus, "rayleigh_um": parsed.rayleigh, "falloff_per_mm": parsed.falloff,
-        "end_per_mm": parsed.end, "background": parsed.background, "max_gain": parsed.max_gain,
-    }  # fmt: skip
-
-
-def add_illumination_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of estimating illumination."""
-    group = parser.add_argument_group("estimating illumination")
-    group.add_argument("--dark", action="store_true", help="Estimate an offset, too, from planes without light.")
-    group.add_argument(
-        "--smoothness", type=float, default=1.0, metavar="S",
-        help="How much tiles are taken to differ by themselves: a larger S makes the fields more even. [%(default)s]",
-    )  # fmt: skip
-    group.add_argument(
-        "--max_tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
-    )
-    group.add_argument("--force", action="store_true", help="Use fields that are too uncertain to be of use.")
-
-
-def illumination_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of :func:`add_illumination_arguments` as parameters of the library."""
-    from linumpy.correction.shading import ShadingOptions
-
-    options = ShadingOptions(dark=parsed.dark, smoothness=parsed.smoothness, force=parsed.force)
-    return {"options": options, "max_tiles": parsed.max_tiles}
-
-
-def choose_device(parsed: argparse.Namespace) -> bool:
-    """Choose the device by the options of :func:`add_gpu_arguments`.
-
-    Returns
-    -------
-    bool
-        Whether to use the GPU. With ``--cluster``, whether each worker uses its GPU: by default if all workers have
-        GPUs.
+def device_and_name(parsed: Namespace) -> tuple[str, str]:
+    """Return the parameter `device` of the library by the options ``--device`` and ``--cluster``, and its name.
 
     Raises
     ------
     GpuUnavailableError
-        ``--use_gpu`` (or ``LINUMPY_DEVICE=cuda``) without a CUDA device and without ``--cluster``; the message gives
-        the reason.
+        ``cuda`` is requested, there is no CUDA device, and no ``--cluster``; the message gives the reason.
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
-    wish, cluster = wished_device(parsed), getattr(parsed, "distributed", None)
-    if cluster is None:
-        return devices.resolve(wish).is_cuda
-    if wish is not None:
-        return wish == "cuda"
-    from linumpy.resample.tile_work import workers_have_gpus
-
-    return workers_have_gpus(cluster)
+    if getattr(parsed, "distributed", None) is not None:
+        return parsed.device or "auto", "the workers"
+    chosen = devices.resolve(parsed.device)
+    return chosen.kind, "GPU" if chosen.is_cuda else "CPU"
 
 
-def device_and_name(parsed: argparse.Namespace) -> tuple[str, str]:
-    """Return the parameter `device` of a function that also takes `distributed`, and its name for the last line."""
-    if parsed.distributed is None:
-        return ("cuda", "GPU") if choose_device(parsed) else ("cpu", "CPU")
-    return wished_device(parsed) or "auto", "the workers"
-
-
-def wished_device(parsed: argparse.Namespace) -> str | None:
-    """Return the device that the options of :func:`add_gpu_arguments` name; None without such an option."""
-    return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
-
-
-def memory_bytes(parsed: argparse.Namespace) -> int | None:
+def memory_bytes(parsed: Namespace) -> int | None:
     """Return ``--memory`` in bytes; None if it was not passed, ``ValueError`` if it is not above 0."""
     gib: float | None = parsed.memory_bytes
     if gib is None:

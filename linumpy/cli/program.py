@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from linumpy import kernel_cache
@@ -60,6 +61,26 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error in one line, and exit with code 2."""
         self.exit(2, one_line(self.prog, message) + "\n")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its name, its description, a function that adds its options to a parser, and what it does."""
+
+    name: str
+    description: str | None
+    add_options: Callable[[Parser], None]
+    body: Callable[[argparse.Namespace], None]
+
+    def parser(self) -> Parser:
+        """Return the parser of the command."""
+        parser = Parser(self.name, description=self.description)
+        self.add_options(parser)
+        return parser
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the command; the result is its exit code."""
+        return run(self.parser(), self.body, arguments)
 
 
 def one_line(program: str, message: object) -> str:

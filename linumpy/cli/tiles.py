@@ -4,73 +4,77 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from linumpy.cli.options import choose_device, volume_options
+from linumpy.cli.options import device_and_name, volume_options
 from linumpy.io.paths import is_archive
+
+Result = TypeVar("Result")
 
 #: Options that have the same name as the parameter of the library; a command has some of them.
 _SAME_NAME = ("level", "levels", "codec", "overwrite", "distributed")
 
 
-@dataclass(frozen=True)
 class TileCommand:
     """A command that works in tiles, from its start to its last line.
 
-    Attributes
-    ----------
-    parsed : Namespace
-        Arguments of the command: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
-        :func:`add_tile_arguments`.
-    use_gpu : bool
-        The result of :func:`choose_device`.
-    begin : float
-        Time of the start, by :func:`time.perf_counter`.
+    - `parsed`: arguments of the command: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
+      :func:`add_tile_arguments`.
     """
 
-    parsed: argparse.Namespace
-    use_gpu: bool
-    begin: float
-
-    @classmethod
-    def start(cls, parsed: argparse.Namespace) -> TileCommand:
-        """Choose the device, and start the clock."""
-        return cls(parsed, choose_device(parsed), time.perf_counter())
+    def __init__(self, parsed: argparse.Namespace) -> None:
+        self.parsed, self.begin = parsed, time.perf_counter()
+        self.device, self.device_name = device_and_name(parsed)
 
     def parameters(self) -> dict[str, Any]:
         """Return the shared options that the command has, and the device, as parameters of the library."""
         options = vars(self.parsed)
-        shared = {name: options[name] for name in _SAME_NAME if name in options}
+        shared = {name: options[name] for name in _SAME_NAME if name in options} | {"device": self.device}
         if "tile_shape" in options:
             shared["tile_shape"] = self.parsed.tile_shape and tuple(self.parsed.tile_shape)
-        return shared | volume_options(self.parsed) | {"use_gpu": self.use_gpu}
+        return shared | (volume_options(self.parsed) if "channel" in options else {})
 
-    def input_nbytes(self) -> int:
-        """Return the decoded bytes of the volumes of ``input`` that the options select."""
+    @cached_property
+    def nbytes(self) -> int:
+        """Decoded bytes of the volumes of ``input`` that the options select."""
         from linumpy.mosaic.io.image import open_mosaic
 
         return open_mosaic(self.parsed.input, getattr(self.parsed, "level", 0), **volume_options(self.parsed)).nbytes
 
-    @contextmanager
-    def progress(self, label: str, nbytes: int) -> Iterator[dict[str, Any]]:
-        """Show a progress bar of `nbytes` bytes; yield :meth:`parameters` and the parameter ``progress``."""
+    def call(
+        self, label: str, step: Callable[..., Result], *arguments: object, nbytes: int | None = None, **options: object
+    ) -> Result:
+        """Call a step with its arguments and :meth:`parameters`, and show a progress bar.
+
+        - `nbytes`: bytes of the whole bar; by default :attr:`nbytes`.
+        """
         from linumpy.progress import bytes_progress
 
-        with bytes_progress(label, nbytes) as progress:
-            yield self.parameters() | {"progress": progress}
+        with bytes_progress(label, self.nbytes if nbytes is None else nbytes) as progress:
+            return step(*arguments, **options, **self.parameters(), progress=progress)
 
-    def close(self, nbytes: int) -> None:
-        """Print the last line; `nbytes` is the number of decoded bytes that were read."""
-        seconds = time.perf_counter() - self.begin
-        print(closing_line(self.parsed.input, self.parsed.output, self.use_gpu, seconds, nbytes))
+    def close(self, nbytes: int | None = None) -> None:
+        """Print the last line; `nbytes` is the number of decoded bytes that were read, by default :attr:`nbytes`."""
+        nbytes = self.nbytes if nbytes is None else nbytes
+        print(closing_line(self.parsed.input, self.parsed.output, self.device_name, self.seconds, nbytes))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.begin
+
+    def close_files(self, what: str) -> None:
+        """Print the last line of a command that writes a file: `what` it is made of, and how long it took."""
+        sources = self.parsed.input
+        name = f"{len(sources)} mosaics" if isinstance(sources, list) else sources
+        print(f"{name} -> {self.parsed.output} on {self.device_name}: {what}{self.seconds:.2f} s")
 
 
 def closing_line(
-    input: str | Path | Sequence[str | Path], output: str | Path, device: bool | str, seconds: float, nbytes: int
+    input: str | Path | Sequence[str | Path], output: str | Path, device: str, seconds: float, nbytes: int
 ) -> str:
     """Return the last line that a command prints.
 
@@ -80,8 +84,8 @@ def closing_line(
         The sources; of several sources, the first is printed with the number of the others.
     output : str or Path
         The output; for an OME-Zarr image the line also has its decoded and stored bytes, and their ratio.
-    device : bool or str
-        The result of :func:`choose_device`, or the name of a device.
+    device : str
+        Name of the device.
     seconds : float
         Duration.
     nbytes : int
@@ -89,9 +93,8 @@ def closing_line(
     """
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    name = device if isinstance(device, str) else "GPU" if device else "CPU"
     rate = size_text(nbytes / max(seconds, 1e-9))
-    line = f"{sources[0]}{more} -> {output} on {name}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+    line = f"{sources[0]}{more} -> {output} on {device}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
     sizes = _sizes(Path(output))
     if sizes is None or not sizes[1]:
         return line

@@ -8,11 +8,12 @@ and x, and of a few that change along depth.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.polynomial.legendre import legvander
 
-from linumpy.declared import Declared, Positive
+from linumpy.declared import Declared, Help, Positive
 
 #: Degree of the polynomials of y and x.
 _DEGREE = 6
@@ -30,9 +31,11 @@ class ShadingOptions(Declared):
     - `force`: whether to return fields that are too uncertain to be of use.
     """
 
-    dark: bool = False
-    smoothness: Positive = 1.0
-    force: bool = False
+    dark: Annotated[bool, Help("Estimate an offset, too, from planes without light.")] = False
+    smoothness: Annotated[
+        Positive, Help("How much tiles are taken to differ by themselves: a larger S makes the fields more even.", "S")
+    ] = 1.0
+    force: Annotated[bool, Help("Use fields that are too uncertain to be of use.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

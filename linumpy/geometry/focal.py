@@ -160,7 +160,7 @@ def correct_focal_curvature(
     interpolate: bool = False,
     wrap: bool = False,
     fill_value: float | None = None,
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> Array:
     """Remove the focal curvature from a mosaic, or a part of it.
 
@@ -174,14 +174,14 @@ def correct_focal_curvature(
     - `wrap`: whether voxels that leave at one end enter at the other; otherwise missing voxels are filled.
     - `fill_value`: value of missing voxels. By default the nearest measured voxel of the A-line is repeated: it makes
       no edge that would disturb surface detection. :func:`measured_planes` returns the measured voxels.
-    - `use_gpu`: true computes on the GPU, False on the CPU; by default on the device of the volume.
+    - `device`: where to compute; by default where the volume lies.
 
     Returns: Of the shape and dtype of `vol`, in its memory.
 
     Raises `ValueError`, `TypeError`: As :func:`linumpy.gpu.oct.shift.shift_along_depth`. `GpuUnavailableError`:
-    `use_gpu` is True and there is no CUDA device.
+    `device` is ``"cuda"``, and there is no CUDA device.
     """
-    transfer, back = transfers(vol, use_gpu)
+    transfer, back = transfers(vol, device)
     moved = transfer(vol)
     form = curvature.vv, curvature.vu, curvature.uu
     queue = current_queue() if is_device_array(moved) else None

@@ -34,7 +34,7 @@ def find_tissue_interface(
     min_contrast: float = 5.0,
     return_confidence: bool = False,
     zero_log: float | None = None,
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> Any:
     """Find for each A-line where tissue begins, on the device that the caller chooses.
 
@@ -43,8 +43,8 @@ def find_tissue_interface(
     vol, s_xy, s_z, use_log, mask, order, detect_cutting_errors, depth_axis, definition, min_contrast, \
     return_confidence, zero_log
         As for :func:`linumpy.gpu.interface.find_tissue_interface`, whose results and errors this function has, too.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the volume.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where the input lies.
 
     Returns
     -------
@@ -58,9 +58,9 @@ def find_tissue_interface(
     ValueError, TypeError
         As :func:`linumpy.gpu.interface.find_tissue_interface`.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
     """
-    transfer, back = transfers(vol, use_gpu)
+    transfer, back = transfers(vol, device)
     result = surface_module.find_tissue_interface(
         transfer(vol), s_xy, s_z, use_log, None if mask is None else transfer(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
@@ -70,7 +70,7 @@ def find_tissue_interface(
 
 
 def remove_outliers(
-    surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, use_gpu: bool | None = None
+    surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, device: str | None = None
 ) -> tuple[Array, Array]:
     """Replace outliers of a surface by the median of their neighbourhood.
 
@@ -89,8 +89,8 @@ def remove_outliers(
         In robust standard deviations, above 0.
     tolerance : float
         In voxels, 0 or more: a voxel with a smaller difference is not an outlier.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the surface.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where the input lies.
 
     Returns
     -------
@@ -104,13 +104,13 @@ def remove_outliers(
     ValueError
         A surface that is not a map of real numbers, or has no known value; an invalid size, threshold or tolerance.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
     if int(size) != size or size < 1 or not threshold > 0 or not tolerance >= 0:
         raise ValueError(f"size={size}, threshold={threshold}, tolerance={tolerance}: pass positive numbers")
-    transfer, back = transfers(surface, use_gpu)
+    transfer, back = transfers(surface, device)
     moved = transfer(surface)
     xp, dtype = array_module(moved), moved.dtype
     values = moved.astype(np.float64)
@@ -137,7 +137,7 @@ def crop_below_interface(
     offset: int = 0,
     depth_axis: int = 0,
     fill_value: float = 0,
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> Array:
     """Cut out the volume below a surface: each A-line of the result begins at the surface, which becomes flat.
 
@@ -156,8 +156,8 @@ def crop_below_interface(
         Axis of depth.
     fill_value : float
         Value of voxels outside the volume, and of A-lines without tissue.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the volume.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where the input lies.
 
     Returns
     -------
@@ -171,14 +171,14 @@ def crop_below_interface(
     ValueError, TypeError
         As :func:`linumpy.gpu.oct.shift.shift_along_depth`.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
     """
     if vol.ndim != 3 or not -3 <= depth_axis < 3:
         raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")
     lateral = tuple(n for axis, n in enumerate(vol.shape) if axis != depth_axis % 3)
     if tuple(surface.shape) != lateral or surface.dtype.kind not in "iuf":
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype} does not fit: pass numbers of {lateral}")
-    transfer, back = transfers(vol, use_gpu)
+    transfer, back = transfers(vol, device)
     moved = transfer(surface)
     xp = array_module(moved)
     valid = xp.isfinite(moved) & (moved >= 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -51,7 +52,7 @@ def fit_interface(
     *,
     mask: Array | None = None,
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> InterfaceFit:
     """Fit a shape to a surface, by least squares along depth.
 
@@ -65,8 +66,8 @@ def fit_interface(
         Voxels to fit; by default all known ones.
     spacing : (float, float, float)
         Voxel spacing (Z, Y, X) in any unit, which the radius then has; only the sphere depends on it.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of the surface.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where the input lies.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def fit_interface(
         to fit than a linear start of the shape has parameters (plane 3, quadratic 6, Gaussian 3, sphere 4), or all of
         them on one line.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
 
     Notes
     -----
@@ -96,7 +97,7 @@ def fit_interface(
         raise ValueError(f"a mask of {mask.shape} does not fit a surface of {surface.shape}")
     if len(spacing) != 3 or not all(0 < step < np.inf for step in spacing):
         raise ValueError(f"spacing={spacing}: three positive steps are needed")
-    transfer, back = transfers(surface, use_gpu)
+    transfer, back = transfers(surface, device)
     z = transfer(surface).astype(np.float64)
     xp = array_module(z)
     valid = xp.isfinite(z) & (z >= 0)
@@ -115,21 +116,22 @@ def _polynomial(
     x: Array,
     z: Array,
     valid: Array,
-    names: tuple[str, ...],
-    powers: tuple[tuple[int, int], ...],
+    spacing: tuple[float, ...],
+    *,
+    powers: dict[str, tuple[int, int]],
 ) -> tuple[Array, dict[str, float]]:
-    """Fit a polynomial with the given powers of y and x, named by `names`."""
+    """Fit a polynomial with the given powers of y and x, by the names of their coefficients."""
     # Coordinates from -1 to 1: in voxels the sums of high powers would swamp those of low ones.
     scale = [(n - 1) / 2 or 1.0 for n in z.shape]
     v, u = y / scale[0] - 1, x / scale[1] - 1
-    coefficients = _solve(xp, [v**p * u**q for p, q in powers], z, valid)
-    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(coefficients, powers, strict=True))
+    coefficients = _solve(xp, [v**p * u**q for p, q in powers.values()], z, valid)
+    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(coefficients, powers.values(), strict=True))
     # Expand (y / s - 1)^p (x / t - 1)^q in powers of y and x.
     full = np.zeros((3, 3))
-    for c, (p, q) in zip(coefficients, powers, strict=True):
+    for c, (p, q) in zip(coefficients, powers.values(), strict=True):
         left, right = (np.polynomial.polynomial.polypow([-1, 1 / s], k) for s, k in zip(scale, (p, q), strict=True))
         full[: p + 1, : q + 1] += c * np.outer(left, right)
-    return fitted, {name: float(full[p, q]) for name, (p, q) in zip(names, powers, strict=True)}
+    return fitted, {name: float(full[p, q]) for name, (p, q) in powers.items()}
 
 
 def _solve(xp: ModuleType, columns: list[Array], z: Array, valid: Array) -> np.ndarray:
@@ -144,19 +146,6 @@ def _solve(xp: ModuleType, columns: list[Array], z: Array, valid: Array) -> np.n
     if count < len(columns) or np.linalg.matrix_rank(matrix, hermitian=True) < len(columns):
         raise ValueError(f"{count} voxels of the surface are known, which is too few or in one line for the shape")
     return np.linalg.solve(matrix, right)
-
-
-def _plane(
-    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Array, dict[str, float]]:
-    return _polynomial(xp, y, x, z, valid, ("offset", "y", "x"), ((0, 0), (1, 0), (0, 1)))
-
-
-def _quadratic(
-    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Array, dict[str, float]]:
-    powers = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))
-    return _polynomial(xp, y, x, z, valid, ("offset", "y", "x", "yy", "yx", "xx"), powers)
 
 
 def _gaussian(
@@ -258,4 +247,10 @@ def _levenberg_marquardt(
     return error, p
 
 
-_MODELS = {"plane": _plane, "quadratic": _quadratic, "gaussian": _gaussian, "spherical": _spherical}
+_PLANE = {"offset": (0, 0), "y": (1, 0), "x": (0, 1)}
+_MODELS: dict[str, Callable[..., tuple[Array, dict[str, float]]]] = {
+    "plane": partial(_polynomial, powers=_PLANE),
+    "quadratic": partial(_polynomial, powers=_PLANE | {"yy": (2, 0), "yx": (1, 1), "xx": (0, 2)}),
+    "gaussian": _gaussian,
+    "spherical": _spherical,
+}

@@ -6,29 +6,24 @@ columns, boxes of the whole depth. While one column is projected, the next is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.gpu.oct.projection import project
-from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import box_nbytes, column_shape, read_box, tile_nbytes
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.tiles import box_nbytes, read_box
+from linumpy.resample.tile_work import TileWork
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
@@ -55,15 +50,7 @@ def project_mosaic(
     output: str | Path,
     *,
     level: int = 0,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> MosaicProjection:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
 
@@ -78,30 +65,13 @@ def project_mosaic(
         and channel. Metadata that still apply are copied.
     level : int
         Resolution level of the mosaic.
-    channel, time : int, optional
-        The entry to select, counted from 0; by default all.
-    spacing, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
-    progress : callable, optional
-        Called with the number of bytes of the mosaic projected since the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU. Three columns are in memory.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic; no CUDA device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_target(Path(output), overwrite=overwrite)
-    check_apart([output], [source])
-    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    target = OutputImage(path=output, codec=codec, overwrite=overwrite)
-    with (
-        tile_work(distributed, use_gpu=use_gpu) as work,
-        target.map_writer(image, size, finest=level == 0) as writer,
-    ):
-        project_columns(image, size, writer.write, work, progress)
+    step = Step(output, **common)
+    image = step.open(source, level)
+    with step.work() as work, step.map_writer(image, work, finest=level == 0) as writer:
+        project_columns(image, step, writer.write, work)
     return MosaicProjection(image.lateral_shape, image.nbytes)
 
 
@@ -110,14 +80,7 @@ def project_mosaic_to_png(
     output: str | Path,
     *,
     level: int = 0,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> MosaicProjection:
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
@@ -127,20 +90,19 @@ def project_mosaic_to_png(
     """
     from PIL import Image
 
-    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_picture(output, overwrite=overwrite, formats=(".png",))
+    step = Step(**common)
+    image = step.open(source, level, one="a picture shows one volume")
+    check_picture(output, overwrite=step.overwrite, formats=(".png",))
     check_apart([output], [source])
-    image.only("a picture shows one volume")
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         pixels = work.xp.empty(image.lateral_shape, np.float32)
 
         def store_means(index: tuple[int | slice, ...], means: Array) -> None:
             pixels[index] = means
 
-        size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        project_columns(image, size, store_means, work, progress)
+        project_columns(image, step, store_means, work)
     picture, window = stretch(work.xp, pixels)
-    with replacing(output, overwrite=overwrite) as temporary:
+    with replacing(output, overwrite=step.overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
     return MosaicProjection(image.lateral_shape, image.nbytes, window)
 
@@ -174,10 +136,9 @@ def _mean(column: Array, measured: MeasuredVoxels | None, depth_axis: int) -> Ar
 
 def project_columns(
     image: MosaicImage,
-    size: tuple[int, ...],
+    step: Step,
     write: Callable[[tuple[int | slice, ...], Array], None],
     work: TileWork,
-    progress: Progress | None,
     projection: Callable[[Array, MeasuredVoxels | None, int], Array] = _mean,
 ) -> None:
     """Compute the means of all volumes along depth, or another projection, column by column.
@@ -185,15 +146,14 @@ def project_columns(
     - `write`: takes the index of a column in the projections (an integer for each time and channel axis, then two
       slices), and the projection of the column.
     - `work`: where columns are read and computed.
-    - `progress`: called with the number of bytes of the mosaic projected since the last call.
     - `projection`: takes a column, which it may overwrite, its measured voxels, or None if all are, and its axis of
       depth.
     """
-    (first, second), use_gpu = image.lateral_axes, work.use_gpu
+    (first, second), device = image.lateral_axes, work.device
     work(
-        image.boxes(size),
-        lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
+        image.boxes(step.column(image, work)),
+        lambda part: read_box(image.volumes[part[0]], part[1], device),
         lambda part, column: projection(column, image.measured(part[1]), image.depth_axis),
         lambda part, pixels: write((*part[0], part[1][first], part[1][second]), pixels),
-        done=lambda part: None if progress is None else progress(box_nbytes(image.array, part[1])),
+        done=lambda part: step.advance(box_nbytes(image.array, part[1])),
     )

@@ -9,10 +9,9 @@ once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -27,12 +26,9 @@ from linumpy.correction.attenuation import (
     trend_per_mm,
 )
 from linumpy.device import array_module
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_file
 from linumpy.io.output.results import write_result
 from linumpy.mosaic.beam import (
     MAX_CLIPPED,
-    AttenuationMethod,
     BrainLight,
     brain_light,
     light_of,
@@ -40,15 +36,9 @@ from linumpy.mosaic.beam import (
     sample_of,
 )
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import open_mosaic
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, column_shape, tile_nbytes
-from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box
+from linumpy.mosaic.options import AttenuationMethod
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +80,7 @@ def compensate_attenuation(
     coefficients: bool = False,
     dtype: str | None = None,
     report: str | Path | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> AttenuationUsed:
     """Write an OME-Zarr volume without attenuation, or its attenuation coefficients.
 
@@ -124,51 +105,38 @@ def compensate_attenuation(
         source's dtype, or float32 if more than 0.1 % of the voxels would be clipped.
     report : str or Path, optional
         JSON file to write: the result.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
-    progress : callable, optional
-        Called with the number of bytes of the volume done since the last call.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no volume, parameters out of range, both `method` and `light`, a volume of
-        booleans; no CUDA device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     if method is not None and light is not None:
         raise ValueError("pass parameters (method) or those of the brain (light), not both")
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("attenuation is computed in one volume")
-    check_apart([output], [source])
-    check_target(Path(output), overwrite=overwrite)
-    if report is not None:
-        check_file(report, overwrite=overwrite)
-    step, sample = image.spacing[image.depth_axis], sample_of(image, use_gpu)
-    if light is None:
-        light = brain_light({0: sample}, step, image.array.dtype, method or AttenuationMethod())
-    elif not isinstance(light, BrainLight):
-        light = read_brain_light(light)
-    is_forced = coefficients or (method is not None and method.end_per_mm is not None)
-    used = _prepared(light, tissue_of(sample.lines, light.background), step, is_forced=is_forced)
-    out_dtype = np.dtype("float32" if coefficients else dtype or light.dtype)
-    # The smallest positive intensity that the output can hold.
-    smallest = np.float32(1 if out_dtype.kind in "iu" else np.finfo(np.float32).tiny)
-    dark, beam, deep, scale, max_gain = light.background, light.beam, used.deep, light.scale, light.max_gain
+    step = Step(output, **common)
+    image = step.open(source, one="attenuation is computed in one volume", file=report)
+    spacing_um = image.spacing[image.depth_axis]
+    with step.work() as work:
+        sample = sample_of(image, work.device_here)
+        if light is None:
+            light = brain_light({0: sample}, spacing_um, image.array.dtype, method or AttenuationMethod())
+        elif not isinstance(light, BrainLight):
+            light = read_brain_light(light)
+        is_forced = coefficients or (method is not None and method.end_per_mm is not None)
+        used = _prepared(light, tissue_of(sample.lines, light.background), spacing_um, is_forced=is_forced)
+        out_dtype = np.dtype("float32" if coefficients else dtype or light.dtype)
+        # The smallest positive intensity that the output can hold.
+        smallest = np.float32(1 if out_dtype.kind in "iu" else np.finfo(np.float32).tiny)
+        dark, beam, deep, scale, max_gain = light.background, light.beam, used.deep, light.scale, light.max_gain
 
-    def correct(_: Box, voxels: Array) -> Array:
-        if coefficients:
-            return attenuation(voxels, step, beam, deep=deep, background=dark)
-        if used.left_out:
-            return voxels
-        clear = compensate(voxels, step, beam, deep=deep, background=dark, scale=scale, max_gain=max_gain)
-        # Later steps treat 0 as not measured, so a measured voxel as dark as the background must not become 0.
-        xp = array_module(voxels)
-        return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
+        def correct(_: Box, voxels: Array) -> Array:
+            if coefficients:
+                return attenuation(voxels, spacing_um, beam, deep=deep, background=dark)
+            if used.left_out:
+                return voxels
+            clear = compensate(voxels, spacing_um, beam, deep=deep, background=dark, scale=scale, max_gain=max_gain)
+            # Later steps treat 0 as not measured, so a measured voxel as dark as the background must not become 0.
+            xp = array_module(voxels)
+            return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
 
-    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        clipped = write_corrected(image, target, size, correct, work, dtype=out_dtype)
+        clipped = write_corrected(image, step, step.column(image, work), correct, work, dtype=out_dtype)
     used = replace(
         used, clipped=clipped, dtype=out_dtype.name, warnings=_warnings(used, image.array.dtype, out_dtype, clipped)
     )
@@ -177,36 +145,21 @@ def compensate_attenuation(
     log.info("%s: %s", image.name, light.described())
     if report is not None:
         numbers = asdict(used) | {"light": light.described()}
-        write_result(report, numbers, warnings=used.warnings, left_out=used.left_out, overwrite=overwrite)
+        write_result(report, numbers, warnings=used.warnings, left_out=used.left_out, overwrite=step.overwrite)
     return used
 
 
 def _prepared(light: BrainLight, tissue: Tissue, spacing_um: float, *, is_forced: bool) -> AttenuationUsed:
     """Estimate the light from below the range, and decide whether to compensate."""
     surface = tissue.at_surface(tissue.lines) if tissue.lines.shape[1] else 0.0
-    if not surface:
-        reason = light.left_out or "there is no tissue"
-        return AttenuationUsed(
-            light=light,
-            deep=light.deep,
-            attenuation_per_mm=None,
-            remaining_per_mm=None,
-            gain_at_surface=1.0,
-            max_gain=light.max_gain,
-            dtype=light.dtype,
-            left_out=reason,
-        )
-    deep, even = light_of(light, tissue, spacing_um)
     used = AttenuationUsed(
-        light=light,
-        deep=deep,
-        attenuation_per_mm=None,
-        remaining_per_mm=None,
-        gain_at_surface=1.0,
-        max_gain=light.max_gain,
-        dtype=light.dtype,
-        left_out=light.left_out,
-    )
+        light=light, deep=light.deep, attenuation_per_mm=None, remaining_per_mm=None, gain_at_surface=1.0,
+        max_gain=light.max_gain, dtype=light.dtype, left_out=light.left_out,
+    )  # fmt: skip
+    if not surface:
+        return replace(used, left_out=light.left_out or "there is no tissue")
+    deep, even = light_of(light, tissue, spacing_um)
+    used = replace(used, deep=deep)
     if surface < _MIN_SURFACE * light.surface:
         reason = f"at the surface it has {surface:.4g}, and tissue of the brain {light.surface:.4g}: there is no tissue"
         used = replace(used, left_out=reason)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from linumpy.correction.attenuation import (
     tissue_of,
 )
 from linumpy.correction.beam import BeamEstimate, Profile, block_profile, estimate_beam, tissue_lines
-from linumpy.declared import Declared, NotNegative, Positive, Range
-from linumpy.device import array_module, to_host
+from linumpy.device import array_module, resolve, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.output.files import check_file
 from linumpy.io.output.results import notes_of, read_result, write_result
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.tiles import boxes, column_shape, read_box
+from linumpy.mosaic.options import AttenuationMethod
 
 log = logging.getLogger(__name__)
 
@@ -44,43 +44,6 @@ _MAX_GAIN = 50.0
 _INFINITE = ("rayleigh_um", "highest")
 #: Share of clipped voxels above which a dtype is too small.
 MAX_CLIPPED = 1e-3
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttenuationMethod(Declared):
-    """How attenuation is computed; parameters that are None are estimated from the data.
-
-    Attributes
-    ----------
-    focus_um, rayleigh_um : float, optional
-        See :class:`linumpy.correction.attenuation.Beam`. Both or none; an infinite Rayleigh length is no beam.
-    falloff_per_mm : float
-        Fall-off of sensitivity, from the calibration of the instrument; it is not estimated.
-    end_per_mm : float, optional
-        Attenuation below the recorded range; 0 for no light from there.
-    background : float, optional
-        Intensity without light.
-    max_gain : float, optional
-        Maximum factor of compensation. By default the factor at which the background is as bright as tissue at the
-        surface, but at most 50.
-
-    Raises
-    ------
-    ValueError
-        A value out of range; a focus without a Rayleigh length, or the other way round.
-    """
-
-    focus_um: Annotated[float, Range()] | None = None
-    rayleigh_um: Annotated[float, Range(above=0, infinite=True)] | None = None
-    falloff_per_mm: NotNegative = 0.0
-    end_per_mm: NotNegative | None = None
-    background: Annotated[float, Range()] | None = None
-    max_gain: Positive | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.focus_um is None) != (self.rayleigh_um is None):
-            raise ValueError(f"focus_um={self.focus_um}, rayleigh_um={self.rayleigh_um}: pass both or none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +106,7 @@ class Sample:
     blocks: np.ndarray = field(repr=False)
 
 
-def sample_of(image: MosaicImage, use_gpu: bool, max_lines: int = _LINES) -> Sample:
+def sample_of(image: MosaicImage, device: str, max_lines: int = _LINES) -> Sample:
     """Read parts of rows of A-lines in up to 16 columns that are spread over a slice."""
     z, array, height, width = image.depth_axis, image.array, *image.lateral_shape
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
@@ -157,7 +120,7 @@ def sample_of(image: MosaicImage, use_gpu: bool, max_lines: int = _LINES) -> Sam
         chosen = [int((k + 0.5) / count * rows) * along + int((0.5 + k * 0.618034) % 1 * along) for k in range(count)]
     parts, blocks = [], []
     for box in (columns[k] for k in chosen):
-        voxels = read_box(array, box, use_gpu)
+        voxels = read_box(array, box, device)
         xp = array_module(voxels)
         lines = xp.moveaxis(voxels, z, 0)
         number = min(lines.shape[1], max(1, max_lines // count // lines.shape[2]))
@@ -178,7 +141,7 @@ def estimate_brain_light(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
+    device: str | None = "auto",
     overwrite: bool = False,
 ) -> BrainLight:
     """Estimate the parameters that all slices of a brain share.
@@ -193,14 +156,14 @@ def estimate_brain_light(
         Parameters that are known; by default all are estimated, without fall-off.
     interval_um : float, optional
         Thickness that is cut off between slices. With it, tissue that neighbours share helps to tell the beam.
-    channel, time, spacing, use_gpu, overwrite
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    channel, time, spacing, device, overwrite
+        As :class:`linumpy.mosaic.io.step.StepOptions` says.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
         An existing output, a source that is no volume, slices of different spacing, parameters out of range; no CUDA
-        device with `use_gpu`.
+        device.
     """
     if not slices:
         raise ValueError("no slices: pass at least one")
@@ -215,14 +178,15 @@ def estimate_brain_light(
     if not np.allclose(list(steps.values()), step, rtol=1e-4, atol=0):
         raise MetadataError(f"slices have different spacings along z, in µm: {sorted(set(steps.values()))}")
     lines = min(_LINES, _ALL_LINES // len(images))
-    samples = {number: sample_of(image, use_gpu, lines) for number, image in images.items()}
+    kind = resolve(device).kind
+    samples = {number: sample_of(image, kind, lines) for number, image in images.items()}
     dtype = next(iter(images.values())).array.dtype
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:
         log.warning("%s", warning)
     log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
     if output is not None:
-        write_brain_light(output, light, overwrite=overwrite)
+        write_result(output, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
     return light
 
 
@@ -326,13 +290,8 @@ def _mean_deep(parts: Sequence[DeepLight]) -> DeepLight:
     )
 
 
-def write_brain_light(path: str | Path, light: BrainLight, *, overwrite: bool = False) -> None:
-    """Write a JSON file, in which numbers that are infinite are null."""
-    write_result(path, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
-
-
 def read_brain_light(path: str | Path) -> BrainLight:
-    """Read what :func:`write_brain_light` wrote.
+    """Read what :func:`estimate_brain_light` wrote.
 
     Raises `FileNotFoundError`: the file does not exist. `SourceError`: a file that has no parameters of a brain.
     """

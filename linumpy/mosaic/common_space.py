@@ -14,31 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
+from linumpy.device import array_module_of
 from linumpy.errors import SourceError
 from linumpy.gpu.rounding import rounded
-from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.alignment.transforms import SliceTransforms, read_transforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import find_slices, open_slices
-from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
+from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, slices_in_box
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.grid.blocks import AffineGrid, Block, source_box
 from linumpy.plan.grid.regrid import without_rounding
 from linumpy.resample.blocks.block import make_box
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.resample.tile_work import TileWork
+from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
 
@@ -155,16 +150,7 @@ def stack_registered(
     output: str | Path,
     *,
     new_spacing: float | Sequence[float] | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> CommonSpace:
     """Stack OME-Zarr slices by their transforms.
 
@@ -180,61 +166,48 @@ def stack_registered(
         all slices.
     new_spacing : float or (float, float, float), optional
         Voxel spacing of the stack in µm, as for :func:`plan_common_space`.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.slices.stack_mosaics`.
-    progress : callable, optional
-        Called with the number of bytes of the stack written since the last call.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or transforms, or transforms that do not fit the slices; no CUDA device with
-        `use_gpu`.
 
     Notes
     -----
     Voxels that are 0, not finite or filled by focal correction are not valid, and are not interpolated. Where valid
     voxels have less than half of the interpolation weights, the sample is taken from the other slice, or is 0.
     """
-    check_target(Path(output), overwrite=overwrite)
-    transform_files = [] if isinstance(transforms, SliceTransforms) else [transforms]
-    paths = find_slices(folder)
-    check_apart([output], [*paths.values(), *transform_files])
-    images, space = open_stack(folder, transforms, new_spacing, channel=channel, time=time, spacing=spacing)
+    step, paths = Step(output, **common), find_slices(folder)
+    step.check([*paths.values(), *([] if isinstance(transforms, SliceTransforms) else [transforms])])
+    images, space = open_stack(folder, transforms, new_spacing, **step.selection)
     left_out = [path.name for path in paths.values() if str(path) not in {image.name for image in images}]
     if left_out:
         log.warning("slices without a transform are left out: %s", ", ".join(left_out))
-    array, target = (
-        images[0].array,
-        OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
-    )
-    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+    array = images[0].array
+    with step.work() as work, step.writer(
         "the slices", carried_from_slices(images), space.plan.shape, array.dtype.newbyteorder("="), space.spacing,
         axes="zyx", origin=space.origin,
         chunks=tuple(min(chunk, n) for chunk, n in zip(array.chunks, space.plan.shape, strict=True)),
     ) as writer:  # fmt: skip
-        size = tile_shape(space.plan.shape, writer.stored, array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
-        _make_stack(space, images, target, writer, work, size)
+        _make_stack(space, images, step, writer, work)
     return space
 
 
 def _make_stack(
-    space: CommonSpace, images: Sequence[MosaicImage], target: OutputImage, writer: OmeZarrWriter, work: TileWork,
-    size: tuple[int, ...],
-) -> None:  # fmt: skip
-    """Resample, blend and write the stack in boxes of `size` voxels."""
-    use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
+    space: CommonSpace, images: Sequence[MosaicImage], step: Step, writer: OmeZarrWriter, work: TileWork
+) -> None:
+    """Resample, blend and write the stack in boxes."""
+    device, dtype = work.device, images[0].array.dtype.newbyteorder("=")
+    size = tile_shape(space.plan.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
 
     def read(box: Box) -> dict[int, tuple[Block, Array]]:
         sources = {}
         for number, part in slices_in_box(space.plan, box):
             block = _block(space.grids[number], part)
             if math.prod(block.source_shape):
-                sources[number] = block, read_box(images[number].array, block.source_box, use_gpu)
+                sources[number] = block, read_box(images[number].array, block.source_box, device)
         return sources
 
     def blend(box: Box, sources: Mapping[int, tuple[Block, Array]]) -> Array:
-        xp = require_cuda() if use_gpu else np
+        xp = array_module_of(device)
 
         def sample(number: int, part: Box) -> Array:
             if number not in sources:
@@ -245,7 +218,7 @@ def _make_stack(
 
     work(
         boxes(space.plan.shape, size), read, blend, writer.write,
-        done=lambda box: target.advance(math.prod(box_shape(box)) * dtype.itemsize),
+        done=lambda box: step.advance(math.prod(box_shape(box)) * dtype.itemsize),
     )  # fmt: skip
 
 

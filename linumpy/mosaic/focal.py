@@ -7,13 +7,12 @@ of the whole depth): its complete tiles for their surface, and all of it for the
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,20 +20,15 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_file, check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
+from linumpy.io.output.results import write_result
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
-from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
-from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
+from linumpy.mosaic.surface import read_column, surface_of, zero_log_of
+from linumpy.resample.tile_work import TileWork
 from linumpy.version import __version__
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -44,26 +38,6 @@ MAP_VOXELS = 2**27
 _PICTURE_VOXELS = 1024
 
 
-@dataclass(frozen=True)
-class FocalCorrection:
-    """How A-lines are shifted; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
-
-    Attributes
-    ----------
-    interpolate : bool
-        Whether to shift by fractions of voxels.
-    wrap : bool
-        Whether voxels that leave at one end enter at the other.
-    fill_value : float, optional
-        Value of voxels that a shift leaves empty, without `wrap`; by default the value of the nearest measured voxel of
-        the A-line.
-    """
-
-    interpolate: bool = False
-    wrap: bool = False
-    fill_value: float | None = None
-
-
 def correct_mosaic(
     source: str | Path,
     output: str | Path,
@@ -71,17 +45,8 @@ def correct_mosaic(
     method: SurfaceMethod | None = None,
     correction: FocalCorrection | None = None,
     *,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
     report: str | Path | None = None,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> FocalCurvature:
     """Find the focal curvature of an OME-Zarr mosaic, and write the corrected mosaic.
 
@@ -100,58 +65,26 @@ def correct_mosaic(
         Parameters of the surface detection.
     correction : FocalCorrection, optional
         How to shift A-lines.
-    channel, time : int, optional
-        The entry to select, counted from 0; needed where there are several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    levels : int
-        Number of resolutions to write.
     report : str or Path, optional
         A PNG, PDF or SVG to write; the fit is written beside it as JSON, with the suffix ``.json``.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`; by default as in the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace existing outputs.
     progress : callable, optional
         Called with the number of bytes done since the last call. In all these are twice the bytes of the mosaic, or
         less if it has incomplete tiles or is so large that only the surface of its middle is used.
-    tile_bytes : int, optional
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        compute; with `use_gpu` each needs a GPU. This process writes.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
-        not found.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("focal curvature is found and corrected in one volume")
+    step, numbers = Step(output, **common), None if report is None else Path(report).with_suffix(".json")
+    why = "focal curvature is found and corrected in one volume"
+    image = step.open(source, one=why, picture=report, file=numbers)
     if correction.wrap and image.corrections:
         raise ValueError(
             f"wrap=True: {image.name} has voxels that an earlier correction filled, which would count as measured; "
             "correct the original mosaic"
         )
-    reports = () if report is None else report_paths(report)
-    check_apart([output, *reports], [source])
-    check_target(Path(output), overwrite=overwrite)
-    if reports:
-        check_picture(reports[0], overwrite=overwrite)
-        check_file(reports[1], overwrite=overwrite)
     tile_shape = _checked_tile(image, tile_shape)
-    target, nbytes = (
-        OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
-        tile_nbytes(tile_bytes, use_gpu),
-    )
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
+    with step.work() as work:
+        surface = _surface_of_tiles(image, tile_shape, method, work, step)
         curvature = detect_focal_curvature(surface, tile_shape)
         log.info("%s: %s", image.name, curvature)
         if reason := _left_out(curvature):
@@ -163,7 +96,7 @@ def correct_mosaic(
             all_corrections = (*image.corrections, new_correction)
             attributes["linumpy"] |= corrections_attribute(all_corrections, image.lateral_names)
         carried = carried_from(image).without("labels", "image_label")
-        with target.writer_like(image, carried, array.dtype, attributes) as writer:
+        with step.writer_like(image, carried, array.dtype, attributes) as writer:
 
             def flatten(box: Box, voxels: Array) -> Array:
                 first, second = (box[axis].start for axis in image.lateral_axes)
@@ -173,16 +106,16 @@ def correct_mosaic(
                 )  # fmt: skip
 
             work(
-                boxes(array.shape, column_shape(array, depth_axis, nbytes)),
-                lambda box: read_box(array, box, use_gpu),
+                boxes(array.shape, step.column(image, work)),
+                partial(read_box, array, device=work.device),
                 flatten,
                 writer.write,
-                done=lambda box: target.advance(box_nbytes(array, box)),
+                done=lambda box: step.advance(box_nbytes(array, box)),
             )
-            if reports:
-                step = -(-max(tile_shape) // _PICTURE_VOXELS)
-                mean = to_host(mean_tile(surface, tile_shape)[::step, ::step])
-                _report(reports, image, curvature, (mean, step), method, correction, overwrite)
+            if report is not None:
+                nth = -(-max(tile_shape) // _PICTURE_VOXELS)
+                mean = to_host(mean_tile(surface, tile_shape)[::nth, ::nth])
+                _report(step, Path(report), image, curvature, (mean, nth), method, correction)
     return curvature
 
 
@@ -193,17 +126,11 @@ def _left_out(curvature: FocalCurvature) -> str:
     return f"it is not larger than its standard error over {curvature.tiles} tiles"
 
 
-def report_paths(report: str | Path) -> tuple[Path, Path]:
-    """Return the paths of the picture and of the JSON of a report."""
-    picture = Path(report)
-    return picture, picture.with_suffix(".json")
-
-
 def _checked_tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
     """Return the tile shape, and refuse tiles that are too small for a fit."""
     tile_shape = needed_tile(image, tile_given)
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
-        if not 3 <= size <= image.array.shape[axis]:
+        if size < 3:
             raise ValueError(
                 f"tile_shape={tuple(tile_shape)}: {image.name} has {image.array.shape[axis]} voxels along "
                 f"{image.axes[axis]}, so a tile has 3 to {image.array.shape[axis]} there"
@@ -225,12 +152,7 @@ def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], max_voxe
 
 
 def _surface_of_tiles(
-    image: MosaicImage,
-    tile_shape: tuple[int, int],
-    method: SurfaceMethod,
-    work: TileWork,
-    target: OutputImage,
-    tile_bytes: int,
+    image: MosaicImage, tile_shape: tuple[int, int], method: SurfaceMethod, work: TileWork, step: Step
 ) -> Array:
     """Find the surface of complete tiles in voxels, in the memory of `work`; -1 or infinity where it is unknown.
 
@@ -240,10 +162,10 @@ def _surface_of_tiles(
     # The surface that surface_of returns for a rise at the first voxel.
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     bounds = surface_bounds(image.lateral_shape, tile_shape, MAP_VOXELS)
-    use_gpu, depth_axis = work.use_gpu, image.depth_axis
+    device, depth_axis = work.device, image.depth_axis
     dtype = np.int32 if method.definition == "linumpy" else np.float32
     surface = work.xp.empty([bound.stop - bound.start for bound in bounds], dtype)
-    size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
+    size, zero_log = step.column(image, work), zero_log_of(image, method)
 
     def find(_: Box, read: tuple[Array, tuple[slice, slice]]) -> Array:
         column, inside = read
@@ -260,10 +182,10 @@ def _surface_of_tiles(
     parts = (_within(image, box, bounds) for box in boxes(image.array.shape, size))
     work(
         (part for part in parts if part is not None),
-        lambda part: read_column(image, part, method.s_xy // 2, use_gpu),
+        lambda part: read_column(image, part, method.s_xy // 2, device),
         find,
         keep,
-        done=lambda part: target.advance(box_nbytes(image.array, part)),
+        done=lambda part: step.advance(box_nbytes(image.array, part)),
     )
     return surface
 
@@ -279,17 +201,16 @@ def _within(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | 
 
 
 def _report(
-    paths: tuple[Path, ...],
+    step: Step,
+    path: Path,
     image: MosaicImage,
     curvature: FocalCurvature,
     mean: tuple[np.ndarray, int],
     method: SurfaceMethod,
     correction: FocalCorrection,
-    overwrite: bool,
 ) -> None:
     """Write the picture and the JSON of the fit; `mean` is every n-th A-line of the mean tile's surface, and n."""
     from linumpy.mosaic.io.figures import draw_focal_curvature
-    from linumpy.pictures import save
 
     unit, names = image.spacing[image.depth_axis], image.lateral_names
     content = {
@@ -304,18 +225,15 @@ def _report(
         "um": _numbers(curvature, unit),
         "method": asdict(method),
         "correction": asdict(correction),
-        "left_out": _left_out(curvature),
         "keys": _KEYS,
     }
-    with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
-        shown, step = mean
-        focal, tissue = (depth[::step, ::step] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
-        spacing = image.lateral_spacing[0] * step, image.lateral_spacing[1] * step
-        title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
-        upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
-        drawn = draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source)
-        save(drawn, picture, paths[0].suffix)
-        text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    shown, nth = mean
+    focal, tissue = (depth[::nth, ::nth] * unit for depth in (curvature.depth(), curvature.tissue_depth()))
+    spacing = image.lateral_spacing[0] * nth, image.lateral_spacing[1] * nth
+    title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
+    upper, source = (names[0].upper(), names[1].upper()), PurePosixPath(image.name).name
+    step.draw(draw_focal_curvature(shown * unit, focal, tissue, spacing, title, upper, source=source), path)
+    write_result(path.with_suffix(".json"), content, left_out=_left_out(curvature), overwrite=step.overwrite)
 
 
 #: Explanations in the report, for readers without this source.

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -22,17 +22,11 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
+from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
 from linumpy.mosaic.io.tiles import tile_shape as box_size
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +80,7 @@ def fix_galvo_shift(
     columns: int | None = None,
     min_contrast: float = 1.5,
     tile_shape: Sequence[int] | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> GalvoShift:
     """Rotate the columns of the tiles of a mosaic back.
 
@@ -111,32 +96,24 @@ def fix_galvo_shift(
         A detected shift of less contrast is not corrected.
     tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     GalvoShift
         The corrected shift: 0 columns if the contrast was too low; a contrast of 0 if `columns` was passed.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; a source that is no such mosaic, or whose tile shape is unknown; no CUDA device with
-        `use_gpu`.
     """
     if not min_contrast >= 0:
         raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")
-    check_target(Path(output), overwrite=overwrite)
-    check_apart([output], [source])
-    image, tile = _open(source, tile_shape, channel=channel, time=time, spacing=spacing)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    step = Step(output, **common)
+    image, tile = _open(source, tile_shape, step)
+    with step.work() as work:
         shift = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
         if columns is None and shift.contrast < min_contrast:
             log.warning("%s: no clear seam (contrast %.2f), so columns are not rotated", source, shift.contrast)
             shift = GalvoShift(0, shift.contrast)
-        target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-        _write(image, target, tile, shift.columns, work, tile_nbytes(tile_bytes, use_gpu))
+        _write(image, step, tile, shift.columns, work)
     return shift
 
 
@@ -144,26 +121,22 @@ def find_galvo_shift(
     source: str | Path,
     *,
     tile_shape: Sequence[int] | None = None,
-    use_gpu: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> GalvoShift:
     """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 
     Raises `FileNotFoundError`, `SourceError`, `MetadataError`, `ValueError`, `GpuUnavailableError`: As
     :func:`fix_galvo_shift`.
     """
-    image, tile = _open(source, tile_shape)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    step = Step(**common)
+    image, tile = _open(source, tile_shape, step)
+    with step.work() as work:
         return _detect(image, tile, work)
 
 
-def _open(
-    source: str | Path, tile_given: Sequence[int] | None, *, channel: int | None = None, time: int | None = None,
-    spacing: Sequence[float] | None = None,
-) -> tuple[MosaicImage, tuple[int, int]]:  # fmt: skip
+def _open(source: str | Path, tile_given: Sequence[int] | None, step: Step) -> tuple[MosaicImage, tuple[int, int]]:
     """Open a mosaic of one volume; return it and the voxels of a tile."""
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("a mosaic of one volume is corrected")
+    image = step.open(source, one="a mosaic of one volume is corrected")
     if image.axes != "zyx":
         raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; the galvo shift needs axes z, y, x")
     return image, needed_tile(image, tile_given)
@@ -175,22 +148,20 @@ def _detect(image: MosaicImage, tile: tuple[int, int], work: TileWork) -> GalvoS
     tiles = list(boxes((depth, height // tile[0] * tile[0], width // tile[1] * tile[1]), (depth, *tile)))
     chosen = tiles[:: max(1, len(tiles) // _TILES)]
     means: dict[int, np.ndarray] = {}
-    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
+    device = work.device  # The functions below are sent to workers, which `work` cannot be.
     work(
         range(len(chosen)),
-        lambda number: read_box(image.array, chosen[number], use_gpu),
+        lambda number: read_box(image.array, chosen[number], device),
         lambda _, voxels: to_host(voxels.astype(np.float32).mean(axis=0)),
         means.__setitem__,
     )
     return detect_galvo_shift(np.stack([means[number] for number in range(len(chosen))]))
 
 
-def _write(
-    image: MosaicImage, output: OutputImage, tile: tuple[int, int], columns: int, work: TileWork, tile_bytes: int
-) -> None:
+def _write(image: MosaicImage, step: Step, tile: tuple[int, int], columns: int, work: TileWork) -> None:
     """Write the mosaic with the columns of its tiles rotated back."""
     array, dtype = image.array, image.array.dtype.newbyteorder("=")
-    width, use_gpu = array.shape[2], work.use_gpu
+    width, device = array.shape[2], work.device
 
     def whole_tiles(box: Box) -> Box:
         """Widen a box to whole tiles along X."""
@@ -198,7 +169,7 @@ def _write(
         return (*box[:2], slice(begin, min(end, width)))
 
     def read(box: Box) -> Array:
-        return read_box(array, whole_tiles(box), use_gpu)
+        return read_box(array, whole_tiles(box), device)
 
     def rotate_back(box: Box, voxels: Array) -> Array:
         xp, first = array_module(voxels), whole_tiles(box)[2].start
@@ -210,9 +181,9 @@ def _write(
         return xp.take(voxels, source, axis=2).astype(dtype, copy=False)
 
     carried = carried_from(image).without("labels", "image_label")
-    with output.writer_like(image, carried, dtype, tile_attributes(image, tile)) as writer:
-        size = box_size(array.shape, writer.stored, dtype.itemsize, tile_bytes)
+    with step.writer_like(image, carried, dtype, tile_attributes(image, tile)) as writer:
+        size = box_size(array.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
         work(
             boxes(array.shape, size), read, rotate_back, writer.write,
-            done=lambda box: output.advance(box_nbytes(array, box)),
+            done=lambda box: step.advance(box_nbytes(array, box)),
         )  # fmt: skip

@@ -13,24 +13,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
 from linumpy.mosaic.io.measured import corrections_attribute, resampled_corrections
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import box_nbytes, read_box
 from linumpy.mosaic.io.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
-from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +45,7 @@ def resample_mosaic_grid(
     new_spacing: float | Sequence[float],
     *,
     tile_shape: tuple[int, int] | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> ResampledGrid:
     """Resample an OME-Zarr mosaic grid to another voxel spacing, tile by tile.
 
@@ -79,28 +63,14 @@ def resample_mosaic_grid(
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
         linumpy writes. It is needed for mosaics without such metadata.
-    channel, time : int, optional
-        The entry to select, counted from 0; by default all.
-    spacing, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     levels : int
         Number of resolutions to write. Voxels of coarser resolutions are means of 2 × 2 × 2 voxels, also across borders
         of tiles if a tile has an odd number of voxels.
-    progress : callable, optional
-        Called with the number of bytes resampled since the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a batch of tiles, before or after resampling, whichever is more; by default 256 MiB on a
-        GPU and 32 MiB on the CPU. A batch has at least one tile, and about three batches are in memory.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no
-        CUDA device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    check_target(Path(output), overwrite=overwrite)
-    check_apart([output], [source])
+    step = Step(output, **common)
+    image = step.open(source)
     array = image.array
     if array.dtype.kind == "b":
         raise SourceError(f"{image.name}: voxels of {array.dtype} cannot be resampled: integers and floats can")
@@ -122,21 +92,20 @@ def resample_mosaic_grid(
         )
     attributes["linumpy"] |= corrections_attribute(corrections or (), image.lateral_names)
     carried = carried_from(image).without("labels", "image_label").on_another_grid()
-    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+    with step.work() as work, step.writer(
         image.name, carried, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, chunks=(*(1 for _ in image.leading), *grid.new_tile),
         attributes=attributes,
     ) as writer:  # fmt: skip
         # If tiles get finer, a batch is larger after resampling than before.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
-        batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
+        device, batch = work.device, int(step.tile_nbytes(work) / growth)
         work(
             image.boxes(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
-            lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
+            lambda part: read_box(image.volumes[part[0]], part[1], device),
             lambda part, tiles: resample_tiles(tiles, grid.part(part[1])),
             lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
-            done=lambda part: target.advance(box_nbytes(array, part[1])),
+            done=lambda part: step.advance(box_nbytes(array, part[1])),
         )
     return ResampledGrid(grid, image.nbytes)
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -25,22 +25,19 @@ from linumpy.correction.illumination import MAX_GAIN, Evidence, Illumination, il
 from linumpy.correction.shading import ShadingOptions
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_picture, replacing
+from linumpy.io.output.files import replacing
 from linumpy.io.output.results import write_result
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, whole_tiles
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.mosaic.io.image import MosaicImage, needed_tile
+from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box, whole_tiles
+from linumpy.pictures import Picture
+from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
 
+#: Why one volume is needed.
+_ONE = "illumination is estimated in one volume"
 _FIELDS = ("flat", "dark", "baseline")
 #: Maximum number of tiles from which the fields are estimated. More tiles average out more of the tissue's structure,
 #: but take more memory.
@@ -54,9 +51,7 @@ def estimate_illumination(
     *,
     max_tiles: int = MAX_TILES,
     report: str | Path | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> Illumination:
     """Estimate the illumination that the tiles of several mosaics share, such as slices from one microscope.
 
@@ -64,29 +59,25 @@ def estimate_illumination(
     ----------
     sources : sequence of str or Path
         The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
-    tile_shape, options, max_tiles, report, use_gpu, overwrite, distributed
+    tile_shape, options, max_tiles, report
         As for :func:`fix_illumination`; `max_tiles` is the maximum for all mosaics together.
+    **common
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
     Returns
     -------
     Illumination
         On the host, for `fields` of :func:`fix_illumination`.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        As :func:`fix_illumination`; mosaics whose tiles differ in shape.
     """
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
-    images = [_opened(source) for source in sources]
+    step = Step(**common)
+    images = [step.open(source, one=_ONE, picture=report) for source in sources]
     tiles = [needed_tile(image, tile_shape) for image in images]
+    with step.work() as work:
+        fields = _estimate(images, tiles, options, work, step, max_tiles)
     if report is not None:
-        check_picture(report, overwrite=overwrite)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        fields = _estimate(images, tiles, options, work, None, max_tiles)
-    if report is not None:
-        _report(Path(report), images[0], tiles[0], fields, overwrite)
+        step.draw(_picture(images[0], fields), report)
     return fields
 
 
@@ -98,17 +89,8 @@ def fix_illumination(
     *,
     fields: Illumination | None = None,
     max_tiles: int = MAX_TILES,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
     report: str | Path | None = None,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> Illumination:
     """Estimate the illumination of the tiles of an OME-Zarr mosaic, and write the mosaic without it.
 
@@ -127,35 +109,29 @@ def fix_illumination(
         Fields from :func:`estimate_illumination`; by default they are estimated from this mosaic alone.
     max_tiles : int
         Maximum number of complete tiles, evenly spread over the mosaic, from which the fields are estimated.
-    tile_shape, channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
+    tile_shape
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     report : str or Path, optional
         A PNG, PDF or SVG to write: the flat field at three depths, and along depth.
     progress : callable, optional
         Called with the number of bytes done since the last call. Without `fields` :func:`bytes_to_read` returns their
         sum; with `fields` the sum is the bytes of the mosaic.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     Illumination
         On the host; ``flat`` and ``dark`` have the axes (Z, A, B).
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic, tiles that do not fit it; no CUDA device with `use_gpu`.
     """
-    image = _opened(source, channel=channel, time=time, spacing=spacing)
-    check_apart([output] if report is None else [output, report], [source])
-    check_target(Path(output), overwrite=overwrite)
-    if report is not None:
-        check_picture(report, overwrite=overwrite)
+    step = Step(output, **common)
+    image = step.open(source, one=_ONE, picture=report)
     tile = needed_tile(image, tile_shape)
     shape = (image.array.shape[image.depth_axis], *tile)
     if fields is not None and fields.flat.shape != shape:
         raise ValueError(f"fields of shape {fields.flat.shape} do not fit the tiles of {image.name}, {shape}")
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        used = fields or _estimate([image], [tile], options, work, progress, max_tiles)
+    with step.work() as work:
+        used = fields or _estimate([image], [tile], options, work, step, max_tiles)
         flat, dark = work.xp.asarray(used.flat), work.xp.asarray(used.dark)
 
         def correct(box: Box, voxels: Array) -> Array:
@@ -168,25 +144,10 @@ def fix_illumination(
             corrected: Array = (voxels - xp.asarray(dark)[index]) / xp.asarray(flat)[index]
             return corrected
 
-        size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        write_corrected(
-            image,
-            OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress),
-            size,
-            correct,
-            work,
-        )
+        write_corrected(image, step, step.column(image, work), correct, work)
     if report is not None:
-        _report(Path(report), image, tile, used, overwrite)
+        step.draw(_picture(image, used), report)
     return used
-
-
-def _opened(
-    source: str | Path, *, channel: int | None = None, time: int | None = None, spacing: Sequence[float] | None = None
-) -> MosaicImage:
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("illumination is estimated in one volume")
-    return image
 
 
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
@@ -222,7 +183,7 @@ def _estimate(
     tiles: Sequence[tuple[int, int]],
     options: ShadingOptions | None,
     work: TileWork,
-    progress: Progress | None,
+    step: Step,
     max_tiles: int,
 ) -> Illumination:
     """Estimate the fields from tiles that are spread evenly over all mosaics."""
@@ -235,7 +196,7 @@ def _estimate(
             )
     chosen = _chosen(images, tiles, max_tiles)
     reduced: dict[tuple[int, ...], np.ndarray] = {}
-    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
+    device = work.device  # The functions below are sent to workers, which `work` cannot be.
 
     def reduce(name: tuple[int, Box], voxels: Array) -> Array:
         """Return the reduced tile."""
@@ -253,10 +214,10 @@ def _estimate(
 
     work(
         chosen,
-        lambda name: read_box(images[name[0]].array, name[1], use_gpu),
+        lambda name: read_box(images[name[0]].array, name[1], device),
         reduce,
         keep,
-        done=lambda name: None if progress is None else progress(box_nbytes(images[name[0]].array, name[1])),
+        done=lambda name: step.advance(box_nbytes(images[name[0]].array, name[1])),
     )
     log.info("%s: illumination of %d tiles of %s voxels", images[0].name, len(chosen), tiles[0])
     places = sorted(reduced)
@@ -316,14 +277,11 @@ def read_fields(path: str | Path) -> Illumination:
         raise MetadataError(f"{path} has no fields of illumination: {error}") from error
 
 
-def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:
-    """Write the picture of the fields."""
+def _picture(image: MosaicImage, fields: Illumination) -> Picture:
+    """Draw the fields."""
     from linumpy.mosaic.io.figures import draw_illumination
-    from linumpy.pictures import save
 
     spacing = (image.spacing[image.depth_axis], *image.lateral_spacing)
     names, source = image.lateral_names.upper(), PurePosixPath(image.name).name
     flat, dark, baseline = (to_host(field) for field in (fields.flat, fields.dark, fields.baseline))
-    drawn = draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)
-    with replacing(path, overwrite=overwrite) as picture:
-        save(drawn, picture, path.suffix)
+    return draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)

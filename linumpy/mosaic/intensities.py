@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -26,18 +26,12 @@ from linumpy.correction.percentiles import (
     plane_percentiles,
 )
 from linumpy.device import array_module, to_host
-from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, read_box, stored, tile_nbytes, tile_shape
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box, read_box, stored, tile_shape
 from linumpy.mosaic.io.tiles import boxes as all_boxes
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +49,7 @@ def normalize_intensities(
     *,
     per: str = "plane",
     clip: bool = True,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> np.ndarray:
     """Map two percentiles of each plane, or of the slice, to 0 and 1.
 
@@ -80,38 +65,26 @@ def normalize_intensities(
         Whether percentiles are taken of each plane along z, or of the whole slice.
     clip : bool
         Whether intensities below the first and above the second percentile become 0 and 1.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
-    progress : callable, optional
-        Called with the number of bytes of the source that were mapped since the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a box; by default 256 MiB on a GPU and 32 MiB on the CPU. Whole planes, or a whole slice,
-        are read at once up to eight times this size.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
     Returns
     -------
     numpy.ndarray of float32, (2, Z)
         The two intensities that become 0 and 1 in each plane; NaN where it has no finite voxel.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no volume, percentiles out of range; no CUDA device with `use_gpu`.
     """
     check_shares(low, high)
     if per not in UNITS:
         raise ValueError(f"per={per!r}: choose one of {', '.join(UNITS)}")
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("intensities are normalised in one volume")
-    check_apart([output], [source])
-    check_target(Path(output), overwrite=overwrite)
+    step = Step(output, **common)
+    image = step.open(source, one="intensities are normalised in one volume")
     shares, z, shape = (low, high), image.depth_axis, image.array.shape
-    nbytes = tile_nbytes(tile_bytes, use_gpu)
     planes = tuple(n if axis != z else min(stored(image.array)[z], n) for axis, n in enumerate(shape))
     size = planes if per == "plane" else shape
-    read_once = distributed is None and math.prod(size) * image.array.dtype.itemsize <= _PLANES * nbytes
     bounds = np.full((2, shape[z]), np.nan, np.float32)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
+        nbytes = step.tile_nbytes(work)
+        read_once = work.client is None and math.prod(size) * image.array.dtype.itemsize <= _PLANES * nbytes
         if not read_once:
             size = tile_shape(shape, stored(image.array), image.array.dtype.itemsize, nbytes)
             log.info("%s: histograms are counted first, so the volume is read twice", image.name)
@@ -127,8 +100,7 @@ def normalize_intensities(
                 percentiles = array_module(voxels).repeat(percentiles, len(voxels), 1)
             return normalise(voxels, percentiles, clip=clip)
 
-        target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-        write_corrected(image, target, size, correct, work, dtype=np.float32)
+        write_corrected(image, step, size, correct, work, dtype=np.float32)
     return bounds
 
 
@@ -136,7 +108,7 @@ def _by_histograms(
     image: MosaicImage, size: tuple[int, ...], shares: tuple[float, float], per: str, work: TileWork
 ) -> np.ndarray:
     """Read the volume, and return the two percentiles of each plane, or for all planes the percentiles of the slice."""
-    z, array, use_gpu = image.depth_axis, image.array, work.use_gpu
+    z, array = image.depth_axis, image.array
     counts: Array = work.xp.zeros((array.shape[z] if per == "plane" else 1, BINS), np.int64)
 
     def count(_: Box, voxels: Array) -> Array:
@@ -146,6 +118,6 @@ def _by_histograms(
     def add(box: Box, part: Array) -> None:
         counts[box[z] if per == "plane" else slice(None)] += part
 
-    work(all_boxes(array.shape, size), lambda box: read_box(array, box, use_gpu), count, add)
+    work(all_boxes(array.shape, size), partial(read_box, array, device=work.device), count, add)
     bounds = histogram_percentiles(to_host(counts), shares)
     return bounds if per == "plane" else np.repeat(bounds, array.shape[z], axis=1)

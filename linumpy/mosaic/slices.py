@@ -2,40 +2,46 @@
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and the motor's table of lateral shifts. Out: one
 OME-Zarr volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that
-two neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is written box by box.
+two neighbouring slices share; the stack is written box by box.
 :mod:`linumpy.mosaic.common_space` stacks slices that were registered.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import NamedTuple, Unpack
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_file, replacing
-from linumpy.mosaic.alignment.z_overlaps import FoundOverlap, ZSearch, search_overlaps, shift_in_voxels
+from linumpy.device import array_module, array_module_of
+from linumpy.errors import SourceError
+from linumpy.io.output.files import replacing
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
-from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, plan_stack, slices_in_box
-from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_shape
+from linumpy.mosaic.options import ZSearch
+from linumpy.mosaic.stacking import (
+    StackPlan,
+    best_overlap,
+    candidate_overlaps,
+    compose,
+    enforce_z_consistency,
+    plan_stack,
+    slices_in_box,
+)
+from linumpy.resample.tile_work import TileWork
+from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
+
+#: Maximum bytes of the correlated voxels of each slice.
+SEARCH_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +89,7 @@ def stack_mosaics(
     *,
     decisions: str | Path | None = None,
     slice_config: str | Path | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> Stack:
     """Stack OME-Zarr slices into one volume.
 
@@ -113,39 +110,23 @@ def stack_mosaics(
         A table (CSV) to write: one row for each :class:`PairDecision`.
     slice_config : str or Path, optional
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice; by default the codec of the first slice.
-    progress : callable, optional
-        Called with the number of bytes of the slices stacked since the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or table, or slices that do not fit each other or the table; no overlap in
-        range; no CUDA device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    check_target(Path(output), overwrite=overwrite)
-    if decisions is not None:
-        check_file(decisions, overwrite=overwrite)
-    paths = find_slices(folder, slice_config)
-    slices = open_slices(paths, channel=channel, time=time, spacing=spacing)
-    outputs = [output] if decisions is None else [output, decisions]
-    check_apart(outputs, [shifts, *paths.values(), *([] if slice_config is None else [slice_config])])
+    step, paths = Step(output, **common), find_slices(folder, slice_config)
+    step.check([shifts, *paths.values(), *([] if slice_config is None else [slice_config])], file=decisions)
+    slices = open_slices(paths, **step.selection)
     moves = motor_shifts(shifts, tuple(slices))
     for warning in unreliable_warnings(shifts, moves):
         log.warning(warning)
     images = tuple(slices.values())
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         candidates = search_overlaps(images, moves, search, work)
-    plan, rows = _decide(images, moves, candidates, search)
-    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
-    with tile_work(distributed, use_gpu=use_gpu) as work, _stack_writer(target, images, plan) as writer:
-        size = tile_shape(plan.shape, writer.stored, images[0].array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
-        _make_stack(target, writer, images, plan, work, size)
-        if decisions is not None:
-            _write_decisions(decisions, rows, overwrite)
+        plan, rows = _decide(images, moves, candidates, search)
+        with _stack_writer(step, images, plan) as writer:
+            _make_stack(step, writer, images, plan, work)
+            if decisions is not None:
+                _write_decisions(decisions, rows, step.overwrite)
     return Stack(plan, rows, sum(image.nbytes for image in images))
 
 
@@ -191,38 +172,38 @@ def _decide(
     return plan, rows
 
 
-def _stack_writer(target: OutputImage, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
+def _stack_writer(step: Step, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
     """Open the writer of the stack, whose origin leaves the first slice where it is."""
     first, array = images[0], images[0].array
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
-    return target.writer(
+    return step.writer(
         "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing, axes="zyx",
         origin=origin, chunks=array.chunks, shards=array.shards,
     )  # fmt: skip
 
 
 def _make_stack(
-    target: OutputImage, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork,
-    size: tuple[int, ...],
-) -> None:  # fmt: skip
-    """Blend and write the stack in boxes of `size` voxels."""
-    use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
+    step: Step, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork
+) -> None:
+    """Blend and write the stack in boxes."""
+    device, dtype = work.device, images[0].array.dtype.newbyteorder("=")
+    size = tile_shape(plan.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
 
     def read(box: Box) -> dict[int, Array]:
-        return {number: read_box(images[number].array, part, use_gpu) for number, part in slices_in_box(plan, box)}
+        return {number: read_box(images[number].array, part, device) for number, part in slices_in_box(plan, box)}
 
     def measured(number: int, part: Box) -> Array | bool:
         voxels = images[number].measured(part)
-        return True if voxels is None else voxels.mask(require_cuda() if use_gpu else np)
+        return True if voxels is None else voxels.mask(array_module_of(device))
 
     measured_of = measured if any(image.corrections for image in images) else None
 
     def blend(box: Box, voxels: dict[int, Array]) -> Array:
-        xp = require_cuda() if use_gpu else np
+        xp = array_module_of(device)
         return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
 
     def done(box: Box) -> None:
-        target.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
+        step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
 
     work(boxes(plan.shape, size), read, blend, writer.write, done=done)
 
@@ -233,3 +214,119 @@ def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite
         table = csv.writer(file, lineterminator="\n")
         table.writerow(names)
         table.writerows([getattr(row, name) for name in names] for row in rows)
+
+
+class FoundOverlap(NamedTuple):
+    """The overlap of two neighbouring slices.
+
+    - `overlap`: number of shared planes with the greatest correlation; negative where missing slices leave a gap.
+    - `correlation`: the greatest correlation; NaN if nothing was searched.
+    - `expected`: number of shared planes by the slicing interval.
+    """
+
+    overlap: int
+    correlation: float
+    expected: float
+
+
+def search_overlaps(
+    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
+) -> list[FoundOverlap]:
+    """Search the overlap of each pair of neighbours.
+
+    Slices with missing slices between them are placed by the interval, without a search: they may share no tissue.
+
+    - `images`: the slices from the top down, with axes z, y, x.
+    - `moves`: the motor's shift of each slice to the one above.
+    - `work`: reads and correlates, here or on workers.
+
+    Returns: One for each pair.
+
+    Raises `SourceError`: two neighbours share no area. `ValueError`: an interval or a range that is no length; no
+    overlap in range.
+    """
+    device = work.device
+    pairs: dict[int, _Pair] = {}
+    overlaps: dict[int, FoundOverlap] = {}
+    for number, (pair, move) in enumerate(zip(itertools.pairwise(images), moves, strict=True)):
+        cuts = move.moving_id - move.fixed_id
+        if cuts == 1:
+            pairs[number] = _pair(*pair, move, search)
+        else:
+            expected = pair[0].array.shape[0] - cuts * search.slicing_interval_mm * 1e3 / pair[0].spacing[0]
+            planes = min(math.floor(expected + 0.5), *(image.array.shape[0] for image in pair))
+            overlaps[number] = FoundOverlap(planes, math.nan, expected)
+
+    def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
+        pair = pairs[number]
+        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
+        masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
+        overlap, correlation = best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1]))
+        return FoundOverlap(overlap, correlation, pair.expected)
+
+    def read(number: int) -> tuple[Array, Array]:
+        pair = pairs[number]
+        above = read_box(pair.fixed.array, pair.fixed_box, device)
+        return above, read_box(pair.moving.array, pair.moving_box, device)
+
+    work(list(pairs), read, correlate, overlaps.__setitem__)
+    return [overlaps[number] for number in range(len(moves))]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two neighbouring slices, the box of each that is correlated, and the overlaps to try, in planes."""
+
+    fixed: MosaicImage
+    moving: MosaicImage
+    fixed_box: Box
+    moving_box: Box
+    overlaps: tuple[int, ...]
+    expected: float
+
+
+def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
+    """Plan the search of a pair: the boxes to correlate and the overlaps to try."""
+    above, below = fixed.array.shape[0], moving.array.shape[0]
+    overlaps, expected = candidate_overlaps(
+        above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
+    )
+    dy, dx = (math.floor(v + 0.5) for v in shift_in_voxels(fixed, move))
+    max_voxels = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
+    fixed_window, moving_window = search_window(fixed.lateral_shape, moving.lateral_shape, (dy, dx), max_voxels)
+    if any(extent.start >= extent.stop for extent in fixed_window):
+        raise SourceError(
+            f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
+        )
+    last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
+    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
+
+
+def search_window(
+    fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], max_voxels: int
+) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """Plan the window that is correlated: the central half of the shared area, cut to at most `max_voxels`.
+
+    - `fixed`, `moving` (int, int): voxels of the slices along Y and X.
+    - `step` (int, int): voxel p of the moving slice is at p + step of the fixed one.
+    - `max_voxels`: maximum voxels of a plane of the window.
+
+    Returns: The window in each slice; empty if the slices share no area.
+    """
+    begin = [max(0, s) for s in step]
+    size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]
+    half = [(n + 1) // 2 for n in size]
+    if half[0] * half[1] > max_voxels:
+        short = min(*half, math.isqrt(max_voxels))
+        half = [min(n, max_voxels // short if n == max(half) else short) for n in half]
+        half = half if half[0] * half[1] <= max_voxels else [short, short]
+    windows = []
+    for shift in ((0, 0), step):
+        low = [b + (n - h) // 2 - s for b, n, h, s in zip(begin, size, half, shift, strict=True)]
+        windows.append((slice(low[0], low[0] + half[0]), slice(low[1], low[1] + half[1])))
+    return windows[0], windows[1]
+
+
+def shift_in_voxels(image: MosaicImage, move: Shift) -> tuple[float, float]:
+    """Return a shift in voxels along Y and X."""
+    return move.y_mm * 1e3 / image.spacing[1], move.x_mm * 1e3 / image.spacing[2]

@@ -30,7 +30,7 @@ def find_z_overlap(
     slicing_interval_mm: float,
     search_range_mm: float,
     z_spacing: float,
-    use_gpu: bool | None = None,
+    device: str | None = None,
 ) -> tuple[int, float]:
     """Find how many planes at the end of a slice show the same tissue as planes at the beginning of the next slice.
 
@@ -48,8 +48,8 @@ def find_z_overlap(
         Largest distance of the overlap from the expected one, to each side, in mm.
     z_spacing : float
         Voxel spacing along Z, in µm.
-    use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default on the device of `fixed_vol`.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where to compute; by default where `fixed_vol` lies.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def find_z_overlap(
     TypeError
         Complex voxels.
     GpuUnavailableError
-        `use_gpu` is True and there is no CUDA device.
+        `device` is ``"cuda"``, and there is no CUDA device.
 
     Notes
     -----
@@ -76,7 +76,7 @@ def find_z_overlap(
     overlaps, expected = candidate_overlaps(
         fixed_vol.shape[0], moving_vol.shape[0], slicing_interval_mm, search_range_mm, z_spacing
     )
-    transfer, _ = transfers(fixed_vol, use_gpu)
+    transfer, _ = transfers(fixed_vol, device)
     fixed, moving = central_half(fixed_vol)[-overlaps[-1] :], central_half(moving_vol)[: overlaps[-1]]
     return best_overlap(transfer(fixed), transfer(moving), overlaps, expected)
 

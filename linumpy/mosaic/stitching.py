@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -22,20 +22,13 @@ from linumpy.device import array_module, free_memory
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, tile_nbytes, whole_tiles
+from linumpy.mosaic.io.image import MosaicImage, needed_tile
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, whole_tiles
 from linumpy.mosaic.io.tiles import tile_shape as box_size
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
-from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -139,18 +132,9 @@ def stitch_mosaic(
     blending: str = "distance",
     interpolate: bool = True,
     tile_shape: tuple[int, int] | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
     chunks: Sequence[int] | None = None,
-    levels: int = 1,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
     kept_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> Stitched:
     """Stitch the tiles of an OME-Zarr mosaic grid.
 
@@ -171,29 +155,20 @@ def stitch_mosaic(
         Whether tiles are placed to fractions of voxels, interpolated linearly; otherwise at the nearest whole voxel.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`; workers of a cluster do not keep tiles.
     chunks : (int, int, int), optional
         Chunks of the output; by default chosen by the writer.
     progress : callable, optional
         Called with the number of bytes of the mosaic, in proportion to the voxels of the output that were written since
         the last call.
-    tile_bytes : int, optional
-        Approximate bytes of a box of the output; by default 256 MiB on a GPU and 32 MiB on the CPU.
     kept_bytes : int, optional
         Maximum bytes of the tiles that are kept in memory; by default 4 GiB on the CPU and 40 % of the free memory of a
         GPU. If the rows of tiles that neighbouring boxes need do not fit, voxels at borders of boxes are read again.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
-        An existing output, a source that is no mosaic grid, positions that do not fit it, unknown blending; no CUDA
-        device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("the tiles of one volume are stitched")
-    check_target(Path(output), overwrite=overwrite)
-    check_apart([output], [source] if isinstance(positions, TilePositions) else [source, positions])
+    step = Step(output, **common)
+    image = step.open(source, one="the tiles of one volume are stitched")
+    step.check([] if isinstance(positions, TilePositions) else [positions])
     tile = needed_tile(image, tile_shape)
     plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
@@ -201,18 +176,19 @@ def stitch_mosaic(
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
     # Tile shape and corrections are dropped without a warning: the volume has no tiles.
     carried = replace(carried_from(image).without("labels", "image_label"), own=Carried().own).on_another_grid()
-    target = OutputImage(path=output, levels=levels, codec=codec, overwrite=overwrite, progress=progress)
     z, lateral, dtype = image.depth_axis, image.lateral_axes, image.array.dtype.newbyteorder("=")
     shape, origin = list(image.array.shape), list(image.origin)
     for k, axis in enumerate(lateral):
         shape[axis] = plan.size[k]
         origin[axis] += plan.origin[k] * image.spacing[axis]
-    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+    with step.work() as work, step.writer(
         image.name, carried, shape, dtype, image.spacing, axes=image.axes, origin=origin, chunks=chunks
     ) as writer:  # fmt: skip
-        max_kept = 0 if work.client is not None else kept_bytes if kept_bytes is not None else _kept_bytes(use_gpu)
-        todo, keep = _boxes(image, plan, shape, writer.stored, tile_nbytes(tile_bytes, use_gpu), max_kept)
-        tiles = _TileReader(image, plan, use_gpu, todo if keep else [])
+        if kept_bytes is None:
+            kept_bytes = int(_KEPT_SHARE * free_memory()) if work.device_here == "cuda" else HOST_KEPT_BYTES
+        max_kept = kept_bytes if work.client is None else 0
+        todo, keep = _boxes(image, plan, shape, writer.stored, step.tile_nbytes(work), max_kept)
+        tiles = _TileReader(image, plan, work.device, todo if keep else [])
         maps = [work.xp.asarray(weight) for weight in weights]
         weight_of = {tile: maps[k % len(maps)] for k, tile in enumerate(plan.offsets)}
 
@@ -230,7 +206,7 @@ def stitch_mosaic(
         def done(box: Box) -> None:
             nonlocal voxels_done
             before, voxels_done = voxels_done, voxels_done + math.prod(box_shape(box))
-            target.advance(voxels_done * image.nbytes // all_voxels - before * image.nbytes // all_voxels)
+            step.advance(voxels_done * image.nbytes // all_voxels - before * image.nbytes // all_voxels)
 
         work(todo, tiles.read, blend, writer.write, done=done)
     return Stitched(plan, len(plan.offsets) * math.prod(tile) * image.array.shape[z] * dtype.itemsize, tiles.nbytes)
@@ -257,10 +233,6 @@ def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:
     if blending == "diffusion":
         return diffusion_weights(plan.tile_shape, np.array(list(plan.offsets.values())))
     raise ValueError(f"blending={blending!r}: choose distance or diffusion")
-
-
-def _kept_bytes(use_gpu: bool) -> int:
-    return int(_KEPT_SHARE * free_memory()) if use_gpu else HOST_KEPT_BYTES
 
 
 def _boxes(
@@ -324,13 +296,12 @@ def _max_kept_nbytes(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) 
 class _TileReader:
     """Reads the tiles that boxes need.
 
-    - `use_gpu`: whether to read to the GPU.
     - `kept`: all boxes in the order in which they will be read, to read whole rows of tiles once and keep them until
       their last box; empty to read the tiles of each box separately.
     """
 
-    def __init__(self, image: MosaicImage, plan: StitchPlan, use_gpu: bool, kept: Sequence[Box]) -> None:
-        self._image, self._plan, self._use_gpu = image, plan, use_gpu
+    def __init__(self, image: MosaicImage, plan: StitchPlan, device: str, kept: Sequence[Box]) -> None:
+        self._image, self._plan, self._device = image, plan, device
         self._keep, self._number, self.nbytes = bool(kept), 0, 0
         self._last = _last_uses(_rows_of(image, plan, kept))
         self._rows: dict[tuple[int, int], Array] = {}
@@ -379,6 +350,6 @@ class _TileReader:
 
     def _read(self, box: Box) -> Array:
         self.nbytes += box_nbytes(self._image.array, box)
-        voxels = read_box(self._image.array, box, self._use_gpu)
+        voxels = read_box(self._image.array, box, self._device)
         dtype = self._image.array.dtype.newbyteorder("=")
         return voxels if voxels.dtype == dtype else voxels.astype(dtype)

@@ -14,66 +14,27 @@ in a few columns, in which the edge is compared with the mean intensity, and is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import Unpack
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.declared import Count, Declared, NotNegative, Positive
-from linumpy.device import require_cuda, to_host
+from linumpy.device import to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
-from linumpy.io.output.checks import check_apart, check_target
-from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
-from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.step import ImageOptions, Step
+from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
+from linumpy.mosaic.options import SurfaceMethod
+from linumpy.pictures import Picture
 
 log = logging.getLogger(__name__)
 
-#: Definitions of the surface.
-Definition = Literal["linumpy", "edge"]
 #: Maximum voxels of a picture along an axis.
 _PICTURE_VOXELS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurfaceMethod(Declared):
-    """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
-
-    Attributes
-    ----------
-    s_xy : int
-        Voxels of the lateral mean along each axis.
-    s_z : float
-        Standard deviation of the Gaussian along depth, in voxels.
-    use_log : bool
-        Whether to use the logarithm of intensity.
-    detect_cutting_errors : bool
-        Whether the brightest voxel of an A-line replaces the surface where that voxel lies above it.
-    definition : {"linumpy", "edge"}
-        Definition of the surface. With ``"edge"`` the map is NaN where there is no tissue, and infinity where the
-        surface of tissue is not found.
-    min_contrast : float
-        Minimum contrast of an edge, for ``"edge"``.
-    """
-
-    s_xy: Count = 15
-    s_z: Positive = 2.0
-    use_log: bool = True
-    detect_cutting_errors: bool = False
-    definition: Definition = "linumpy"
-    min_contrast: NotNegative = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,16 +54,8 @@ def find_mosaic_surface(
     method: SurfaceMethod | None = None,
     *,
     level: int = 0,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
     overlay: str | Path | None = None,
-    codec: str | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[ImageOptions],
 ) -> MosaicSurface:
     """Find the tissue surface of an OME-Zarr mosaic and write it as a map.
 
@@ -117,44 +70,31 @@ def find_mosaic_surface(
         Parameters of the surface detection.
     level : int
         Resolution level of the mosaic.
-    channel, time : int, optional
-        The entry to select, counted from 0; by default all.
     overlay : str or Path, optional
         A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
         selected. Not together with `distributed`, because this process can draw only voxels that it reads itself.
-    progress : callable, optional
-        Called with the number of bytes of the mosaic done since the last call.
-    spacing, codec, use_gpu, overwrite, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output, a source that is no mosaic, an invalid method, `overlay` with `distributed`; no CUDA device
-        with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
     method = method or SurfaceMethod()
-    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_apart([output] if overlay is None else [output, overlay], [source])
-    check_target(Path(output), overwrite=overwrite)
+    step = Step(output, **common)
+    image = step.open(source, level, picture=overlay)
     if overlay is not None:
-        if distributed is not None:
+        if step.distributed is not None:
             raise ValueError("overlay= is drawn of voxels that this process reads: not together with distributed=")
-        check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
     first, second = image.lateral_axes
-    sketch = _Sketch(require_cuda() if use_gpu else np, image, method) if overlay is not None else None
-    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     zero_logs = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
     offsets = {entries: edge_offset(image, method, entries, zero_log) for entries, zero_log in zero_logs.items()}
-    target = OutputImage(path=output, codec=codec, overwrite=overwrite, progress=progress)
     with (
-        tile_work(distributed, use_gpu=use_gpu) as work,
+        step.work() as work,
         # omero has the display settings of intensities, and the map has depths.
-        target.map_writer(image, size, finest=level == 0, dropped=("omero",)) as writer,
+        step.map_writer(image, work, finest=level == 0, dropped=("omero",)) as writer,
     ):
+        sketch, device = None if overlay is None else _Sketch(work.xp, image, method), work.device
+        size = step.column(image, work)
+        log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
 
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Array, tuple[slice, slice]]) -> Array:
             entries, box = part
@@ -168,18 +108,18 @@ def find_mosaic_surface(
 
         work(
             image.boxes(size),
-            lambda part: read_column(image, part[1], method.s_xy // 2, use_gpu, part[0]),
+            lambda part: read_column(image, part[1], method.s_xy // 2, device, part[0]),
             find,
             lambda part, depth: writer.write((*part[0], part[1][first], part[1][second]), depth),
-            done=lambda part: target.advance(box_nbytes(image.array, part[1])),
+            done=lambda part: step.advance(box_nbytes(image.array, part[1])),
         )
         if sketch is not None and overlay is not None:
-            sketch.draw(overlay, overwrite)
+            step.draw(sketch.picture(), overlay)
     return MosaicSurface(image.lateral_shape, image.nbytes)
 
 
 def read_column(
-    image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
+    image: MosaicImage, box: Box, rim: int, device: str, entries: tuple[int, ...] = ()
 ) -> tuple[Array, tuple[slice, slice]]:
     """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin of `rim` voxels along the lateral axes.
 
@@ -190,7 +130,7 @@ def read_column(
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
         with_margin[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    return image.read_filled(tuple(with_margin), use_gpu, entries), (inside[0], inside[1])
+    return image.read_filled(tuple(with_margin), device, entries), (inside[0], inside[1])
 
 
 def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
@@ -226,7 +166,7 @@ def _samples(image: MosaicImage, entries: tuple[int, ...]) -> list[np.ndarray]:
         for axis, part in zip(image.lateral_axes, parts, strict=True):
             begin = image.array.shape[axis] * part // 4 // image.array.chunks[axis] * image.array.chunks[axis]
             box[axis] = slice(begin, min(begin + min(32, image.array.chunks[axis]), image.array.shape[axis]))
-        columns.append(np.moveaxis(to_host(read_box(image.volumes[entries], tuple(box), False)), image.depth_axis, -1))
+        columns.append(np.moveaxis(to_host(read_box(image.volumes[entries], tuple(box), "cpu")), image.depth_axis, -1))
     return columns
 
 
@@ -328,14 +268,13 @@ class _Sketch:
         depths = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
         return depths[row - rows.start]
 
-    def draw(self, path: str | Path, overwrite: bool) -> None:
-        """Draw the picture."""
+    def picture(self) -> Picture:
+        """Return the picture."""
         from linumpy.mosaic.io.figures import draw_surface
-        from linumpy.pictures import save
 
         unit, lateral = self.image.spacing[self.image.depth_axis], self.image.lateral_spacing
         names = self.image.lateral_names.upper()
-        picture = draw_surface(
+        return draw_surface(
             to_host(self.section),
             to_host(self.line),
             to_host(self.edge),
@@ -345,5 +284,3 @@ class _Sketch:
             (names[0], names[1]),
             source=PurePosixPath(self.image.name).name,
         )
-        with replacing(path, overwrite=overwrite) as temporary:
-            save(picture, temporary, Path(path).suffix)

@@ -10,10 +10,9 @@ depth and size, besides the columns that are read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
@@ -21,17 +20,12 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
-from linumpy.mosaic.io.image import needed_tile, open_mosaic
+from linumpy.mosaic.io.image import needed_tile
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
+from linumpy.mosaic.io.step import Step, StepOptions
+from linumpy.mosaic.io.tiles import whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, check_search, locate_tiles
-from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 #: Maximum pixels along an axis of a tile that are compared.
 PIXELS = 192
@@ -52,14 +46,7 @@ def estimate_positions(
     overlap: float = 0.2,
     min_evidence: float = MIN_EVIDENCE,
     tile_shape: tuple[int, int] | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    tile_bytes: int | None = None,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> TilePositions:
     """Find the positions of the tiles of an OME-Zarr mosaic grid.
 
@@ -74,33 +61,24 @@ def estimate_positions(
         As for :func:`linumpy.registration.positions.locate_tiles`.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
-    progress : callable, optional
-        Called with the number of bytes read since the last call.
-    channel, time, spacing, use_gpu, overwrite, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    **common
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
     Returns
     -------
     TilePositions
         Positions in voxels along the lateral axes, in the order of the mosaic's axes.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output or another suffix, a source that is no mosaic, an overlap or a confidence out of range; no
-        CUDA device with `use_gpu`.
     """
     check_search(overlap, min_evidence)
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("positions are those of the tiles of one volume")
+    step = Step(**common)
+    image = step.open(source, one="positions are those of the tiles of one volume")
     if output is not None:
-        check_positions_file(output, overwrite=overwrite)
+        check_positions_file(output, overwrite=step.overwrite)
         check_apart([output], [source])
     tile = needed_tile(image, tile_shape)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         reduced = _ReducedTiles(work.xp, image.lateral_shape, tile)
-        size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        project_columns(image, size, reduced.add, work, progress, project_structure)
+        project_columns(image, step, reduced.add, work, project_structure)
         try:
             positions = locate_tiles(reduced.tiles(), overlap, min_evidence=min_evidence, tile_shape=tile)
         except ValueError as error:
@@ -110,7 +88,7 @@ def estimate_positions(
     for line in positions.warnings:
         log.warning("%s: %s", image.name, line)
     if output is not None:
-        write_positions(output, positions, image.name, image.lateral_spacing, overwrite=overwrite)
+        write_positions(output, positions, image.name, image.lateral_spacing, overwrite=step.overwrite)
     return positions
 
 

@@ -6,24 +6,25 @@ A record is checked when it is made (:mod:`linumpy.declared`), which is before t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from linumpy.correction.shading import ShadingOptions
-from linumpy.declared import Count, Declared, NotNegative, Positive, Range, Share
-from linumpy.mosaic.beam import AttenuationMethod
-from linumpy.mosaic.surface import Definition
-from linumpy.registration.positions import Overlap
-
-#: Voxel spacing in µm along all axes, or along z, y and x.
-Spacing = Positive | tuple[Positive, Positive, Positive]
+from linumpy.declared import Declared
+from linumpy.mosaic.options import (
+    AttenuationMethod,
+    Definition,
+    Galvo,
+    Positions,
+    Registration,
+    Smoothing,
+    Spacing,
+    Stitch,
+)
 
 
 @dataclass(frozen=True)
-class Galvo(Declared):
-    """Options of ``galvo``: :func:`linumpy.mosaic.galvo.fix_galvo_shift`."""
-
-    columns: int | None = None
-    min_contrast: NotNegative = 1.5
+class NoOptions(Declared):
+    """Of a stage without options."""
 
 
 @dataclass(frozen=True)
@@ -33,63 +34,18 @@ class Resample(Declared):
     new_spacing: Spacing = 10.0
 
 
-@dataclass(frozen=True)
-class Survey(Declared):
-    """``survey`` has no options."""
-
-
-@dataclass(frozen=True)
-class Focal(Declared):
+@dataclass(frozen=True, kw_only=True)
+class Focal(Smoothing):
     """Options of ``focal``: :class:`linumpy.mosaic.surface.SurfaceMethod` and ``FocalCorrection``."""
 
-    s_xy: Count = 15
-    s_z: Positive = 2.0
     interpolate: bool = True
 
 
-@dataclass(frozen=True)
-class Shading(ShadingOptions):
-    """Options of ``shading``: :class:`linumpy.correction.shading.ShadingOptions`."""
-
-
-@dataclass(frozen=True)
-class Illumination(Declared):
-    """``illumination`` has no options."""
-
-
-@dataclass(frozen=True)
-class Aip(Declared):
-    """``aip`` has no options."""
-
-
-@dataclass(frozen=True)
-class Surface(Declared):
+@dataclass(frozen=True, kw_only=True)
+class Surface(Smoothing):
     """Options of ``surface``: :class:`linumpy.mosaic.surface.SurfaceMethod`."""
 
-    s_xy: Count = 15
-    s_z: Positive = 2.0
     definition: Definition = "linumpy"
-
-
-@dataclass(frozen=True)
-class Positions(Declared):
-    """Options of ``positions``: :func:`linumpy.mosaic.tile_positions.estimate_positions`."""
-
-    overlap: Overlap = 0.2
-    min_evidence: Share = 0.6
-
-
-@dataclass(frozen=True)
-class Stitch(Declared):
-    """Options of ``stitch``: :func:`linumpy.mosaic.stitching.stitch_mosaic`."""
-
-    blending: Literal["distance", "diffusion"] = "distance"
-    interpolate: bool = True
-
-
-@dataclass(frozen=True)
-class Beam(AttenuationMethod):
-    """Options of ``beam``: :class:`linumpy.mosaic.beam.AttenuationMethod`, for all slices."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +55,6 @@ class Attenuation(Declared):
     dtype: Literal["float32", "uint8", "uint16"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Register(Declared):
-    """Options of ``register``: :class:`linumpy.mosaic.alignment.register.Alignment`."""
-
-    model: Literal["rigid", "affine", "translation"] = "rigid"
-    reach: Count = 2
-    max_angle: Annotated[float, Range(least=0, most=180)] = 10.0
-    max_shift: Share = 0.25
-    min_evidence: Share = 0.95
-    max_deviation: Annotated[float, Range(above=0, infinite=True)] = 5.0
-    crop: bool = True
-    depth_mm: Positive | None = None
-
-
 @dataclass(frozen=True)
 class Stack(Declared):
     """Options of ``stack``: :func:`linumpy.mosaic.common_space.stack_registered`."""
@@ -120,26 +62,21 @@ class Stack(Declared):
     new_spacing: Spacing | None = None
 
 
-@dataclass(frozen=True)
-class Report(Declared):
-    """``report`` has no options."""
-
-
 #: The type of each stage's record, in the order in which stages run.
 OPTIONS: dict[str, type] = {
     "galvo": Galvo,
     "resample": Resample,
-    "survey": Survey,
+    "survey": NoOptions,
     "focal": Focal,
-    "shading": Shading,
-    "illumination": Illumination,
+    "shading": ShadingOptions,
+    "illumination": NoOptions,
     "positions": Positions,
-    "aip": Aip,
+    "aip": NoOptions,
     "surface": Surface,
     "stitch": Stitch,
-    "beam": Beam,
+    "beam": AttenuationMethod,
     "attenuation": Attenuation,
-    "register": Register,
+    "register": Registration,
     "stack": Stack,
-    "report": Report,
+    "report": NoOptions,
 }

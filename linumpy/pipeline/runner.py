@@ -85,7 +85,7 @@ class Summary:
 def run_pipeline(
     run: Run,
     *,
-    use_gpu: bool = False,
+    device: str | None = "auto",
     overwrite: bool = False,
     distributed: Client | Cluster | str | None = None,
     progress: Callable[[str], object] | None = None,
@@ -98,13 +98,14 @@ def run_pipeline(
     ----------
     run : Run
         Inputs, options and the folder of the results.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
+    device : {"auto", "cuda", "cpu"}
+        Where voxels are read to and computed; ``"auto"`` is the GPU if there is one, and with `distributed` if all
+        workers have one.
     overwrite : bool
         Whether to repeat everything, and to use a folder that has other files.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see all files, carry out the
-        tasks of slices, and the blocks of tasks of the brain; with `use_gpu` each needs a GPU.
+        tasks of slices, and the blocks of tasks of the brain.
     progress : callable, optional
         Called with a line for each finished task.
 
@@ -121,7 +122,8 @@ def run_pipeline(
     shared: _Files = {"shifts": (run.shifts,)} if run.shifts is not None else {}
     empty: list[str] = []
     stages: list[StageSummary] = []
-    with open_records(run.output, overwrite=overwrite) as records, tile_work(distributed, use_gpu=use_gpu) as work:
+    summary = _summary(run, mosaics, empty, stages, {})
+    with open_records(run.output, overwrite=overwrite) as records, tile_work(distributed, device=device) as work:
         if overwrite:
             records.clear()
         for name in OPTIONS:
@@ -144,10 +146,10 @@ def run_pipeline(
                 if not slices:
                     raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
             # After each stage, since the report shows the times, and only the files of this run.
-            _write_summary(
-                run.output / "pipeline.json", _summary(run, mosaics, empty, stages, _gathered(slices, shared))
-            )
-    return _summary(run, mosaics, empty, stages, _gathered(slices, shared))
+            summary = _summary(run, mosaics, empty, stages, _gathered(slices, shared))
+            with replacing(run.output / "pipeline.json", overwrite=True) as temporary:
+                temporary.write_text(json.dumps(asdict(summary), indent=1, default=str))
+    return summary
 
 
 def _summary(
@@ -211,12 +213,12 @@ def _carry_out_all(
 
     if STAGES[name].of_brain:
         for task in unfinished:
-            add(task, *_timed(task, Where(work.use_gpu, work.client)))
+            add(task, *_timed(task, Where(work.device, work.client)))
     else:
-        where = Where(work.use_gpu)
+        where = Where(work.device)
         # A task reads, computes and writes by itself, so the step to read returns the task, and the step to write
         # records it.
-        TileWork(False, work.client)(
+        TileWork("cpu", work.client)(
             unfinished, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
         )
     seconds += sum(record.seconds for record in kept_records.values())
@@ -238,9 +240,3 @@ def _timed(task: Task, where: Where) -> tuple[str, float]:
         log.error("%s of %s failed: %s", task.stage, task.name, error)
         raise
     return request, time.perf_counter() - begin
-
-
-def _write_summary(path: Path, summary: Summary) -> None:
-    text = json.dumps(asdict(summary), indent=1, default=str)
-    with replacing(path, overwrite=True) as temporary:
-        temporary.write_text(text)

@@ -24,14 +24,6 @@ _PATHS = ("mosaics", "output", "shifts", "slice_config")
 _NEEDED = {"illumination": "shading", "stitch": "positions", "stack": "register"}
 #: Stages that need stitched slices. Where positions are left out, too, the mosaics may be stitched slices.
 _STITCHED = ("beam", "attenuation", "register")
-#: Options of earlier versions: by stage and name, what takes their place.
-_MOVED = {
-    **{("attenuation", member.name): "write it in [beam]" for member in dataclasses.fields(OPTIONS["beam"])},
-    **{("illumination", member.name): "write it in [shading]" for member in dataclasses.fields(OPTIONS["shading"])},
-    ("illumination", "max_tiles"): "remove it: up to 256 tiles of the brain are used",
-    ("positions", "min_confidence"): "use min_evidence, a probability",
-    ("register", "min_correlation"): "use min_evidence, a probability",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +173,6 @@ def _record(stage: str, value: object, where: str) -> object:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: a table of {', '.join(names)} is needed, not {value!r}")
     for name in value:
-        if (stage, name) in _MOVED:
-            raise ValueError(f"{where}: {name!r} is no option of this stage any more: {_MOVED[stage, name]}")
         if name not in names:
             raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
     try:

@@ -68,11 +68,11 @@ class Task:
 class Where:
     """Where a task is carried out: the device and the cluster.
 
-    - `use_gpu`: whether to read to the GPU and compute there.
+    - `device`: ``"cuda"`` or ``"cpu"``; of a cluster, the device of each worker.
     - `distributed`: the caller's cluster, for tasks of the brain; None for tasks of a slice.
     """
 
-    use_gpu: bool
+    device: str
     distributed: Client | None = None
 
 
@@ -99,15 +99,19 @@ def carry_out(task: Task, where: Where) -> None:
     STAGES[task.stage].call(task, where)
 
 
-def _map_parameters(task: Task, where: Where) -> dict[str, Any]:
-    """Return the parameters of all functions that write an image of one resolution."""
-    parameters = {"codec": task.common.codec, "use_gpu": where.use_gpu, "overwrite": True}
-    return parameters | {"distributed": where.distributed}
+def _shared(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps."""
+    return {"device": where.device, "overwrite": True, "distributed": where.distributed}
 
 
-def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
-    """Return the parameters of all functions that write a volume."""
-    return _map_parameters(task, where) | {"levels": task.common.levels}
+def _map(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps that write an image of one resolution."""
+    return _shared(task, where) | {"codec": task.common.codec}
+
+
+def _volume(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all steps that write a volume."""
+    return _map(task, where) | {"levels": task.common.levels}
 
 
 def _unlink(output: Path) -> None:
@@ -136,11 +140,11 @@ def _galvo(task: Task, where: Where) -> None:
     tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
     _unlink(output)
-    shift = find_galvo_shift(source, tile_shape=tile_shape, use_gpu=where.use_gpu)
+    shift = find_galvo_shift(source, tile_shape=tile_shape, device=where.device)
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
-        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map_parameters(task, where))
+        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map(task, where))
     else:
         _link(source, output)
     write_result(task.outputs["galvo"], asdict(shift), overwrite=True)
@@ -149,10 +153,9 @@ def _galvo(task: Task, where: Where) -> None:
 def _resample(task: Task, where: Where) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
-    settings: options.Resample = task.options
     resample_mosaic_grid(
-        task.one("image"), task.outputs["image"], settings.new_spacing, tile_shape=task.common.tile_shape,
-        **_volume_parameters(task, where),
+        task.one("image"), task.outputs["image"], tile_shape=task.common.tile_shape, **asdict(task.options),
+        **_volume(task, where),
     )  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def _survey(task: Task, where: Where) -> None:
     recorded = np.zeros(grid, bool).ravel()
     for volume in image.volumes.values():
         for number, box in enumerate(boxes(image.array.shape, tile)):
-            voxels = read_box(volume, box, where.use_gpu)
+            voxels = read_box(volume, box, where.device)
             recorded[number] |= bool(to_host((voxels != voxels.ravel()[0]) & (voxels == voxels)).any())
     write_result(task.outputs["survey"], {"tiles": recorded.reshape(grid).tolist()}, overwrite=True)
 
@@ -180,25 +183,24 @@ def is_empty(survey: Path) -> bool:
 
 
 def _focal(task: Task, where: Where) -> None:
-    from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-    from linumpy.mosaic.surface import SurfaceMethod
+    from linumpy.mosaic.focal import correct_mosaic
+    from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
     settings: options.Focal = task.options
     correct_mosaic(
         task.one("image"), task.outputs["image"], method=SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z),
         correction=FocalCorrection(interpolate=settings.interpolate), report=task.outputs["focal_picture"],
-        **_volume_parameters(task, where),
+        **_volume(task, where),
     )  # fmt: skip
 
 
 def _shading(task: Task, where: Where) -> None:
     """Estimate the illumination that the tiles of all slices share."""
-    from linumpy.correction.shading import ShadingOptions
     from linumpy.mosaic.illumination import estimate_illumination, write_fields
 
     fields = estimate_illumination(
-        task.inputs["image"], None, ShadingOptions(**asdict(task.options)),
-        report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        task.inputs["image"], None, task.options,
+        report=task.outputs["shading_picture"], **_shared(task, where),
     )  # fmt: skip
     write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
@@ -212,43 +214,41 @@ def _illumination(task: Task, where: Where) -> None:
         _link(source, output)
         return
     _unlink(output)
-    fix_illumination(source, output, fields=fields, **_volume_parameters(task, where))
+    fix_illumination(source, output, fields=fields, **_volume(task, where))
 
 
 def _aip(task: Task, where: Where) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
-    project_mosaic(task.one("image"), task.outputs["projection"], **_map_parameters(task, where))
+    project_mosaic(task.one("image"), task.outputs["projection"], **_map(task, where))
 
 
 def _surface(task: Task, where: Where) -> None:
-    from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+    from linumpy.mosaic.options import SurfaceMethod
+    from linumpy.mosaic.surface import find_mosaic_surface
 
-    settings: options.Surface = task.options
-    method = SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z, definition=settings.definition)
+    method = SurfaceMethod(**asdict(task.options))
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
-        **_map_parameters(task, where),
+        **_map(task, where),
     )  # fmt: skip
 
 
 def _positions(task: Task, where: Where) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
 
-    settings: options.Positions = task.options
     estimate_positions(
-        task.one("image"), task.outputs["positions"], overlap=settings.overlap,
-        min_evidence=settings.min_evidence, use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        task.one("image"), task.outputs["positions"], **asdict(task.options),
+        **_shared(task, where),
     )  # fmt: skip
 
 
 def _stitch(task: Task, where: Where) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
-    settings: options.Stitch = task.options
     stitch_mosaic(
-        task.one("image"), task.one("positions"), task.outputs["image"], blending=settings.blending,
-        interpolate=settings.interpolate, **_volume_parameters(task, where),
+        task.one("image"), task.one("positions"), task.outputs["image"], **asdict(task.options),
+        **_volume(task, where),
     )  # fmt: skip
 
 
@@ -262,17 +262,16 @@ def _beam(task: Task, where: Where) -> None:
     slices = {number: path for number, path in find_slices(images[0].parent).items() if path in images}
     estimate_brain_light(
         slices, task.outputs["beam"], task.options, interval_um=1e3 * interval,
-        use_gpu=where.use_gpu and where.distributed is None, overwrite=True,
+        device=where.device if where.distributed is None else "cpu", overwrite=True,
     )  # fmt: skip
 
 
 def _attenuation(task: Task, where: Where) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
 
-    settings: options.Attenuation = task.options
     compensate_attenuation(
         task.one("image"), task.outputs["image"], light=task.one("beam") if "beam" in task.inputs else None,
-        dtype=settings.dtype, report=task.outputs["attenuation"], **_volume_parameters(task, where),
+        report=task.outputs["attenuation"], **asdict(task.options), **_volume(task, where),
     )  # fmt: skip
 
 
@@ -286,7 +285,8 @@ def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
 
 
 def _register(task: Task, where: Where) -> None:
-    from linumpy.mosaic.alignment.register import Alignment, register_slices
+    from linumpy.mosaic.alignment.register import register_slices
+    from linumpy.mosaic.options import Alignment
 
     folder = task.outputs["transforms"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
@@ -295,19 +295,17 @@ def _register(task: Task, where: Where) -> None:
     register_slices(
         folder, task.outputs["transforms"], Alignment(interval_mm=interval, **asdict(task.options)),
         shifts=task.one("shifts") if "shifts" in task.inputs else None,
-        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        **_shared(task, where),
     )  # fmt: skip
 
 
 def _stack(task: Task, where: Where) -> None:
     from linumpy.mosaic.common_space import stack_registered
 
-    settings: options.Stack = task.options
     folder = task.outputs["stack"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
     stack_registered(
-        folder, task.one("transforms"), task.outputs["stack"], new_spacing=settings.new_spacing,
-        **_volume_parameters(task, where),
+        folder, task.one("transforms"), task.outputs["stack"], **asdict(task.options), **_volume(task, where),
     )  # fmt: skip
 
 
@@ -315,7 +313,7 @@ def _report(task: Task, where: Where) -> None:
     from linumpy.quality.report import write_report
 
     page = task.outputs["report"]
-    write_report(page.parent.parent, page, use_gpu=where.use_gpu, overwrite=True)
+    write_report(page.parent.parent, page, device=where.device, overwrite=True)
 
 
 _IMAGE = ".ome.zarr"

@@ -92,19 +92,19 @@ class ImageSummary:
     constant: bool
 
 
-def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, use_gpu: bool = False) -> ImageSummary:
+def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, device: str = "cpu") -> ImageSummary:
     """Read an image, and compute its figures of merit.
 
     - `path`: an OME-Zarr image of two or three axes of space; of several times and channels the first is read.
     - `depth_um` (float, float): coordinates along z between which planes are read, at least one; by default all planes.
-    - `use_gpu`: whether to read to the GPU and compute there.
+    - `device`: where to read to and compute, ``"cuda"`` or ``"cpu"``.
 
     Raises `SourceError`, `MetadataError`, `ValueError`, `OSError`: an image that cannot be read, or has no spacing.
     """
     finest = open_volumes(path)
     chosen, level = _resolution_to_read(path, finest)
     z = chosen.axes.index("z") if len(chosen.axes) == 3 and "z" in chosen.axes else None
-    voxels = read_box(chosen.first, _box_to_read(chosen, z, depth_um), use_gpu)
+    voxels = read_box(chosen.first, _box_to_read(chosen, z, depth_um), device)
     xp, order = array_module(voxels), None if z is None else (z, *(k for k in range(3) if k != z))
     voxels = voxels if order is None else voxels.transpose(*order)
     spacing = chosen.spacing if order is None else tuple(chosen.spacing[k] for k in order)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from linumpy.device import resolve
 from linumpy.errors import LinumpyError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file, replacing
@@ -47,7 +48,7 @@ def write_report(
     folder: str | Path,
     output: str | Path,
     *,
-    use_gpu: bool = False,
+    device: str | None = "auto",
     overwrite: bool = False,
     follow_links: bool = False,
 ) -> Report:
@@ -60,8 +61,8 @@ def write_report(
         and the summary of ``linum-pipeline``; also in folders up to four levels below it.
     output : str or Path
         The page to write.
-    use_gpu : bool
-        Whether to read images to the GPU and compute there.
+    device : {"auto", "cuda", "cpu"}
+        Where images are read to and computed; ``"auto"`` is the GPU if there is one.
     overwrite : bool
         Whether to replace an existing page.
     follow_links : bool
@@ -78,18 +79,18 @@ def write_report(
     FileExistsError, FileNotFoundError, SourceError, ValueError
         An existing page, a folder that does not exist or holds nothing to report; a page inside an image.
     GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+        There is no CUDA device.
     """
     check_file(output, overwrite=overwrite)
-    run = look_into(folder, follow_links=follow_links)
+    kind, run = resolve(device).kind, look_into(folder, follow_links=follow_links)
     check_apart([output], run.images)
     images, unread = [], [Finding(line) for line in run.unread]
     for path in run.images:
         try:
-            images.append(summarize(path, use_gpu=use_gpu))
+            images.append(summarize(path, device=kind))
         except (LinumpyError, ValueError, OSError) as error:
             unread.append(Finding(f"{path.relative_to(run.folder)} cannot be read: {error}"))
-    contents = _measured(run, images, unread, use_gpu=use_gpu)
+    contents = _measured(run, images, unread, kind)
     warnings = tuple(map(str, contents.findings))
     for line in warnings:
         log.warning("%s", line)
@@ -98,7 +99,7 @@ def write_report(
     return Report(tuple(images), warnings)
 
 
-def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Finding], *, use_gpu: bool) -> Contents:
+def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Finding], device: str) -> Contents:
     """Compare neighbouring slices, and gather all findings."""
     columns = columns_of(run.folder, images, run.links)
     slices = {image.path for column in columns for image in column.images.values()}
@@ -108,8 +109,8 @@ def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Findi
     if found is not None:
         stage = findings.stage_of(run, found[0])
         registered = [column.images for column in columns if any(image.section for image in column.images.values())]
-        matches = matches_of(registered[-1], found[1], use_gpu=use_gpu) if registered else {}
-        columns.append(Column(stage, parts_of(*found, use_gpu=use_gpu)))
+        matches = matches_of(registered[-1], found[1], device) if registered else {}
+        columns.append(Column(stage, parts_of(*found, device)))
     ratios = {
         column.stage: {
             (first, second): ratio

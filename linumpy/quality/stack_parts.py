@@ -76,7 +76,7 @@ def _has_depth(entry: Mapping[str, JSON]) -> bool:
         return False
 
 
-def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool) -> dict[int, ImageSummary]:
+def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], device: str) -> dict[int, ImageSummary]:
     """Return a summary of the part of each slice, by its number: the planes that no other slice has, if there are such.
 
     Where slices overlap, the stack blends them, which hides a step from one to the next.
@@ -86,7 +86,7 @@ def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool)
     for n, entry in enumerate(slices):
         begin, end = tops[n], min([bottoms[n], *tops[n + 1 : n + 2]])
         own = max([begin, *bottoms[max(0, n - 1) : n]])
-        parts[entry["number"]] = summarize(path, depth_um=(own if own < end else begin, end), use_gpu=use_gpu)
+        parts[entry["number"]] = summarize(path, depth_um=(own if own < end else begin, end), device=device)
     return parts
 
 
@@ -95,7 +95,7 @@ def _bottom(entry: Mapping[str, JSON]) -> float:
 
 
 def matches_of(
-    images: Mapping[int, ImageSummary], slices: Sequence[Mapping[str, JSON]], *, use_gpu: bool
+    images: Mapping[int, ImageSummary], slices: Sequence[Mapping[str, JSON]], device: str
 ) -> dict[tuple[int, int], Match]:
     """Compare each slice with the next where the transforms say that they meet.
 
@@ -111,7 +111,7 @@ def matches_of(
         begin, end = float(lower["top_um"]), _bottom(upper)
         margin = max(0.0, _PLANES * images[pair[0]].spacing[0] - (end - begin) / 2)
         seen = [
-            _seen_from_stack(images[entry["number"]], entry, (begin - margin, end + margin), use_gpu)
+            _seen_from_stack(images[entry["number"]], entry, (begin - margin, end + margin), device)
             for entry in (upper, lower)
         ]
         matches[pair] = match(*_on_one_grid(*seen))
@@ -123,11 +123,11 @@ _Plane = tuple[Gray, np.ndarray]
 
 
 def _seen_from_stack(
-    image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], use_gpu: bool
+    image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], device: str
 ) -> _Plane:
     matrix, origin = np.array(entry["matrix"], float), np.array(open_volumes(image.path).origin)
     inside = [depth - matrix[0, 3] for depth in depths]
-    picture = summarize(image.path, depth_um=(inside[0], inside[1]), use_gpu=use_gpu).projection
+    picture = summarize(image.path, depth_um=(inside[0], inside[1]), device=device).projection
     pixels = np.diag([*picture.pixel, 1.0])
     pixels[:2, 2] = origin[1:] + (np.array(picture.pixel) - image.spacing[1:]) / 2
     return picture, matrix[1:, 1:] @ pixels

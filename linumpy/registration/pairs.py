@@ -59,7 +59,7 @@ def register_pairs(
     if model not in ("rigid", "affine", "translation"):
         raise ValueError(f"model={model!r}: pass 'rigid', 'affine' or 'translation'")
     if not (0 <= max_angle <= 180 and 0 <= max_shift <= 1):
-        raise ValueError(f"max_angle={max_angle}, max_shift={max_shift}: pass degrees up to 180, and a fraction up to 1")
+        raise ValueError(f"max_angle={max_angle}, max_shift={max_shift}: pass degrees to 180, a fraction to 1")
     if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
         raise ValueError(
             f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "

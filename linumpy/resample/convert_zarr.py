@@ -187,8 +187,7 @@ def _copy(copy: ArrayCopy, job: CopyJob, record: BlockRecord, client: Client | N
         return
     if client is None or needs is None:
         with open_copier(job) as (read, write):
-            on_gpu = job.device == "cuda"
-            work_through(missing.values(), read, lambda _, block: block, write, use_gpu=on_gpu, done=record.add)
+            work_through(missing.values(), read, lambda _, block: block, write, device=job.device, done=record.add)
     else:
         source = local_path(copy.source)
         job = replace(job, source=source)

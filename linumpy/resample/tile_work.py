@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
-from linumpy.device import is_device_array, require_cuda, to_host
+from linumpy.device import array_module_of, is_device_array, requested_kind, resolve, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
 from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
 from linumpy.write.tasks import Finish
@@ -34,17 +32,22 @@ Result = TypeVar("Result")
 class TileWork:
     """A function that carries out tiles, in this process or on a cluster.
 
-    - `use_gpu`: whether to read tiles to a GPU and compute there.
+    - `device` ("cuda" or "cpu"): where tiles are read to and computed, here or on each worker.
     - `client`: client of a cluster; None for this process.
     """
 
-    use_gpu: bool
+    device: str
     client: Client | None = None
 
     @property
     def xp(self) -> ModuleType:
         """The array module of results in this process; results of workers are in host memory."""
-        return require_cuda() if self.use_gpu and self.client is None else np
+        return array_module_of(self.device_here)
+
+    @property
+    def device_here(self) -> str:
+        """Where this process computes what it does not give to workers."""
+        return self.device if self.client is None else "cpu"
 
     def __call__(
         self,
@@ -62,7 +65,7 @@ class TileWork:
           `write` and `done`, in any order.
         """
         if self.client is None:
-            work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
+            work_through(names, read, compute, write, device=self.device, done=done)
             return
         client = self.client
 
@@ -81,27 +84,18 @@ class TileWork:
 
 
 @contextmanager
-def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
+def tile_work(distributed: Client | Cluster | str | None, *, device: str | None) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
     - `distributed`: as for :func:`linumpy.resample.workers.client_of`.
-    - `use_gpu`: whether to compute on the GPU of this process, or of each worker.
+    - `device`: as for :func:`linumpy.device.resolve`; with workers ``"auto"`` is the GPU if all have one.
 
-    Raises `GpuUnavailableError`: `use_gpu`, and a worker has no GPU.
+    Raises `GpuUnavailableError`: ``"cuda"``, and this process, or a worker, has no GPU.
     Raises `WorkerError`: a worker lacks linumpy, or has another version.
     """
     with client_of(distributed) as client:
-        if client is not None:
-            survey(client, _needs("cuda" if use_gpu else "cpu"))
-        yield TileWork(use_gpu, client)
-
-
-def workers_have_gpus(distributed: str) -> bool:
-    """Wait for the first worker of a cluster, and return whether each worker has a GPU."""
-    with client_of(distributed) as client:
-        assert client is not None
-        return survey(client, _needs("auto")).kind == "cuda"
-
-
-def _needs(device: str) -> Needs:
-    return Needs(source="", metadata="", target="", device=device)
+        if client is None:
+            yield TileWork(resolve(device).kind)
+        else:
+            needs = Needs(source="", metadata="", target="", device=requested_kind(device))
+            yield TileWork(survey(client, needs).kind, client)

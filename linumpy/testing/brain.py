@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, require_cuda
+from linumpy.device import array_module, array_module_of
 from linumpy.errors import RegionError
 from linumpy.testing.anatomy import reflectivity_at, tissue_share
 from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults, draw_brain
@@ -49,16 +49,16 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     return _stored(spec, reflectivity_at(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
 
 
-def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Array:
+def tile(spec: BrainSpec, number: int, row: int, column: int, *, device: str = "cpu") -> Array:
     """Make a tile as a microscope records it.
 
     - `number`, `row`, `column`: slice, and row and column of the tile in its grid.
-    - `use_gpu`: whether to make the tile on the device, whose random generator makes other speckle than the host's.
+    - `device`: ``"cuda"`` makes the tile on the GPU, whose random generator makes other speckle than the host's.
 
     Returns: In the dtype of the spec.
     """
     _check(spec, number, row, column)
-    faults, xp = spec.faults, require_cuda() if use_gpu else np
+    faults, xp = spec.faults, array_module_of(device)
     if number in faults.empty or (number, row, column) in faults.missing:
         return xp.zeros(spec.tile_shape, spec.dtype)
     out = _tissue(spec, number, row, column, xp)
@@ -69,7 +69,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
     if faults.looks:
         out *= _speckle(spec, (number, row, column), xp)
     if faults.vignette:
-        out *= truth_flat_field(spec, use_gpu=use_gpu)
+        out *= truth_flat_field(spec, device=device)
     if faults.dark:
         out += xp.asarray(truth_dark_field(spec))
     if faults.galvo:
@@ -89,9 +89,9 @@ def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
     )
 
 
-def truth_flat_field(spec: BrainSpec, *, use_gpu: bool = False) -> Any:
+def truth_flat_field(spec: BrainSpec, *, device: str = "cpu") -> Any:
     """Return the factor of illumination at each voxel of a tile: float32, (Z, Y, X), of mean 1 in each plane."""
-    xp, (depth, height, width) = require_cuda() if use_gpu else np, spec.tile_shape
+    xp, (depth, height, width) = array_module_of(device), spec.tile_shape
     middle = [
         np.linspace(first, first + move, depth, dtype=np.float32)[:, None, None]
         for first, move in zip(spec.faults.vignette_centre, spec.faults.vignette_drift, strict=True)

@@ -21,7 +21,7 @@ def write_brain(
     spec: BrainSpec,
     folder: str | Path,
     *,
-    use_gpu: bool = False,
+    device: str = "cpu",
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Path:
@@ -30,7 +30,7 @@ def write_brain(
     - `folder`: the folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and
       so on: mosaic grids, such as ``linum-resample-mosaic-grid`` takes, each chunk a tile. ``shifts.csv`` is a table
       such as ``linum-stack-slices-motor`` takes; it has rows for absent slices, too, since the motor moved to them.
-    - `use_gpu`: whether to make tiles on the device.
+    - `device`: where tiles are made; speckle of ``"cuda"`` and ``"cpu"`` differs, so none is chosen.
     - `overwrite`: whether to replace existing files.
     - `progress`: called with the number of bytes written since the last call.
 
@@ -43,11 +43,11 @@ def write_brain(
     folder = Path(folder)
     check_parent(folder)
     (folder / "mosaics").mkdir(parents=True, exist_ok=True)
-    threads = 1 if use_gpu else min(8, usable_cores())
+    threads = 1 if device == "cuda" else min(8, usable_cores())
     with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
         for number in spec.written:
             path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"
-            for nbytes in _write_slice(spec, path, number, pool, use_gpu, overwrite):
+            for nbytes in _write_slice(spec, path, number, pool, device, overwrite):
                 if progress is not None:
                     progress(nbytes)
     with replacing(folder / "shifts.csv", overwrite=overwrite) as path, path.open("w", newline="") as file:
@@ -64,7 +64,7 @@ def _write_slice(
     path: Path,
     number: int,
     pool: ThreadPoolExecutor,
-    use_gpu: bool,
+    device: str,
     overwrite: bool,
 ) -> Iterator[int]:
     """Write a slice tile by tile; yield the bytes of each."""
@@ -79,7 +79,7 @@ def _write_slice(
 
         def write(tile_index: tuple[int, ...]) -> int:
             row, column = tile_index
-            voxels = tile(spec, number, row, column, use_gpu=use_gpu)
+            voxels = tile(spec, number, row, column, device=device)
             box = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
             writer[(slice(0, depth), *box)] = voxels
             return int(voxels.nbytes)

@@ -146,7 +146,7 @@ def voxelize_onto_image(
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
     distributed: Client | Cluster | str | None = None,
-    use_gpu: bool = False,
+    device: str | None = "auto",
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
 
@@ -160,9 +160,10 @@ def voxelize_onto_image(
     - `codec`, `overwrite`, `progress`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
     - `backend`: by default the choice of :func:`~linumpy.voxel.get_backend`.
     - `slab_bytes`: approximate memory of a slab in the backend; on workers of `distributed`, of eight slabs.
-    - `distributed`: a dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their
-      GPUs with `use_gpu`; this process writes.
-    - `use_gpu`: whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
+    - `distributed`: a dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs; this
+      process writes.
+    - `device`: where workers of `distributed` compute: "auto", which is the GPU if all have one, "cuda" or "cpu".
+      Without `distributed`, `backend` decides.
 
     A warning is logged if no voxel has the label, and if the mesh is not watertight. Raises `ValueError` (a label out
     of range, an invalid mesh, an `output` over the image), `MetadataError` (axes other than x, y, z) and
@@ -179,8 +180,9 @@ def voxelize_onto_image(
         points = points[:, columns]
     mesh = make_mesh(backend.xp, points, triangles, grid)
     voxels, metadata = 0, carried_from(image)
-    on_gpu = use_gpu if distributed is not None else backend.xp is not np
-    with tile_work(distributed, use_gpu=on_gpu) as work, OmeZarrWriter(
+    if distributed is None:
+        device = "cpu" if backend.xp is np else "cuda"
+    with tile_work(distributed, device=device) as work, OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", codec=codec, overwrite=overwrite, progress=progress,
         carried=Carried(
@@ -192,7 +194,7 @@ def voxelize_onto_image(
         else:
             slab_bytes //= _ON_WORKERS
             sent = replace(mesh, corners=to_host(mesh.corners))
-            voxelize = partial(_voxelize_on_worker, "cuda" if use_gpu else "cpu", sent, fill_holes=fill_holes)
+            voxelize = partial(_voxelize_on_worker, work.device, sent, fill_holes=fill_holes)
 
         def write(slab: VoxelGrid, mask: Array) -> None:
             nonlocal voxels

@@ -23,7 +23,7 @@ from linumpy.correction.attenuation import (
 from linumpy.correction.beam import Profile, block_profile, estimate_beam, tissue_lines
 from linumpy.device import to_host
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import AttenuationMethod
+from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry import focal
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
@@ -129,14 +128,6 @@ def test_bad_input(surface, tile_shape, message):
         detect_focal_curvature(surface, tile_shape)
 
 
-def test_use_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        correct_focal_curvature(
-            np.ones((3, 3, 3)), FocalCurvature(tile_shape=(3, 3), vv=1, vu=0, uu=0, rms=0, tiles=1), use_gpu=True
-        )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpolate", [False, True])
 def test_same_on_the_gpu(cupy, interpolate):
@@ -147,7 +138,7 @@ def test_same_on_the_gpu(cupy, interpolate):
     assert (found.vv, found.vu, found.uu) == pytest.approx((expected.vv, expected.vu, expected.uu), abs=1e-6)
     on_device = cupy.asarray(vol)
     flat = correct_focal_curvature(vol, expected, interpolate=interpolate)
-    for one, use_gpu in [(on_device, None), (on_device, False), (vol, True)]:
-        got = correct_focal_curvature(one, expected, interpolate=interpolate, use_gpu=use_gpu)
+    for one, device in [(on_device, None), (on_device, "cpu"), (vol, "cuda")]:
+        got = correct_focal_curvature(one, expected, interpolate=interpolate, device=device)
         assert isinstance(got, type(one))
         assert np.allclose(cupy.asnumpy(got), flat, rtol=1e-5)

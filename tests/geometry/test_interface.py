@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linumpy.device import to_host
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct import surface as surface_module
@@ -291,13 +290,6 @@ def test_bad_input(shape, options, message):
         find_tissue_interface(np.ones(shape), **options)
 
 
-def test_use_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        find_tissue_interface(np.ones((3, 3, 9)), use_gpu=True)
-    assert isinstance(find_tissue_interface(np.ones((3, 3, 9)), use_gpu=False), np.ndarray)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth_axis", [0, 1, 2])
 def test_same_on_the_gpu(cupy, depth_axis):
@@ -310,8 +302,8 @@ def test_same_on_the_gpu(cupy, depth_axis):
     difference = np.abs(to_host(got) - expected)
     assert difference.max() <= 1
     assert (difference == 0).mean() > 0.999
-    assert isinstance(find_tissue_interface(vol, depth_axis=depth_axis, use_gpu=True), np.ndarray)
-    assert isinstance(find_tissue_interface(on_device, depth_axis=depth_axis, use_gpu=False), cupy.ndarray)
+    assert isinstance(find_tissue_interface(vol, depth_axis=depth_axis, device="cuda"), np.ndarray)
+    assert isinstance(find_tissue_interface(on_device, depth_axis=depth_axis, device="cpu"), cupy.ndarray)
 
 
 @pytest.mark.parametrize(

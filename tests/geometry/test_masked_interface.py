@@ -5,7 +5,9 @@ import pytest
 import scipy.ndimage
 
 from linumpy.errors import GpuUnavailableError
-from linumpy.geometry.interface import crop_below_interface, find_tissue_interface, remove_outliers
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
+from linumpy.geometry.interface import crop_below_interface, find_tissue_interface, fit_interface, remove_outliers
+from linumpy.mosaic.stacking import find_z_overlap
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
@@ -48,7 +50,7 @@ def test_same_as_the_definition(seed):
     for axis in range(3):
         moved, inside = (np.ascontiguousarray(np.moveaxis(one, -1, axis)) for one in (vol, mask))
         got = find_tissue_interface(
-            moved, s_xy, 2, detect_cutting_errors=cutting_errors, depth_axis=axis, mask=inside, use_gpu=False
+            moved, s_xy, 2, detect_cutting_errors=cutting_errors, depth_axis=axis, mask=inside, device="cpu"
         )
         assert got.dtype == np.int32
         assert (got == expected).mean() > 0.98
@@ -168,17 +170,28 @@ def test_a_surface_that_does_not_fit():
         crop_below_interface(np.ones((5, 3, 4)), np.ones((3, 3)))
 
 
-def test_use_gpu_without_one(monkeypatch):
+VOL, FLAT = np.ones((9, 3, 4), "f4"), np.ones((9, 9), "f4")
+CURVATURE = FocalCurvature(tile_shape=(3, 3), vv=1, vu=0, uu=0, rms=0, tiles=1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda device: find_tissue_interface(VOL, mask=VOL > 0, device=device),
+        lambda device: remove_outliers(FLAT, device=device)[0],
+        lambda device: crop_below_interface(VOL, FLAT[:3, :4], device=device),
+        lambda device: fit_interface(FLAT, "plane", device=device).surface,
+        lambda device: correct_focal_curvature(VOL, CURVATURE, device=device),
+        lambda device: np.array(find_z_overlap(VOL, VOL, 0.03, 0.01, 5.0, device=device)),
+    ],
+)
+def test_a_device_of_the_caller_s_choice(monkeypatch, call):
+    """Without a GPU the choice of one is an error; by default arrays are computed where they lie."""
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    vol, surface = np.ones((5, 3, 4)), np.ones((3, 4))
-    calls = [
-        lambda: find_tissue_interface(vol, mask=vol > 0, use_gpu=True),
-        lambda: remove_outliers(surface, use_gpu=True),
-        lambda: crop_below_interface(vol, surface, use_gpu=True),
-    ]
-    for call in calls:
-        with pytest.raises(GpuUnavailableError, match="there is none"):
-            call()
+    with pytest.raises(GpuUnavailableError, match="there is none"):
+        call("cuda")
+    for device in ("auto", "cpu"):
+        np.testing.assert_array_equal(call(device), call(None))
 
 
 @pytest.mark.gpu
@@ -189,8 +202,8 @@ def test_same_on_the_gpu(cupy):
     on_device, device_mask = cupy.asarray(vol), cupy.asarray(mask)
     expected = find_tissue_interface(vol, 5, depth_axis=0, mask=mask, detect_cutting_errors=True)
     options = {"s_xy": 5, "depth_axis": 0, "detect_cutting_errors": True}
-    for one, inside, use_gpu in [(on_device, device_mask, None), (on_device, mask, True), (vol, mask, True)]:
-        got = find_tissue_interface(one, mask=inside, use_gpu=use_gpu, **options)
+    for one, inside, device in [(on_device, device_mask, None), (on_device, mask, "cuda"), (vol, mask, "cuda")]:
+        got = find_tissue_interface(one, mask=inside, device=device, **options)
         assert isinstance(got, type(one))
         assert (cupy.asnumpy(got) != expected).mean() < 0.001
     expected[5, 5] = 79
@@ -199,4 +212,4 @@ def test_same_on_the_gpu(cupy):
     assert np.array_equal(cupy.asnumpy(outliers), remove_outliers(expected)[1])
     below = crop_below_interface(on_device, cupy.asarray(expected), 30)
     assert np.array_equal(cupy.asnumpy(below), crop_below_interface(vol, expected, 30))
-    assert isinstance(crop_below_interface(vol, expected, 30, use_gpu=True), np.ndarray)
+    assert isinstance(crop_below_interface(vol, expected, 30, device="cuda"), np.ndarray)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from linumpy.device import to_host
-from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.surfaces import fit_interface
 
 Y, X = np.mgrid[:60, :80].astype(float)
@@ -103,12 +102,6 @@ def test_bad_input(surface, model, options, message):
         fit_interface(surface, model, **options)
 
 
-def test_use_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        fit_interface(np.ones((9, 9)), use_gpu=True)
-
-
 def surface_of(model):
     return {"gaussian": gaussian(-9), "spherical": sphere(-1)}.get(model, 20 + 0.1 * Y) + noise(0.2)
 
@@ -132,5 +125,5 @@ def test_the_same_where_the_array_is(xp, model):
 @pytest.mark.parametrize("model", ["plane", "quadratic", "gaussian", "spherical"])
 def test_the_same_where_it_is_asked_for(cupy, model):
     surface = surface_of(model)
-    check_as_on_the_host(surface, model, surface, use_gpu=True)
-    check_as_on_the_host(surface, model, cupy.asarray(surface), use_gpu=False)
+    check_as_on_the_host(surface, model, surface, device="cuda")
+    check_as_on_the_host(surface, model, cupy.asarray(surface), device="cpu")

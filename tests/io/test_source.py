@@ -131,8 +131,8 @@ def test_outputs_behind_a_link_lie_in_one_place(crossing, codec):
     near = sorted(os.listdir(crossing / "near"))
     write_omezarr("here/../a", voxels, (5, 10, 10), levels=2, compressors=codec)
     resample_zarr("here/../a", "here/../b", (5, 10, 10), device="cpu", compressors=codec, levels=2)
-    assert load("linum_aip").main(["here/../a", "here/../c", "--no-use_gpu"]) == 0
-    assert load("linum_aip_png").main(["here/../a", "here/../d.png", "--no-use_gpu"]) == 0
+    assert load("linum_aip").main(["here/../a", "here/../c", "--device", "cpu"]) == 0
+    assert load("linum_aip_png").main(["here/../a", "here/../d.png", "--device", "cpu"]) == 0
     for name in "ab":
         assert same(open_image(crossing / "far" / name).levels[0][...], voxels)
     assert np.allclose(open_image(crossing / "far/c").levels[0][...], voxels.mean(0))

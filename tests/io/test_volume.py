@@ -52,7 +52,7 @@ def test_every_time_and_channel(tmp_path, options):
     box = (slice(1, 5), slice(0, 7), slice(3, 4))
     for entries, volume in got.volumes.items():
         assert np.array_equal(volume.read(), data[entries])
-        assert np.array_equal(read_box(volume, box, use_gpu=False), data[entries][box])
+        assert np.array_equal(read_box(volume, box, device="cpu"), data[entries][box])
         assert (volume.shape, volume.nbytes) == ((6, 7, 8), data[0, 0].nbytes)
         assert volume.chunks == options["chunks"][2:]
         assert volume.shards == (options["shards"][2:] if "shards" in options else None)
@@ -63,7 +63,7 @@ def test_a_volume_on_the_gpu(cupy, tmp_path):
     data = image_of(tmp_path / "i", chunks=(2, 2, 4, 4, 4))
     box = (slice(1, 5), slice(0, 7), slice(3, 4))
     for entries, volume in open_volumes(tmp_path / "i").volumes.items():
-        got = read_box(volume, box, use_gpu=True)
+        got = read_box(volume, box, device="cuda")
         assert isinstance(got, cupy.ndarray)
         assert np.array_equal(got.get(), data[entries][box])
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.alignment.register import register_slices
 from linumpy.mosaic.alignment.transforms import read_transforms
 from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS
+from linumpy.mosaic.options import Alignment
 from linumpy.testing.brain import BrainSpec, Faults, tile, truth_shift, truth_transform
 from linumpy.testing.brain_spec import draw_brain
 from linumpy.write.writer import write_omezarr
@@ -122,16 +123,3 @@ def test_slices_that_cannot_be_compared_stay_where_the_motor_has_them(tmp_path, 
     assert content["left_out"] == found.left_out
     assert content["warnings"] == list(found.warnings)
     assert read_transforms(tmp_path / "t.json") == found
-
-
-def test_files_of_the_first_version_are_read(tmp_path):
-    one = {"name": "z", "matrix": np.eye(4).tolist(), "top_um": 0.0, "depth_um": 9.0}
-    slices = [{**one, "number": n, "interpolated": n == 1} for n in (0, 1)]
-    pair = {"fixed_id": 0, "moving_id": 1, "matrix": np.eye(3).tolist(), "correlation": 0.1, "overlap": 1.0,
-            "error_um": None, "residual_um": 2.0, "rejected": True}  # fmt: skip
-    content = {"linumpy": "transforms of slices", "version": 1, "interval_um": 9.0, "slices": slices}
-    (tmp_path / "t.json").write_text(json.dumps({**content, "pairs": [pair, {**pair, "rejected": False}]}))
-    found = read_transforms(tmp_path / "t.json")
-    assert [one.placed_by for one in found.slices] == ["pairs", "neighbours"]
-    assert [bool(one.rejected) for one in found.pairs] == [True, False]
-    assert (found.warnings, found.left_out) == ((), "")

@@ -10,7 +10,8 @@ import zarr
 from linumpy.correction.attenuation import Beam
 from linumpy.errors import MetadataError, SourceError
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import AttenuationMethod, estimate_brain_light, read_brain_light
+from linumpy.mosaic.beam import estimate_brain_light, read_brain_light
+from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load
@@ -142,17 +143,17 @@ def test_the_commands(tmp_path, capsys):
     write(tmp_path / "in", brain_with())
     estimate, correct = load("linum_estimate_beam").main, load("linum_compensate_attenuation").main
     beam, source, out = (str(tmp_path / name) for name in ("beam.json", "in/slice_z01.ome.zarr", "out.zarr"))
-    assert estimate([str(tmp_path / "in"), beam, "--slicing_interval_mm", "0.2", "--no-use_gpu"]) == 0
+    assert estimate([str(tmp_path / "in"), beam, "--slicing-interval-mm", "0.2", "--device=cpu"]) == 0
     assert "no beam" in capsys.readouterr().out
     json_file = tmp_path / "out.json"
-    assert correct([source, out, "--beam", beam, "--json", str(json_file), "--no-use_gpu"]) == 0
+    assert correct([source, out, "--beam", beam, "--json", str(json_file), "--device=cpu"]) == 0
     assert "at the surface" in capsys.readouterr().out
     assert json.loads(json_file.read_text())["left_out"] == ""
-    assert correct([source, out, "--beam", beam, "--end", "2", "--overwrite", "--no-use_gpu"]) == 2
-    assert correct([source, out, "--focus", "2", "--overwrite", "--no-use_gpu"]) == 2
-    assert estimate([str(tmp_path / "in"), beam, "--no-use_gpu"]) == 2  # exists
+    assert correct([source, out, "--beam", beam, "--end", "2", "--overwrite", "--device=cpu"]) == 2
+    assert correct([source, out, "--focus", "2", "--overwrite", "--device=cpu"]) == 2
+    assert estimate([str(tmp_path / "in"), beam, "--device=cpu"]) == 2  # exists
     json_file.write_text("{}")
-    assert correct([source, out, "--beam", str(json_file), "--overwrite", "--no-use_gpu"]) == 2
+    assert correct([source, out, "--beam", str(json_file), "--overwrite", "--device=cpu"]) == 2
     assert "linum-estimate-beam" in capsys.readouterr().err
 
 

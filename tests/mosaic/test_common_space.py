@@ -9,9 +9,10 @@ import zarr
 from scipy import ndimage
 
 from linumpy.errors import SourceError
-from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.alignment.register import register_slices
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms, read_transforms, write_scene
 from linumpy.mosaic.common_space import stack_registered
+from linumpy.mosaic.options import Alignment
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.testing.brain import BrainSpec, Faults, reference, truth_transform
 from linumpy.testing.brain_files import write_brain
@@ -222,9 +223,9 @@ def test_numbers_that_are_none_are_refused(brain):
 @pytest.mark.gpu
 def test_the_device_makes_the_same_stack(brain, tmp_path):
     folder, transforms, _ = brain
-    device = register_slices(folder, None, INTERVAL, use_gpu=True)
+    device = register_slices(folder, None, INTERVAL, device="cuda")
     for one, other in zip(device.slices, transforms.slices, strict=True):
         assert distances(lateral(one), lateral(other))[0] < 0.02
-    stack_registered(folder, transforms, tmp_path / "s.zarr", use_gpu=True)
+    stack_registered(folder, transforms, tmp_path / "s.zarr", device="cuda")
     host = values(folder.parent / "stack.zarr")
     np.testing.assert_allclose(values(tmp_path / "s.zarr"), host, rtol=1e-3, atol=1e-3 * host.max())

@@ -66,7 +66,7 @@ def values(path):
 
 
 def run(name, *words):
-    assert load(name).main([str(word) for word in (*words, "--no-use_gpu")]) == 0
+    assert load(name).main([str(word) for word in (*words, "--device=cpu")]) == 0
 
 
 @pytest.mark.parametrize(("dtype", "background", "scale", "sign"), CASES)
@@ -78,7 +78,7 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
         mosaic, flat = tmp_path / f"mosaic_{number}.ome.zarr", tmp_path / "flat" / f"slice_{number}.ome.zarr"
         write_omezarr(mosaic, voxels, SPACING, chunks=(20, 80, 72))
         report = tmp_path / f"{number}.png"
-        run("linum_detect_focal_curvature", mosaic, flat, "--tile_shape", *TILE, "--report", report)
+        run("linum_detect_focal_curvature", mosaic, flat, "--tile-shape", *TILE, "--report", report)
         fit = json.loads(report.with_suffix(".json").read_text())["voxels"]
         curvature = FocalCurvature(tile_shape=TILE, vv=fit["vv"], vu=fit["vu"], uu=fit["uu"], rms=0.0, tiles=4)
         assert np.abs(curvature.depth() - bend(sign)).max() < 1.5
@@ -106,7 +106,7 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
 
     (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
     stack = tmp_path / "stack.ome.zarr"
-    words = ["--slicing_interval_mm", (PLANES - SHARED + 1) * 5e-3, "--search_range_mm", 0.02]
+    words = ["--slicing-interval-mm", (PLANES - SHARED + 1) * 5e-3, "--search-range-mm", 0.02]
     run("linum_stack_slices_motor", tmp_path / "flat", tmp_path / "shifts.csv", stack, *words)
     with (tmp_path / "stack_decisions.csv").open(newline="") as file:
         (decision,) = csv.DictReader(file)
@@ -127,12 +127,12 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
 def corrected(folder, *words, levels=1, sign=-1):
     voxels = np.rint(next(slices(1000, sign))).astype("uint16")
     write_omezarr(folder / "mosaic.zarr", voxels, SPACING, chunks=(20, 80, 72), overwrite=True)
-    options = ["--tile_shape", *TILE, "--overwrite", "--levels", levels]
+    options = ["--tile-shape", *TILE, "--overwrite", "--levels", levels]
     run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", *options, *words)
     return folder / "flat.zarr"
 
 
-@pytest.mark.parametrize("words", [["--fill_value", "0"], ["--fill_value", "60000", "--interpolate"]])
+@pytest.mark.parametrize("words", [["--fill-value", "0"], ["--fill-value", "60000", "--interpolate"]])
 def test_no_fill_value_shows(tmp_path, words):
     """Surface and projection are those without it: the metadata record what was filled."""
     found = {}
@@ -151,7 +151,7 @@ def test_no_fill_value_shows(tmp_path, words):
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_coarser_levels(tmp_path, sign):
     """A coarse voxel was measured if all that it is made of was."""
-    flat = corrected(tmp_path, "--fill_value", "0", levels=3, sign=sign)
+    flat = corrected(tmp_path, "--fill-value", "0", levels=3, sign=sign)
     known = open_mosaic(flat).measured((slice(0, PLANES), slice(0, SIDES[0]), slice(0, SIDES[1]))).mask(np)
     assert not known.all()
     for level, (rows, columns) in ((1, (slice(3, 70), slice(0, 72))), (2, (slice(5, 40), slice(7, 36)))):
@@ -166,7 +166,7 @@ def test_coarser_levels(tmp_path, sign):
 
 def test_a_second_correction_knows_of_the_first(tmp_path):
     flat = corrected(tmp_path)
-    words = ["--tile_shape", "40", "48", "--definition", "edge"]
+    words = ["--tile-shape", "40", "48", "--definition", "edge"]
     run("linum_detect_focal_curvature", flat, tmp_path / "twice.zarr", *words)
     image = open_mosaic(tmp_path / "twice.zarr")
     assert len(image.corrections) == 2
@@ -180,7 +180,7 @@ def test_a_second_correction_knows_of_the_first(tmp_path):
 @pytest.mark.parametrize(("resolution", "sign"), matrix([4.0, 10.0, 13.0], [-1, 1]))
 def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
     """No voxel that counts as measured has anything of what was filled in it, and few others are given up."""
-    flat = corrected(tmp_path, "--fill_value", "60000", sign=sign)
+    flat = corrected(tmp_path, "--fill-value", "60000", sign=sign)
     run("linum_resample_mosaic_grid", flat, tmp_path / "new.zarr", "--resolution", resolution)
     image = open_mosaic(tmp_path / "new.zarr")
     found = image.measured(tuple(slice(0, n) for n in image.array.shape)).mask(np)
@@ -197,7 +197,7 @@ def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
 def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     flat = corrected(tmp_path)
     capsys.readouterr()
-    words = [flat, tmp_path / "o.zarr", "--wrap", "--no-use_gpu"]
+    words = [flat, tmp_path / "o.zarr", "--wrap", "--device=cpu"]
     check_refused(capsys, load("linum_detect_focal_curvature").main, words, "linum-detect-focal-curvature", "wrap")
     group = zarr.open_group(flat, mode="r+")
     for broken in ([{}], "yes", [{"tile_shape": {"y": 0, "x": 3}, "voxels": {"yy": 1, "xy": 0, "xx": 1}}]):
@@ -212,24 +212,24 @@ def test_nothing_is_recorded_of_voxels_that_wrap(tmp_path):
 
 @pytest.mark.gpu
 def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
-    flat = corrected(tmp_path, "--fill_value", "60000")
+    flat = corrected(tmp_path, "--fill-value", "60000")
     (tmp_path / "in").mkdir()
     for number in range(2):
         shutil.copytree(flat, tmp_path / "in" / f"slice_{number}.zarr")
     (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
     made = {}
-    for where in ("--use_gpu", "--no-use_gpu"):
+    for where in ("--device=cuda", "--device=cpu"):
         outputs = [tmp_path / f"{name}{where}.zarr" for name in ("surface", "edge", "aip", "stack")]
-        stack = [tmp_path / "in", tmp_path / "shifts.csv", outputs[3], "--slicing_interval_mm", 0.28]
+        stack = [tmp_path / "in", tmp_path / "shifts.csv", outputs[3], "--slicing-interval-mm", 0.28]
         for name, words in (
             ("linum_find_tissue_interface", [flat, outputs[0]]),
             ("linum_find_tissue_interface", [flat, outputs[1], "--definition", "edge"]),
             ("linum_aip", [flat, outputs[2]]),
-            ("linum_stack_slices_motor", [*stack, "--search_range_mm", 0.02]),
+            ("linum_stack_slices_motor", [*stack, "--search-range-mm", 0.02]),
         ):
             assert load(name).main([str(word) for word in (*words, where)]) == 0
         made[where] = [values(one) for one in outputs]
-    surface, edge, aip, stack = zip(made["--use_gpu"], made["--no-use_gpu"], strict=True)
+    surface, edge, aip, stack = zip(made["--device=cuda"], made["--device=cpu"], strict=True)
     assert (surface[0] != surface[1]).mean() < 0.002
     assert np.isclose(*edge, atol=0.1, equal_nan=True).mean() > 0.995
     np.testing.assert_allclose(*aip, rtol=1e-5)

@@ -11,16 +11,16 @@ from linumpy.geometry.focal import correct_focal_curvature, mean_tile
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.output.files import replacing
 from linumpy.mosaic.aip import project_mosaic
-from linumpy.mosaic.alignment.z_overlaps import search_window
-from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
+from linumpy.mosaic.focal import correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io.figures import draw_surface
 from linumpy.mosaic.io.image import open_mosaic
-from linumpy.mosaic.io.slice_table import find_slices, read_shifts
+from linumpy.mosaic.io.slice_table import find_slices
 from linumpy.mosaic.io.tiles import boxes, column_shape
-from linumpy.mosaic.slices import ZSearch, stack_mosaics
+from linumpy.mosaic.options import FocalCorrection, SurfaceMethod, ZSearch
+from linumpy.mosaic.slices import search_window, stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack
-from linumpy.mosaic.surface import SurfaceMethod, edge_offset, find_mosaic_surface, zero_log_of
+from linumpy.mosaic.surface import edge_offset, find_mosaic_surface, zero_log_of
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix, some
@@ -139,7 +139,7 @@ def peak_bytes(work):
 @pytest.mark.parametrize("script", ["surface", "focal", "stack", "grid", "aip"])
 def test_memory_does_not_grow_with_the_mosaic(tmp_path, monkeypatch, script):
     # What may be taken whatever the mosaic's size is made small here, so that growth shows.
-    monkeypatch.setattr("linumpy.mosaic.alignment.z_overlaps.SEARCH_BYTES", 2**18)
+    monkeypatch.setattr("linumpy.mosaic.slices.SEARCH_BYTES", 2**18)
     monkeypatch.setattr("linumpy.geometry.focal._SAMPLES", 2**12)
     (tmp_path / "s.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n1,2,0,0,0.0,0.0\n")
     out, tiles = tmp_path / "out.zarr", {"tile_bytes": 2**20, "overwrite": True}
@@ -249,13 +249,6 @@ def test_slices_are_found_by_their_numbers(tmp_path):
     names = {number: path.name for number, path in find_slices(tmp_path).items()}
     assert names == {2: "mosaic_3d_z02.zarr", 7: "brain7.ome.zarr", 12: "slice_z12_10um.ome.zarr"}
     assert list(names) == [2, 7, 12]
-
-
-def test_a_table_as_a_spreadsheet_writes_it(tmp_path):
-    text = "\ufefffixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm,note\r\n1,2,4,5,0.4,-0.5,ok\r\n"
-    (tmp_path / "s.csv").write_bytes(text.encode())
-    (shift,) = read_shifts(tmp_path / "s.csv")
-    assert (shift.fixed_id, shift.moving_id, shift.y_mm, shift.x_mm) == (1, 2, -0.5, 0.4)
 
 
 def test_a_file_is_complete_or_not_there(tmp_path):

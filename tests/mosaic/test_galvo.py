@@ -54,10 +54,10 @@ def test_a_mosaic_is_mended(tmp_path, capsys):
         assert found.columns == truth_galvo(SPEC, 1) % 44
         np.testing.assert_array_equal(zarr.open_group(tmp_path / name, mode="r")["0"][...], straight)
     assert open_mosaic(tmp_path / "a").tile_shape == (40, 44)
-    assert load("linum_fix_galvo_shift").main([str(tmp_path / "a"), str(tmp_path / "c"), "--no-use_gpu"]) == 0
+    assert load("linum_fix_galvo_shift").main([str(tmp_path / "a"), str(tmp_path / "c"), "--device=cpu"]) == 0
     assert "rotated by 0 columns" in capsys.readouterr().out
     np.testing.assert_array_equal(zarr.open_group(tmp_path / "c", mode="r")["0"][...], straight)
-    assert load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--no-use_gpu"]) == 0
+    assert load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--device=cpu"]) == 0
     turned = zarr.open_group(tmp_path / "d", mode="r")["0"][...]
     np.testing.assert_array_equal(turned[..., :44], np.roll(mosaic(SPEC, 1)[..., :44], -3, axis=-1))
 
@@ -68,7 +68,7 @@ def test_one_of_several_channels_is_mended_as_asked(tmp_path, capsys):
     attributes = {"linumpy": {"tile_shape": {"y": 40, "x": 44}}}
     write_omezarr(tmp_path / "pair", pair, (3.0, 5.0, 5.0), axes="czyx", chunks=(1, 16, 40, 44), attributes=attributes)
     main = load("linum_fix_galvo_shift").main
-    words = [str(tmp_path / "pair"), str(tmp_path / "out"), "--no-use_gpu"]
+    words = [str(tmp_path / "pair"), str(tmp_path / "out"), "--device=cpu"]
     assert main(words) == 2
     assert "--channel" in capsys.readouterr().err
     assert main([*words, "--channel", "1"]) == 0
@@ -92,8 +92,8 @@ def test_the_device_mends_the_same(tmp_path):
     source = write_brain(SPEC, tmp_path / "brain") / "mosaics" / "slice_z01.ome.zarr"
     for tile_bytes in (1, 2**28):
         found = [
-            fix_galvo_shift(source, tmp_path / f"{tile_bytes}{use_gpu}", use_gpu=use_gpu, tile_bytes=tile_bytes)
-            for use_gpu in (False, True)
+            fix_galvo_shift(source, tmp_path / f"{tile_bytes}{device}", device=device, tile_bytes=tile_bytes)
+            for device in ("cpu", "cuda")
         ]
         assert found[0].columns == found[1].columns == truth_galvo(SPEC, 1) % 44
         assert found[1].contrast == pytest.approx(found[0].contrast, rel=1e-4)

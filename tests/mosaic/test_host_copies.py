@@ -13,7 +13,8 @@ import linumpy
 from linumpy.mosaic.aip import project_mosaic, project_mosaic_to_png
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.slices import ZSearch, stack_mosaics
+from linumpy.mosaic.options import ZSearch
+from linumpy.mosaic.slices import stack_mosaics
 from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from tests.support.host_copies import WRITERS, counted_host_copies
@@ -21,7 +22,7 @@ from tests.support.host_copies import WRITERS, counted_host_copies
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(64, 64, 64), water_um=100.0)
 #: A fit, a few correlations, two percentiles: single copies, and all of them together.
 ONE, ALL = 1024, 32 * 1024
-OPTIONS = {"use_gpu": True, "tile_bytes": 2**20}
+OPTIONS = {"device": "cuda", "tile_bytes": 2**20}
 
 
 def aip(source, out):

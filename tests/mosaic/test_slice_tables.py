@@ -10,8 +10,7 @@ import pytest
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
-from linumpy.mosaic.alignment.register import Alignment, register_slices
-from linumpy.mosaic.alignment.z_overlaps import ZSearch
+from linumpy.mosaic.alignment.register import register_slices
 from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io import slice_table
@@ -24,6 +23,7 @@ from linumpy.mosaic.io.slice_table import (
     read_slice_config,
     unreliable_warnings,
 )  # fmt: skip
+from linumpy.mosaic.options import Alignment, ZSearch
 from linumpy.mosaic.slices import stack_mosaics
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run, read_run
@@ -102,6 +102,7 @@ BAD_SHIFTS = {
     "half an id": (",".join(HEAD) + "\n0.5,1,0,0,0,0\n", "line 2: fixed_id is '0.5': ids must be whole numbers"),
     "no id": (",".join(HEAD) + "\nnan,1,0,0,0,0\n", "line 2: fixed_id is 'nan'"),
     "nan": (",".join(HEAD) + "\n0,1,0,0,nan,0\n", "line 2: the shifts 0.0 and nan mm are not finite"),
+    "a word": (",".join(HEAD) + "\n0,1,0,0,wool,0\n", "line 2: shifts must be numbers"),
     "twice": (",".join(HEAD) + "\n" + ROW + ROW, "line 3: the table has a shift from slice 0 to 1 already"),
     "upwards": (",".join(HEAD) + "\n1,0,0,0,0,0\n", "line 2: the moving slice 0 is not below the fixed slice 1"),
     "a column twice": (",".join([*HEAD, "fixed_id"]) + "\n", "has no column fixed_id: it needs"),
@@ -238,9 +239,9 @@ def test_faults_show_before_the_first_stage(folder, tmp_path, capsys, name):
         run_pipeline(run)
     assert message in str(caught.value)
     assert not run.output.exists()
-    words = [folder, "--shifts", tables["shifts"], "--slice_config", tables["slice_config"], "--list", tmp_path / "l"]
-    words += ["--tile_shape", 48, 50] if tile_shape else []
-    told = message.replace("tile_shape=", "--tile_shape A B")
+    words = [folder, "--shifts", tables["shifts"], "--slice-config", tables["slice_config"], "--list", tmp_path / "l"]
+    words += ["--tile-shape", 48, 50] if tile_shape else []
+    told = message.replace("tile_shape=", "--tile-shape A B")
     check_refused(capsys, load("linum_check_slices").main, words, "linum-check-slices", told)
     assert not (tmp_path / "l").exists()
 
@@ -248,9 +249,9 @@ def test_faults_show_before_the_first_stage(folder, tmp_path, capsys, name):
 def test_the_command_lists_what_is_used(folder, tmp_path, capsys, caplog):
     write_table(tmp_path / "s.csv", range(11))
     (tmp_path / "c.csv").write_text(CONFIG.replace("9,no", "9,yes"))
-    words = [folder, "--shifts", tmp_path / "s.csv", "--slice_config", tmp_path / "c.csv", "--list", tmp_path / "l"]
+    words = [folder, "--shifts", tmp_path / "s.csv", "--slice-config", tmp_path / "c.csv", "--list", tmp_path / "l"]
     with caplog.at_level(logging.WARNING):
-        assert load("linum_check_slices").main([*map(str, words), "--tile_shape", "48", "50"]) == 0
+        assert load("linum_check_slices").main([*map(str, words), "--tile-shape", "48", "50"]) == 0
     assert (tmp_path / "l").read_text().split() == [f"mosaic_grid_3d_z{n:02d}" for n in (2, 3, 6, 7)]
     assert "4 slices can be processed" in capsys.readouterr().out
     assert "c.csv uses slice 9, which" in caplog.text
@@ -329,7 +330,7 @@ def test_the_check_of_slices_reads_the_table_of_shifts_once(folder, monkeypatch,
     original = slice_table.read_shifts
     monkeypatch.setattr(slice_table, "read_shifts", lambda path: read.append(path) or original(path))
     program = load("linum_check_slices")
-    assert program.main([str(folder), "--shifts", str(table), "--tile_shape", "48", "50"]) == 0
+    assert program.main([str(folder), "--shifts", str(table), "--tile-shape", "48", "50"]) == 0
     assert "5 slices can be processed" in capsys.readouterr().out
     assert read == [table]
     assert caplog.text.count("marks 1 of 4 shifts as not reliable (between slices 2 and 3)") == 1

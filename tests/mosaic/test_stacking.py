@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from linumpy.errors import GpuUnavailableError
-from linumpy.mosaic.stacking import (
-    blend_overlap,
-    candidate_overlaps,
-    enforce_z_consistency,
-    find_z_overlap,
-    plan_stack,
-)
+from linumpy.mosaic.stacking import blend_overlap, candidate_overlaps, enforce_z_consistency, find_z_overlap, plan_stack
 from linumpy.testing.synthetic import MosaicSpec, block
 from tests.support.stacks import consecutive_slices, stack_slices
 
@@ -180,13 +173,6 @@ def test_stacks_that_cannot_be(shapes, overlaps, shifts, message):
         plan_stack(shapes, overlaps, shifts)
 
 
-def test_use_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    flat = np.ones((9, 4, 4))
-    with pytest.raises(GpuUnavailableError, match="there is none"):
-        find_z_overlap(flat, flat, 0.03, 0.01, 5.0, use_gpu=True)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_same_on_the_gpu(cupy, dtype):
@@ -194,8 +180,8 @@ def test_same_on_the_gpu(cupy, dtype):
     arguments = ((48 - 16) * 5e-3, 0.05, 5.0)
     expected = find_z_overlap(fixed, moving, *arguments)
     on_device = [cupy.asarray(one) for one in (fixed, moving)]
-    for volumes, use_gpu in [(on_device, None), (on_device, False), ((fixed, moving), True), (on_device, True)]:
-        found = find_z_overlap(*volumes, *arguments, use_gpu=use_gpu)
+    for volumes, device in [(on_device, None), (on_device, "cpu"), ((fixed, moving), "cuda"), (on_device, "cuda")]:
+        found = find_z_overlap(*volumes, *arguments, device=device)
         assert found[0] == expected[0] == 14
         assert found[1] == pytest.approx(expected[1], abs=1e-9)
     stack = stack_slices(on_device, [14], [(1.0, -3.0)])

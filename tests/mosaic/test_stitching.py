@@ -161,7 +161,7 @@ def test_a_run(tmp_path):
     write_positions(tmp_path / "p.csv", found, "m", (10, 12))
     out = tmp_path / "out.ome.zarr"
     words = (source, tmp_path / "p.csv", out, "--blending", "diffusion", "--levels", 2, "--codec", "none")
-    done = run_script(NAME, *words, "--no-use_gpu")
+    done = run_script(NAME, *words, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 tiles stitched to ")
     assert np.abs(values(out) - expected_volume(tiles, found)).mean() < 3000  # other weights
@@ -171,9 +171,9 @@ def test_what_is_refused(tmp_path, capsys):
     found = positions_of(np.random.default_rng(6))
     source = write_grid(tmp_path / "m.ome.zarr", np.zeros((3, 3, DEPTH, *TILE), "u2"))
     write_positions(tmp_path / "p.json", found, "m", (10, 12))
-    words = [source, tmp_path / "p.json", tmp_path / "out.ome.zarr", "--no-use_gpu"]
+    words = [source, tmp_path / "p.json", tmp_path / "out.ome.zarr", "--device=cpu"]
     check_refused(capsys, load(NAME).main, words, PROGRAM, "3 × 2 tiles")
-    check_refused(capsys, load(NAME).main, [*words, "--tile_shape", 10, 24], PROGRAM, "p.json")
+    check_refused(capsys, load(NAME).main, [*words, "--tile-shape", 10, 24], PROGRAM, "p.json")
     none = TilePositions(
         positions=np.zeros((3, 3, 2)), present=np.zeros((3, 3), bool), tile_shape=TILE, model=found.model
     )
@@ -204,9 +204,9 @@ def test_on_the_device(tmp_path, memory, blending):
     found = positions_of(rng, missing=((1, 1),))
     tiles = rng.integers(0, 60000, (3, 2, DEPTH, *TILE)).astype("u2")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
-    for use_gpu, name in ((False, "host"), (True, "device")):
+    for device, name in (("cpu", "host"), ("cuda", "device")):
         stitch_mosaic(
-            source, found, tmp_path / name, chunks=(4, 16, 16), levels=2, use_gpu=use_gpu, blending=blending, **memory
+            source, found, tmp_path / name, chunks=(4, 16, 16), levels=2, device=device, blending=blending, **memory
         )
     for level in (0, 1):
         host, device = (values(tmp_path / name, level).astype(int) for name in ("host", "device"))

@@ -12,10 +12,11 @@ import sys
 import numpy as np
 import pytest
 
+from linumpy.correction.shading import ShadingOptions
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Galvo, Illumination, Positions, Shading, Surface
+from linumpy.pipeline.options import OPTIONS, Focal, Galvo, NoOptions, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out
@@ -43,6 +44,12 @@ def run_of(folder, spec=SPEC, **changes):
     return Run(
         mosaics=folder / "brain/mosaics", output=folder / "out", slicing_interval_mm=spec.interval_um / 1e3, **given
     )
+
+
+def carry_out_one(stage, name, options, inputs, outputs):
+    common = Common(levels=1, codec=None)
+    task = Task(stage=stage, name=name, options=options, common=common, inputs=inputs, outputs=outputs)
+    carry_out(task, Where("cpu"))
 
 
 def done(summary):
@@ -118,15 +125,7 @@ def test_what_the_galvo_did_not_rotate_is_not_copied(tmp_path, finished):
     before, out = voxels(source), tmp_path / "galvo/slice_z00.ome.zarr"
     outputs = {"image": out, "galvo": tmp_path / "galvo/slice_z00.json"}
     for columns in (0, 5, 0, 7):
-        task = Task(
-            stage="galvo",
-            name="slice_z00",
-            options=Galvo(columns),
-            common=Common(levels=1, codec=None),
-            inputs={"image": (source,)},
-            outputs=outputs,
-        )
-        carry_out(task, Where(False))
+        carry_out_one("galvo", "slice_z00", Galvo(columns), {"image": (source,)}, outputs)
         assert out.is_symlink() == (columns == 0)
         np.testing.assert_array_equal(voxels(source), before)
         np.testing.assert_array_equal(voxels(out)[..., :48], np.roll(before[..., :48], -columns, axis=-1))
@@ -137,34 +136,14 @@ def test_illumination_that_tiles_cannot_tell_is_left_alone(tmp_path, caplog):
     spec = dataclasses.replace(SPEC, slices=1, tiles=(2, 1), faults=Faults(vignette=0.5, looks=8))
     write_brain(spec, tmp_path / "brain")
     source = tmp_path / "brain/mosaics/slice_z00.ome.zarr"
-    common, before = Common(levels=1, codec=None), voxels(source)
+    before = voxels(source)
     made = {"fields": "fields.npz", "shading": "brain.json", "shading_picture": "shading.png"}
     fields = {role: tmp_path / "shading" / name for role, name in made.items()}
     out = tmp_path / "illumination/slice_z00.ome.zarr"
     for force in (False, True, False):
-        carry_out(
-            Task(
-                stage="shading",
-                name="brain",
-                options=Shading(force=force),
-                common=common,
-                inputs={"image": (source,)},
-                outputs=fields,
-            ),
-            Where(False),
-        )
+        carry_out_one("shading", "brain", ShadingOptions(force=force), {"image": (source,)}, fields)
         inputs = {"image": (source,), "fields": (fields["fields"],)}
-        carry_out(
-            Task(
-                stage="illumination",
-                name="slice_z00",
-                options=Illumination(),
-                common=common,
-                inputs=inputs,
-                outputs={"image": out},
-            ),
-            Where(False),
-        )
+        carry_out_one("illumination", "slice_z00", NoOptions(), inputs, {"image": out})
         told = json.loads(fields["shading"].read_text())
         assert out.is_symlink() == bool(told["left_out"]) == (not force)
         assert np.array_equal(voxels(out), before) == (not force)
@@ -221,14 +200,14 @@ def test_killed_and_started_again(tmp_path):
     text += 'skip = ["focal", "shading", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
-    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
+    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--device=cpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout.readline().startswith("galvo of slice_z00")
     process.send_signal(signal.SIGKILL)
     process.wait()
     script = load("linum_pipeline")
-    assert script.main([str(tmp_path / "killed.toml"), "--no-use_gpu"]) == 0
-    assert script.main([str(tmp_path / "whole.toml"), "--no-use_gpu"]) == 0
+    assert script.main([str(tmp_path / "killed.toml"), "--device=cpu"]) == 0
+    assert script.main([str(tmp_path / "whole.toml"), "--device=cpu"]) == 0
     stack = "stack/stack.ome.zarr"
     assert np.array_equal(voxels(tmp_path / "killed" / stack), voxels(tmp_path / "whole" / stack))
     assert run.mosaics.is_dir()

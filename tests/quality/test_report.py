@@ -118,7 +118,7 @@ def test_the_page(results, tmp_path):
 
 def test_a_run_and_what_is_refused(results, tmp_path, capsys):
     folder, _ = results
-    done = run_script(NAME, folder, tmp_path / "r.html", "--no-use_gpu")
+    done = run_script(NAME, folder, tmp_path / "r.html", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 6 warnings\n"
     main = load(NAME).main
@@ -155,7 +155,7 @@ def test_links_are_followed_where_that_is_asked_for(results, tmp_path, capsys):
         (tmp_path / "links" / name).symlink_to(folder / name)
     words, main = [tmp_path / "links", tmp_path / "r.html"], load(NAME).main
     check_refused(capsys, main, words, PROGRAM, "holds no OME-Zarr images")
-    assert main([*map(str, words), "--follow_links", "--no-use_gpu"]) == 0
+    assert main([*map(str, words), "--follow-links", "--device", "cpu"]) == 0
     text = (tmp_path / "r.html").read_text()
     assert "stitched/slice_z1.ome.zarr" in text
     assert "positions.json" in text
@@ -184,7 +184,7 @@ def test_a_slice_whose_camera_is_turned_differently_is_warned_of(tmp_path):
 def test_the_device_reports_the_same(results, tmp_path):
     folder, _ = results
     host, device = (
-        write_report(folder, tmp_path / f"{use_gpu}.html", use_gpu=use_gpu).images for use_gpu in (False, True)
+        write_report(folder, tmp_path / f"{device}.html", device=device).images for device in ("cpu", "cuda")
     )
     assert len(host) == len(device)
     for one, other in zip(host, device, strict=True):

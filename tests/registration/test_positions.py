@@ -268,7 +268,7 @@ def mosaic(tmp_path_factory):
 def test_a_run(mosaic, tmp_path):
     path, true = mosaic
     out = tmp_path / "p.json"
-    done = run_script(NAME, path, out, "--no-use_gpu")
+    done = run_script(NAME, path, out, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "7 pairs, 0 rejected" in done.stdout
     found = read_positions(out, (80, 96))
@@ -288,7 +288,7 @@ def test_what_is_refused(mosaic, tmp_path, capsys):
         ([path, tmp_path / "p.json", "--overlap", "0.9"], "--overlap"),
         ([path, tmp_path / "p.json", "--overlap", "0.01"], "too few pixels"),
     ]:
-        check_refused(capsys, main, [*words, "--no-use_gpu"], PROGRAM, message)
+        check_refused(capsys, main, [*words, "--device", "cpu"], PROGRAM, message)
     found = locate_tiles(np.random.default_rng(0).normal(size=(1, 2, 40, 40)), 0.2)
     write_positions(tmp_path / "q.json", found, "m", (1, 1))
     with pytest.raises(SourceError, match="the mosaic's tiles have"):

@@ -299,7 +299,7 @@ def test_coarser_labels_are_labels(tmp_path, caplog):
     convert_zarr(tmp_path / "masks.tif", tmp_path / "a", downsampling="label", **options)
     assert all(set(np.unique(level[...])) == {0, 9, 300} for level in open_image(tmp_path / "a").levels)
     assert not caplog.text
-    arguments = ["--spacing", "4", "0.5", "0.5", "--levels", "3", "--no-use_gpu", "--downsampling", "nearest"]
+    arguments = ["--spacing", "4", "0.5", "0.5", "--levels", "3", "--device", "cpu", "--downsampling", "nearest"]
     assert linum_convert.main([str(tmp_path / "masks.tif"), str(tmp_path / "b"), *arguments]) == 0
     assert np.array_equal(open_image(tmp_path / "b").levels[2][...], data[::4, ::4, ::4])
     convert_zarr(tmp_path / "masks.tif", tmp_path / "c", **options)

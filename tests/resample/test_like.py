@@ -461,7 +461,7 @@ def test_the_command(tmp_path, capsys):
         ome["multiscales"][0]["coordinateTransformations"] = [to_atlas]
         group.attrs["ome"] = ome
     source, other = str(tmp_path / "source"), str(tmp_path / "other")
-    command = [source, str(tmp_path / "o"), "--like", other, "--no-use_gpu", "--no-anti_aliasing"]
+    command = [source, str(tmp_path / "o"), "--like", other, "--device", "cpu", "--no-anti-aliasing"]
     assert linum_resample.main([*command, "--coordinate-system", "atlas"]) == 0
     assert np.allclose(result(tmp_path / "o"), sampled(linear(TURN, points(OTHER))), atol=1e-5)
     command[1] = str(tmp_path / "p")

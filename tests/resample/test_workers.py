@@ -55,7 +55,7 @@ def check(source, made):
 
 def test_the_command_on_a_cluster(dask_cluster, source, tmp_path, capsys):
     main = load("linum_resample").main
-    for name, more in (("alone", ["--no-use_gpu"]), ("workers", ["--cluster", dask_cluster.scheduler_address])):
+    for name, more in (("alone", ["--device", "cpu"]), ("workers", ["--cluster", dask_cluster.scheduler_address])):
         assert main([str(source), str(tmp_path / name), "--resolution", "4", *more]) == 0
     one, two = (open_image(tmp_path / name).levels[0][...] for name in ("alone", "workers"))
     assert np.array_equal(one, two)

@@ -15,11 +15,11 @@ SHAPE = (16, 24, 27)
 #: Commands, and what they need besides input and output.
 COMMANDS = {
     "linum_aip": [],
-    "linum_detect_focal_curvature": ["--s_xy", "1", "--tile_shape", "8", "9"],
-    "linum_find_tissue_interface": ["--s_xy", "3"],
+    "linum_detect_focal_curvature": ["--s-xy", "1", "--tile-shape", "8", "9"],
+    "linum_find_tissue_interface": ["--s-xy", "3"],
     "linum_resample": ["--resolution", "7", "9", "9"],
-    "linum_resample_mosaic_grid": ["--resolution", "7", "9", "9", "--tile_shape", "8", "9"],
-    "linum_stack_slices_motor": ["--slicing_interval_mm", "0.04", "--search_range_mm", "0.01"],
+    "linum_resample_mosaic_grid": ["--resolution", "7", "9", "9", "--tile-shape", "8", "9"],
+    "linum_stack_slices_motor": ["--slicing-interval-mm", "0.04", "--search-range-mm", "0.01"],
 }
 #: What each makes of t, z, y, x: t is kept where the output holds every time.
 HOLD_ALL = ("linum_aip", "linum_resample_mosaic_grid", "linum_find_tissue_interface", "linum_resample")
@@ -68,7 +68,7 @@ def words(name, folder):
     )
     source = [folder / "slices", folder / "shifts.csv"] if slices else [folder / "m"]
     chosen = [] if name in HOLD_ALL else ["--time", "1"]
-    return [str(one) for one in (*source, folder / "out", *COMMANDS[name], "--no-use_gpu", *chosen)]
+    return [str(one) for one in (*source, folder / "out", *COMMANDS[name], "--device=cpu", *chosen)]
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
@@ -113,7 +113,7 @@ def test_metadata_that_stay_true(tmp_path, name, version, caplog):
 def test_options_of_the_resampling(tmp_path, capsys):
     foreign(tmp_path / "m", "0.5")
     main = load("linum_resample").main
-    more = ["--labels", "drop", "--ngff_version", "0.4"]
+    more = ["--labels", "drop", "--ngff-version", "0.4"]
     assert main([*words("linum_resample", tmp_path), *more]) == 0
     assert open_image(tmp_path / "out").version == "0.4"
     assert not (tmp_path / "out/labels").exists()
@@ -131,7 +131,7 @@ def test_labels_of_a_mesh_have_the_units_and_the_version_of_the_image(tmp_path, 
     corners = np.array([[x, y, z] for x in (352, 448) for y in (241, 399) for z in (111, 149)], float)
     trimesh = pytest.importorskip("trimesh")
     trimesh.Trimesh(corners).convex_hull.export(tmp_path / "mesh.stl")
-    words = [tmp_path / "mesh.stl", tmp_path / "m", tmp_path / "out", "--unit", "um", "--no-use_gpu"]
+    words = [tmp_path / "mesh.stl", tmp_path / "m", tmp_path / "out", "--unit", "um", "--device=cpu"]
     assert load("linum_voxelize").main([*map(str, words)]) == 0
     made = open_image(tmp_path / "out")
     assert (made.version, {axis.unit for axis in made.axes}) == (version, {"millimeter"})

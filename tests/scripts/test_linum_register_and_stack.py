@@ -22,36 +22,36 @@ def folder(tmp_path_factory):
 
 def test_slices_become_a_stack(folder, tmp_path, capsys):
     slices, transforms, stack = folder / "mosaics", tmp_path / "t.json", tmp_path / "s.ome.zarr"
-    words = [slices, transforms, "--slicing_interval_mm", "0.16", "--no_crop", "--shifts", folder / "shifts.csv"]
-    assert load(REGISTER).main([*map(str, words), "--no-use_gpu", "--scene"]) == 0
+    words = [slices, transforms, "--slicing-interval-mm", "0.16", "--no-crop", "--shifts", folder / "shifts.csv"]
+    assert load(REGISTER).main([*map(str, words), "--device=cpu", "--scene"]) == 0
     assert "fixed moving" in capsys.readouterr().out
     found = read_transforms(transforms)
     assert [one.number for one in found.slices] == [0, 1, 2]
     assert {(pair.fixed_id, pair.moving_id) for pair in found.pairs} == {(0, 1), (1, 2), (0, 2)}
     assert "scene" in json.loads((slices / "zarr.json").read_text())["attributes"]["ome"]
-    words = [slices, transforms, stack, "--no-use_gpu", "--levels", "2", "--codec", "lz4"]
+    words = [slices, transforms, stack, "--device=cpu", "--levels", "2", "--codec", "lz4"]
     assert load(STACK).main([str(word) for word in words]) == 0
     assert "on CPU" in capsys.readouterr().out
     group = zarr.open_group(stack, mode="r")
     assert group["0"].shape[0] == 56
     assert np.asarray(group["1"]).shape[0] == 28
-    assert load(STACK).main([*map(str, words[:3]), "--resolution", "20", "--overwrite", "--no-use_gpu"]) == 0
+    assert load(STACK).main([*map(str, words[:3]), "--resolution", "20", "--overwrite", "--device=cpu"]) == 0
     assert zarr.open_group(stack, mode="r")["0"].shape[0] == 28
 
 
 @pytest.mark.parametrize(("name", "words", "told"), [
-    (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "-1"], "interval_mm"),
-    (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "160"], "pass millimetres"),
-    (REGISTER, ["{t}", "{t}/t.json", "--slicing_interval_mm", "1"], "no slices"),
-    (REGISTER, ["{f}", "{t}/no/t.json", "--slicing_interval_mm", "1"], "no"),
-    (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "1", "--reach", "0"], "--reach"),
+    (REGISTER, ["{f}", "{t}/t.json", "--slicing-interval-mm", "-1"], "mm -1.0: pass a number above 0"),
+    (REGISTER, ["{f}", "{t}/t.json", "--slicing-interval-mm", "160"], "pass millimetres"),
+    (REGISTER, ["{t}", "{t}/t.json", "--slicing-interval-mm", "1"], "no slices"),
+    (REGISTER, ["{f}", "{t}/no/t.json", "--slicing-interval-mm", "1"], "no"),
+    (REGISTER, ["{f}", "{t}/t.json", "--slicing-interval-mm", "1", "--reach", "0"], "--reach"),
     (STACK, ["{f}", "{t}/t.json", "{t}/s.zarr"], "t.json"),
     (STACK, ["{f}", "{f}/slice_z00.ome.zarr/zarr.json", "{t}/s.zarr"], "linum-register-pairwise"),
     (STACK, ["{f}", "{t}/t.json", "{t}/s.zarr", "--resolution", "1", "2"], "one number, or three"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(folder, tmp_path, capsys, name, words, told):
     texts = [word.format(f=folder / "mosaics", t=tmp_path) for word in words]
-    assert load(name).main([*texts, "--no-use_gpu"]) == 2
+    assert load(name).main([*texts, "--device=cpu"]) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1

@@ -12,7 +12,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.output import checks
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)
@@ -43,26 +43,9 @@ def test_several_gpus_by_their_numbers(image, main, tmp_path, capsys):
         np.testing.assert_array_equal(values(tmp_path / name), values(tmp_path / "one"))
 
 
-def test_the_help_is_the_docstring(capsys):
-    shown = help_of(NAME, capsys)
-    assert load(NAME).__doc__.splitlines()[0] in shown
-    for word in (
-        "--resolution",
-        "--levels",
-        "--level",
-        "--order",
-        "--memory",
-        "--use_gpu",
-        "--overwrite",
-        "--verbose",
-    ):
-        assert word in shown
-    assert "--anti_aliasing, --no-anti_aliasing" in shown
-
-
 def test_a_run(image, tmp_path):
     out = tmp_path / "out.ome.zarr"
-    done = run_script(NAME, image, out, "--resolution", 20, 13, 12, "--levels", 2, "--no-use_gpu")
+    done = run_script(NAME, image, out, "--resolution", 20, 13, 12, "--levels", 2, "--device=cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{image} -> {out} on CPU: ")
     array, spacing = read_omezarr(out)
@@ -76,11 +59,11 @@ def test_a_run(image, tmp_path):
 
 def test_its_options_reach_the_library(main, image, tmp_path):
     def made(name, *words):
-        assert main([str(image), str(tmp_path / name), "--resolution", "24", "--no-use_gpu", *words]) == 0
+        assert main([str(image), str(tmp_path / name), "--resolution", "24", "--device=cpu", *words]) == 0
         return values(tmp_path / name)
 
     for name, words, options in (
-        ("plain", ["--no-anti_aliasing"], {"anti_aliasing": False}),
+        ("plain", ["--no-anti-aliasing"], {"anti_aliasing": False}),
         ("labels", ["--order", "0"], {"order": 0}),
         ("cubic", ["--order", "3"], {"order": 3}),
     ):
@@ -94,7 +77,7 @@ def test_its_options_reach_the_library(main, image, tmp_path):
 def test_times_channels_and_a_spacing_that_the_metadata_lacks(main, tmp_path):
     made = np.stack([voxels(), voxels() // 2])[None]
     source = write_omezarr(tmp_path / "m.ome.zarr", made, SPACING, axes="tczyx", chunks=(1, 1, 8, 8, 8))
-    words = [str(source), "--resolution", "24", "--no-use_gpu", "--spacing", "20", "12", "10"]
+    words = [str(source), "--resolution", "24", "--device=cpu", "--spacing", "20", "12", "10"]
     assert main([*words, str(tmp_path / "all")]) == 0
     assert main([*words, str(tmp_path / "one"), "--channel", "1"]) == 0
     for channel in range(2):
@@ -112,7 +95,7 @@ def test_an_array(main, image, tmp_path, capsys, rank):
         assert main([str(tmp_path / "a.zarr"), str(tmp_path / "b"), "--resolution", "9", *wrong]) == 2
         assert message in capsys.readouterr().err
         assert sorted(one.name for one in tmp_path.iterdir()) == before
-    words = ["--resolution", "9", "--no-use_gpu", "--spacing", "10", "6", "5"]
+    words = ["--resolution", "9", "--device=cpu", "--spacing", "10", "6", "5"]
     assert main([str(tmp_path / "a.zarr"), str(tmp_path / "b"), *words]) == 0, capsys.readouterr().err
     expected, _ = resample_volume(array[...], SPACING[-rank:], 9.0)
     np.testing.assert_allclose(values(tmp_path / "b"), expected, atol=0.51)  # rounded to whole numbers
@@ -120,7 +103,7 @@ def test_an_array(main, image, tmp_path, capsys, rank):
 
 
 def test_refusals(main, image, tmp_path, capsys):
-    new, cpu = tmp_path / "x.zarr", "--no-use_gpu"
+    new, cpu = tmp_path / "x.zarr", "--device=cpu"
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "kept").touch()
@@ -146,7 +129,7 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, new, "--resolution", 10, "--memory", "nan", cpu], "--memory nan"),
         ([image, new, "--resolution", 10, "--memory", 1e-6, cpu], "or more --memory GIB"),
         ([image, new, "--resolution", 10, "--devices", "0;1"], "'0;1'"),
-        ([image, new, "--resolution", 10, "--devices", "all", cpu], "--no-use_gpu"),
+        ([image, new, "--resolution", 10, "--devices", "all", cpu], "--device cpu"),
         ([image, new, "--resolution", 10, "--devices", "0", "--cluster", "tcp://a:1"], "not together with"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
         ([image, tmp_path / "x.png", "--resolution", 10, cpu], "x.png"),
@@ -157,7 +140,7 @@ def test_refusals(main, image, tmp_path, capsys):
 
 
 def test_what_cannot_fit_is_refused_before_it_is_begun(main, image, tmp_path, capsys, monkeypatch):
-    words = [image, tmp_path / "x", "--resolution", 0.01, "--no-use_gpu"]
+    words = [image, tmp_path / "x", "--resolution", 0.01, "--device=cpu"]
     check_refused(capsys, main, words, PROGRAM, "iB are free")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -167,13 +150,13 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(main, image, tmp_path, ca
 
 def test_without_a_gpu_it_says_so(main, image, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    words = [image, tmp_path / "x", "--resolution", 10, "--use_gpu"]
+    words = [image, tmp_path / "x", "--resolution", 10, "--device=cuda"]
     check_refused(capsys, main, words, PROGRAM, "there is none")
 
 
 def test_an_output_is_replaced_only_when_asked(main, image, tmp_path):
     out = tmp_path / "out"
-    words = [str(image), str(out), "--no-use_gpu"]
+    words = [str(image), str(out), "--device=cpu"]
     assert main([*words, "--resolution", "20"]) == 0
     assert main([*words, "--resolution", "12"]) == 2
     coarse = values(out).shape
@@ -185,10 +168,10 @@ def test_an_output_is_replaced_only_when_asked(main, image, tmp_path):
 def test_a_killed_run_goes_on_where_it_was(sent, main, image, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(new_image, "_CHUNK_NBYTES", 1024)
     out = tmp_path / "out"
-    words = [image, out, "--resolution", 7, "--memory", 0.0003, "--no-use_gpu"]
+    words = [image, out, "--resolution", 7, "--memory", 0.0003, "--device=cpu"]
     assert kill_half_way(NAME, words, after=3, sent=sent, chunk_nbytes=1024) != 0
     assert sorted(one.name for one in tmp_path.iterdir()) == [".out.unfinished", "m.ome.zarr"]
-    check_refused(capsys, main, [*words, "--no-anti_aliasing"], PROGRAM, "differs in anti_aliasing")
+    check_refused(capsys, main, [*words, "--no-anti-aliasing"], PROGRAM, "differs in anti_aliasing")
     (begun,) = (tmp_path / ".out.unfinished").glob("image-*")
     first = begun / "0/c/0/0/0"
     before = first.stat().st_mtime_ns
@@ -202,7 +185,7 @@ def test_a_killed_run_goes_on_where_it_was(sent, main, image, tmp_path, capsys, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [0, 1, 3])
 def test_the_same_on_a_gpu(main, image, tmp_path, order):
-    for name, device in (("gpu", "--use_gpu"), ("cpu", "--no-use_gpu")):
+    for name, device in (("gpu", "--device=cuda"), ("cpu", "--device=cpu")):
         words = [str(image), str(tmp_path / name), "--resolution", "13.7", "--order", str(order), device]
         assert main(words) == 0
     got, expected = values(tmp_path / "gpu").astype("f8"), values(tmp_path / "cpu")

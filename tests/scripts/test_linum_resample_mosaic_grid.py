@@ -1,7 +1,6 @@
 """If this fails, the script resamples a mosaic wrong, or a killed one leaves something that looks finished."""
 
 import itertools
-import signal
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import grid
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import some
-from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, load, run_script
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
 TILE = (20, 16, 15)
@@ -52,16 +50,9 @@ def mosaic(tmp_path):
     return write_omezarr(tmp_path / "m.ome.zarr", voxels, (5, 10, 12), **options)
 
 
-def test_the_help_is_the_docstring(capsys):
-    shown = help_of(NAME, capsys)
-    assert load(NAME).__doc__.splitlines()[0] in shown
-    for word in ("--resolution", "--levels", "--tile_shape", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
-        assert word in shown
-
-
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "out.ome.zarr"
-    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--levels", 2, "--no-use_gpu")
+    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--levels", 2, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     assert "iB/s" in done.stdout
@@ -161,16 +152,10 @@ def test_the_same_spacing_gives_the_same_voxels(mosaic, tmp_path):
 
 
 def test_refusals(mosaic, tmp_path, capsys):
-    main, out = load(NAME).main, tmp_path / "taken"
-    out.mkdir()
-    (out / "kept").touch()
-    new, cpu = tmp_path / "x", "--no-use_gpu"
+    main, new, cpu = load(NAME).main, tmp_path / "x", "--device=cpu"
     untiled = write_omezarr(tmp_path / "s.zarr", np.zeros((8, 8, 8), "u2"), (5, 5, 5), chunks=(4,) * 3)
     flags = write_omezarr(tmp_path / "b.zarr", np.zeros((8, 8, 8), "?"), (5, 5, 5))
     for words, message in [
-        ([mosaic, out, "--resolution", 10, cpu], "exists"),
-        ([mosaic, out, "--resolution", 10, "--overwrite", cpu], "not a Zarr folder"),
-        ([tmp_path / "none", new, "--resolution", 10, cpu], "none"),
         ([mosaic, new, cpu], "--resolution"),
         ([mosaic, new, "--resolution", "ten", cpu], "'ten'"),
         ([mosaic, new, "--resolution", 0, cpu], "0.0"),
@@ -178,43 +163,13 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", 10, 10, cpu], "--resolution (10.0, 10.0): pass one number, or three"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
         ([mosaic, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
-        ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),
-        ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 voxels along x"),
-        ([untiled, new, "--resolution", 10, cpu], "its metadata has no tile shape; pass --tile_shape A B"),
+        ([mosaic, new, "--resolution", 10, "--tile-shape", 0, 4, cpu], "--tile-shape (0, 4): "),
+        ([mosaic, new, "--resolution", 10, "--tile-shape", 16, 61, cpu], "has 60 voxels along x"),
+        ([untiled, new, "--resolution", 10, cpu], "its metadata has no tile shape; pass --tile-shape A B"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
     ]:
         check_refused(capsys, main, words, PROGRAM, message)
-    assert [one.name for one in out.iterdir()] == ["kept"]
     assert not new.exists()
-
-
-def test_without_a_gpu_it_says_so(mosaic, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    words = [mosaic, tmp_path / "x", "--resolution", 10, "--use_gpu"]
-    check_refused(capsys, load(NAME).main, words, PROGRAM, "there is none")
-
-
-def test_an_output_is_replaced_only_when_asked(mosaic, tmp_path):
-    out = tmp_path / "out"
-    main = load(NAME).main
-    assert main([str(mosaic), str(out), "--resolution", "20", "--no-use_gpu"]) == 0
-    assert main([str(mosaic), str(out), "--resolution", "10", "--no-use_gpu"]) == 2
-    coarse = values(out).shape
-    assert main([str(mosaic), str(out), "--resolution", "10", "--no-use_gpu", "--overwrite"]) == 0
-    assert values(out).shape != coarse
-
-
-# What SIGTERM unwinds is shared by all scripts: in the short run it is sent to linum_detect_focal_curvature and others.
-@pytest.mark.parametrize("sent", some([signal.SIGKILL, signal.SIGTERM], lambda sent: sent == signal.SIGKILL))
-def test_killed_half_way_nothing_looks_finished(sent, mosaic, tmp_path):
-    out = tmp_path / "out"
-    words = [mosaic, out, "--resolution", 20, "--no-use_gpu"]
-    assert kill_half_way(NAME, words, after=2, sent=sent) != 0
-    assert not out.exists()
-    visible = [one.name for one in tmp_path.iterdir() if not one.name.startswith(".")]
-    assert visible == ["m.ome.zarr"]
-    assert load(NAME).main([str(word) for word in words]) == 0
-    assert out.exists()
 
 
 @pytest.mark.gpu
@@ -235,11 +190,9 @@ def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes, codec):
         compressors=codecs[codec],
         attributes=TILED,
     )
-    for use_gpu in (True, False):
-        resample_mosaic_grid(
-            source, tmp_path / str(use_gpu), (10, 22, 25), use_gpu=use_gpu, levels=2, tile_bytes=tile_bytes
-        )
+    for device in ("cuda", "cpu"):
+        resample_mosaic_grid(source, tmp_path / device, (10, 22, 25), device=device, levels=2, tile_bytes=tile_bytes)
     for level in (0, 1):
-        gpu, cpu = (values(tmp_path / one, level).astype("f8") for one in ("True", "False"))
+        gpu, cpu = (values(tmp_path / one, level).astype("f8") for one in ("cuda", "cpu"))
         np.testing.assert_allclose(gpu, cpu, rtol=1e-5, atol=1 if dtype == "u2" else 0.02)
-    assert load(NAME).main([str(source), str(tmp_path / "s"), "--resolution", "10", "--use_gpu"]) == 0
+    assert load(NAME).main([str(source), str(tmp_path / "s"), "--resolution", "10", "--device=cuda"]) == 0

@@ -38,7 +38,7 @@ def right(mesh):
 @pytest.mark.parametrize("axes", some(["zyx", "xyz", "yzx"], lambda axes: axes != "xyz"))
 def test_a_run(mesh, tmp_path, axes):
     source, out = image(tmp_path / "i.ome.zarr", axes), tmp_path / "o.ome.zarr"
-    done = run_script("linum_voxelize", mesh, source, out, "--unit", "um", "--label", "300", "--no-use_gpu")
+    done = run_script("linum_voxelize", mesh, source, out, "--unit", "um", "--label", "300", "--device=cpu")
     assert done.returncode == 0, done.stderr
     made = open_image(out)
     assert "".join(axis.name for axis in made.axes) == axes
@@ -61,8 +61,8 @@ def test_units_shifts_and_other_files(mesh, tmp_path):
     found.vertices = (found.vertices - (100, 200, -300)) / 1e3
     for kind in ("stl", "obj"):
         found.export(tmp_path / f"m.{kind}")
-        words = [tmp_path / f"m.{kind}", source, tmp_path / f"{kind}.ome.zarr", "--unit", "mm", "--no-use_gpu"]
-        assert script.main([*map(str, words), "--shift", "100", "200", "-300"]) == 0
+        words = [tmp_path / f"m.{kind}", source, tmp_path / f"{kind}.ome.zarr", "--unit", "mm", "--device=cpu"]
+        assert script.main([*map(str, words), "--shift", "-300", "200", "100"]) == 0
         made = open_image(tmp_path / f"{kind}.ome.zarr").levels[0][...]
         assert made.dtype == np.uint8
         assert np.count_nonzero(made.astype(bool) != expected) <= 2  # float32 in a file, in mm
@@ -74,8 +74,8 @@ def test_an_open_mesh(mesh, tmp_path, caplog, capsys):
     found.update_faces(np.arange(len(found.faces)) > 0)
     found.export(tmp_path / "open.ply")
     counts = []
-    for name, more in (("filled", []), ("shell", ["--no-fill_holes"])):
-        words = [tmp_path / "open.ply", source, tmp_path / f"{name}.ome.zarr", "--unit", "um", "--no-use_gpu", *more]
+    for name, more in (("filled", []), ("shell", ["--no-fill-holes"])):
+        words = [tmp_path / "open.ply", source, tmp_path / f"{name}.ome.zarr", "--unit", "um", "--device=cpu", *more]
         assert script.main(list(map(str, words))) == 0
         counts.append(np.count_nonzero(open_image(tmp_path / f"{name}.ome.zarr").levels[0][...]))
         assert "319 triangles, not watertight" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_what_it_refuses(mesh, tmp_path, capsys):
         ([mesh, source, source / "o.ome.zarr", "--unit", "um"], "would lie inside the source"),
         ([mesh, source, out, "--unit", "um", "--shift", "nan", "0", "0"], "--shift [nan, 0.0, 0.0]: pass three finite"),
     ]:
-        check_refused(capsys, script.main, [*words, "--no-use_gpu"], "linum-voxelize", message)
+        check_refused(capsys, script.main, [*words, "--device=cpu"], "linum-voxelize", message)
     assert not out.exists()
     assert open_image(source).levels[0].dtype == np.uint16  # the image is there as it was
 
@@ -111,5 +111,5 @@ def test_a_mesh_beside_the_image(mesh, tmp_path, caplog):
     for shift, empty in (("1e6", True), ("0", False)):
         caplog.clear()
         words = [mesh, source, tmp_path / f"{shift}.ome.zarr", "--unit", "um", "--shift", shift, "0", "0"]
-        assert script.main([*map(str, words), "--no-use_gpu"]) == 0
+        assert script.main([*map(str, words), "--device=cpu"]) == 0
         assert ("are its unit and its position right?" in caplog.text) == empty

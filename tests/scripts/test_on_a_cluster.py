@@ -1,5 +1,6 @@
 """If this fails, commands with ``--cluster`` make another image than without, or do not run on the workers."""
 
+import functools
 import os
 
 import numpy as np
@@ -65,15 +66,15 @@ COMMANDS = {
     "voxelize": ["mesh.obj", "image", "OUT", "--unit", "um", "--label", "7"],
     "aip": ["mosaic", "OUT"],
     "aip_png": ["mosaic", "OUT.png"],
-    "fix_galvo_shift": ["mosaic", "OUT", "--min_contrast", "0"],
-    "fix_illumination": ["mosaic", "OUT", "--tile_shape", "32", "32"],
+    "fix_galvo_shift": ["mosaic", "OUT", "--min-contrast", "0"],
+    "fix_illumination": ["mosaic", "OUT", "--tile-shape", "32", "32"],
     "compensate_attenuation": ["mosaic", "OUT"],
-    "detect_focal_curvature": ["mosaic", "OUT", "--tile_shape", "32", "32", "--s_xy", "5"],
-    "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
-    "estimate_transform": ["mosaic", "OUT.csv", "--min_evidence", "0"],
+    "detect_focal_curvature": ["mosaic", "OUT", "--tile-shape", "32", "32", "--s-xy", "5"],
+    "find_tissue_interface": ["mosaic", "OUT", "--s-xy", "5"],
+    "estimate_transform": ["mosaic", "OUT.csv", "--min-evidence", "0"],
     "stitch_3d": ["mosaic", "positions.csv", "OUT", "--no-interpolate"],
     "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
-    "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],
+    "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing-interval-mm", "0.12"],
     "stack_slices": ["slices", "transforms.json", "OUT"],
 }
 
@@ -99,7 +100,7 @@ def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, cap
         if where == "there":
             for module in (linumpy.resample.tile_work, linumpy.resample.convert_zarr):
                 monkeypatch.setattr(module, "work_through", None)
-        more = ["--cluster", address] if where == "there" else ["--no-use_gpu"]
+        more = ["--cluster", address] if where == "there" else ["--device=cpu"]
         assert main(words + more) == 0, capsys.readouterr().err
         out = next(word for word in words if str(tmp_path) in word)
         made.append(_read(out))
@@ -112,7 +113,7 @@ def test_tiles_run_in_the_workers(address):
     written, over = {}, []
     with Client(address, set_as_default=False) as client:
         processes = set(client.run(os.getpid).values())
-        with tile_work(client, use_gpu=False) as work:
+        with tile_work(client, device="cpu") as work:
             read = lambda name: name * 2  # noqa: E731
             work(range(20), read, lambda name, two: (name, two, os.getpid()), written.__setitem__, done=over.append)
             assert sorted(over) == sorted(written) == list(range(20))
@@ -133,10 +134,9 @@ def test_missing_workers_are_one_clear_line(folder, tmp_path, capsys):
 
 
 def test_a_worker_of_another_version_is_refused(address, monkeypatch):
-    monkeypatch.setattr(linumpy.resample.tile_work, "_needs", lambda device: linumpy.resample.workers.Needs(
-        "", "", "", device, version="0.0.1"
-    ))  # fmt: skip
-    with pytest.raises(WorkerError, match=r"lacks linumpy 0\.0\.1"), tile_work(address, use_gpu=False):
+    other = functools.partial(linumpy.resample.workers.Needs, version="0.0.1")
+    monkeypatch.setattr(linumpy.resample.tile_work, "Needs", other)
+    with pytest.raises(WorkerError, match=r"lacks linumpy 0\.0\.1"), tile_work(address, device="cpu"):
         pass
 
 

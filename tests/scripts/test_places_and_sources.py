@@ -1,9 +1,11 @@
 """If this fails, a script overwrites its source, or shows a traceback for a path that cannot be read."""
 
 import errno
+import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -18,15 +20,16 @@ from linumpy.io.output import checks
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.io.tiles import read_box
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import ROOT, environment, load, run_script
+from tests.support.budget import some
+from tests.support.script_runs import ROOT, environment, help_of, kill_half_way, load, run_script
 
 SCRIPTS = {
     "linum_aip": [],
     "linum_aip_png": [],
     "linum_resample": ["--resolution", "20"],
-    "linum_resample_mosaic_grid": ["--resolution", "20", "--tile_shape", "16", "16"],
+    "linum_resample_mosaic_grid": ["--resolution", "20", "--tile-shape", "16", "16"],
     "linum_find_tissue_interface": [],
-    "linum_detect_focal_curvature": ["--tile_shape", "16", "16"],
+    "linum_detect_focal_curvature": ["--tile-shape", "16", "16"],
 }
 
 
@@ -63,6 +66,65 @@ def whole(path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_the_help_is_the_docstring(capsys, name):
+    shown = help_of(name, capsys)
+    assert load(name).__doc__.splitlines()[0] in shown
+    for word in ("--device {auto,cuda,cpu}", "--overwrite", "--verbose", *SCRIPTS[name]):
+        assert not word.startswith("--") or word in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_output_is_replaced_only_when_asked(tmp_path, mosaic, refused, capsys, name):
+    output, folder = tmp_path / out_name(name), tmp_path / "taken"
+    folder.mkdir()
+    (folder / "kept").touch()
+    assert str(tmp_path / "none") in refused(name, tmp_path / "none", output, *SCRIPTS[name])
+    words = [mosaic, output, *SCRIPTS[name]]
+    assert load(name).main([*map(str, words)]) == 0
+    before = output.stat().st_mtime_ns
+    capsys.readouterr()
+    assert f"{output.name} exists" in refused(name, *words)
+    assert output.stat().st_mtime_ns == before
+    assert load(name).main([*map(str, words), "--overwrite"]) == 0
+    assert output.stat().st_mtime_ns > before
+    capsys.readouterr()
+    if name != "linum_aip_png":
+        assert "not a Zarr folder" in refused(name, mosaic, folder, *SCRIPTS[name], "--overwrite")
+    assert (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_gpu_where_one_is_asked_for(tmp_path, mosaic, refused, monkeypatch, name):
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device=cuda"]
+    assert refused(name, *words) == f"{name.replace('_', '-')}: error: there is none\n"
+    assert not words[1].exists()
+
+
+# What SIGTERM unwinds is shared by all commands.
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    some(
+        itertools.product((name for name in SCRIPTS if name != "linum_resample"), [signal.SIGKILL, signal.SIGTERM]),
+        lambda name, sent: sent == signal.SIGKILL or name in ("linum_aip_png", "linum_detect_focal_curvature"),
+    ),
+)
+def test_killed_half_way_nothing_looks_finished(tmp_path, mosaic, name, sent):
+    words = [mosaic, tmp_path / out_name(name), *SCRIPTS[name], "--device=cpu"]
+    if name == "linum_find_tissue_interface":
+        words += ["--overlay", tmp_path / "s.png"]
+    # Focal curvature is found in 4 columns, and then corrected in 9.
+    after = 7 if name == "linum_detect_focal_curvature" else 2
+    assert kill_half_way(name, words, after=after, sent=sent) != 0
+    left = [file.name for file in tmp_path.iterdir() if file != mosaic]
+    assert all(file.startswith(".") and ".part-" in file for file in left)
+    assert left == [] or sent == signal.SIGKILL
+    assert load(name).main([*map(str, words)]) == 0  # what is left is in nobody's way
+    assert words[1].exists()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("where", ["itself", "link", "above", "part"])
 def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, where):
     zarr.open_group(tmp_path, mode="a")  # a group like that of a plate, which may be overwritten
@@ -82,7 +144,7 @@ def test_outputs_do_not_lie_in_each_other(tmp_path, mosaic, refused, output, sec
     before = sorted(tmp_path.iterdir())
     said = refused("linum_find_tissue_interface", mosaic, tmp_path / output, "--overlay", tmp_path / second)
     assert "would overlap" in said
-    words = [mosaic, tmp_path / output, "--tile_shape", 16, 16, "--report", tmp_path / second]
+    words = [mosaic, tmp_path / output, "--tile-shape", 16, 16, "--report", tmp_path / second]
     assert "would overlap" in refused("linum_detect_focal_curvature", *words)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -106,17 +168,17 @@ def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
     assert "ends in .png" in refused("linum_aip_png", mosaic, tmp_path / "y")
     map_of = [mosaic, tmp_path / "y.zarr", "--overlay", tmp_path / "y.jpeg"]
     assert "ends in .png" in refused("linum_find_tissue_interface", *map_of)
-    flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16, "--report", tmp_path / "y.jpeg"]
+    flat = [mosaic, tmp_path / "y.zarr", "--tile-shape", 16, 16, "--report", tmp_path / "y.jpeg"]
     assert "ends in .png" in refused("linum_detect_focal_curvature", *flat)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
-    fine = [mosaic, tmp_path / "y.zarr", "--resolution", "0.001", "--tile_shape", 16, 16]
+    fine = [mosaic, tmp_path / "y.zarr", "--resolution", "0.001", "--tile-shape", 16, 16]
     assert "iB are free" in refused("linum_resample_mosaic_grid", *fine)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
-    flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]
+    flat = [mosaic, tmp_path / "y.zarr", "--tile-shape", 16, 16]
     assert "iB are free" in refused("linum_detect_focal_curvature", *flat)
     assert sorted(tmp_path.iterdir()) == [mosaic]
     with pytest.raises(OSError, match="iB are free") as caught:
@@ -136,12 +198,12 @@ def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refuse
         write_omezarr(slices / f"slice_z{number}.zarr", voxels(), (5, 10, 10))
     table = tmp_path / "shifts.csv"
     table.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
-    words = [slices, table, "--slicing_interval_mm", 0.03, "--overwrite"]
+    words = [slices, table, "--slicing-interval-mm", 0.03, "--overwrite"]
     name = "linum_stack_slices_motor"
     assert "replace the source" in refused(name, *words, slices / "slice_z1.zarr")
     assert "replace the source" in refused(name, *words, tmp_path / "s.zarr", "--decisions", table)
-    assert "--min_correlation nan" in refused(name, *words, tmp_path / "s.zarr", "--min_correlation", "nan")
-    assert "--max_deviation -1.0" in refused(name, *words, tmp_path / "s.zarr", "--max_deviation", "-1")
+    assert "--min-correlation nan" in refused(name, *words, tmp_path / "s.zarr", "--min-correlation", "nan")
+    assert "--max-deviation -1.0" in refused(name, *words, tmp_path / "s.zarr", "--max-deviation", "-1")
     assert whole(slices / "slice_z1.zarr")
     assert table.read_text().count("\n") == 2
 
@@ -160,14 +222,14 @@ def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
     assert sorted(one.name for one in tmp_path.iterdir()) == [".out.unfinished", "m.zarr"]
     array = open_source(path)
     with pytest.raises(ChunkError, match=message):
-        read_box(array, (slice(0, 12), slice(10, 40), slice(20, 36)), use_gpu=False)
+        read_box(array, (slice(0, 12), slice(10, 40), slice(20, 36)), device="cpu")
     fine = slice(0, 12), slice(0, 16), slice(0, 36)
-    assert np.array_equal(read_box(array, fine, use_gpu=False), voxels()[fine])
+    assert np.array_equal(read_box(array, fine, device="cpu"), voxels()[fine])
 
 
 def test_a_url_of_a_file_is_read(tmp_path, mosaic, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load("linum_aip").main([f"file://{mosaic}", "a.zarr", "--no-use_gpu"]) == 0
+    assert load("linum_aip").main([f"file://{mosaic}", "a.zarr", "--device=cpu"]) == 0
     assert np.allclose(zarr.open_group("a.zarr", mode="r")["0"][...], voxels().mean(0))
 
 
@@ -213,7 +275,7 @@ def test_an_output_that_is_a_link_to_itself(tmp_path, mosaic, refused):
 
 def test_voxels_that_are_too_small_are_refused_at_once(tmp_path, mosaic, refused):
     for script in ("linum_resample", "linum_resample_mosaic_grid"):
-        tile = ["--tile_shape", "16", "16"] if script == "linum_resample_mosaic_grid" else []
+        tile = ["--tile-shape", "16", "16"] if script == "linum_resample_mosaic_grid" else []
         line = refused(script, mosaic, tmp_path / "out", "--resolution", "1e-320", *tile)
         assert "wanted spacing" in line
         assert "the number of voxels overflows" in line

@@ -21,12 +21,12 @@ COMMANDS = {
     "linum_aip": [],
     "linum_aip_png": [],
     "linum_resample_mosaic_grid": ["--resolution", "7", "9", "9"],
-    "linum_find_tissue_interface": ["--s_xy", "3"],
-    "linum_detect_focal_curvature": ["--s_xy", "1"],
-    "linum_stack_slices_motor": ["--slicing_interval_mm", "0.04", "--search_range_mm", "0.01"],
+    "linum_find_tissue_interface": ["--s-xy", "3"],
+    "linum_detect_focal_curvature": ["--s-xy", "1"],
+    "linum_stack_slices_motor": ["--slicing-interval-mm", "0.04", "--search-range-mm", "0.01"],
 }
 #: Those that must know how large a tile is, of mosaics whose metadata does not say it.
-OF_TILES = {name: ["--tile_shape", "8", "9"] for name in ("linum_resample_mosaic_grid", "linum_detect_focal_curvature")}
+OF_TILES = {name: ["--tile-shape", "8", "9"] for name in ("linum_resample_mosaic_grid", "linum_detect_focal_curvature")}
 #: Those whose output holds every time and channel.
 HOLD_ALL = ("linum_aip", "linum_resample_mosaic_grid", "linum_find_tissue_interface")
 EVERY = pytest.mark.parametrize("name", COMMANDS)
@@ -71,7 +71,7 @@ class Command:
                 self.place(out),
                 *COMMANDS[self.name],
                 *OF_TILES.get(self.name, []),
-                "--no-use_gpu",
+                "--device=cpu",
                 *more,
             )
         ]
@@ -212,7 +212,7 @@ def test_the_mosaic_of_the_demo(name, tmp_path, caplog):
     suffix = ".png" if name == "linum_aip_png" else ""
     with caplog.at_level(logging.WARNING):
         assert (
-            load(name).main([str(tmp_path / "m.zarr"), str(tmp_path / f"x{suffix}"), *COMMANDS[name], "--no-use_gpu"])
+            load(name).main([str(tmp_path / "m.zarr"), str(tmp_path / f"x{suffix}"), *COMMANDS[name], "--device=cpu"])
             == 0
         )
     assert not caplog.records
@@ -228,7 +228,7 @@ def test_tiles_are_kept_and_taken(tmp_path, caplog):
     assert open_image(tmp_path / "m").levels[0].chunks != (20, 12, 10)
     assert tiles(tmp_path / "m") == {"y": 12, "x": 10}
     main = load("linum_detect_focal_curvature").main
-    assert main([str(tmp_path / "m"), str(tmp_path / "flat"), "--s_xy", "3", "--no-use_gpu"]) == 0
+    assert main([str(tmp_path / "m"), str(tmp_path / "flat"), "--s-xy", "3", "--device=cpu"]) == 0
     assert tiles(tmp_path / "flat") == {"y": 12, "x": 10}
     with caplog.at_level(logging.WARNING):
         made = resample_mosaic_grid(tmp_path / "flat", tmp_path / "coarse", 20)
@@ -269,9 +269,9 @@ def test_no_command_takes_a_chunk_for_a_tile(tmp_path, capsys, name):
     between = [tmp_path / "p.json"] if name == "linum_stitch_3d" else []
     (tmp_path / "p.json").write_text("{}")
     output = tmp_path / ("x.json" if name == "linum_estimate_transform" else "x")
-    words = [tmp_path / "m", *between, output, *TILED_COMMANDS[name], "--no-use_gpu"]
+    words = [tmp_path / "m", *between, output, *TILED_COMMANDS[name], "--device=cpu"]
     program = name.replace("_", "-")
-    check_refused(capsys, load(name).main, words, program, "its metadata has no tile shape; pass --tile_shape A B")
+    check_refused(capsys, load(name).main, words, program, "its metadata has no tile shape; pass --tile-shape A B")
     assert not output.exists()
 
 
@@ -282,7 +282,7 @@ def test_every_time_and_channel_on_a_gpu(command):
     command.write(voxels(2, 3), "tczyx", chunks=(1, 2, 16, 8, 9))
     levels = ["--levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
     command.run("cpu", *levels)
-    command.run("gpu", *levels, "--use_gpu")
+    command.run("gpu", *levels, "--device=cuda")
     cpu, gpu = (open_image(command.place(one)) for one in ("cpu", "gpu"))
     assert gpu.axes == cpu.axes
     for one, other in zip(gpu.levels, cpu.levels, strict=True):

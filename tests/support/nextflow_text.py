@@ -13,7 +13,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 #: The functions that scripts call, as they must stand there, and what they do.
 FUNCTIONS = {
     "option(flag, value)": "value == null ? '' : \"--${flag} ${value}\"",
-    "device()": "params.use_gpu ? '--use_gpu' : '--no-use_gpu'",
+    "device()": "params.use_gpu ? '--device cuda' : '--device cpu'",
 }
 
 
@@ -139,8 +139,8 @@ def render(text, params, variables):
 
     def value(expression):
         if expression == "device()":
-            return "--use_gpu" if params["use_gpu"] else "--no-use_gpu"
-        option = re.fullmatch(r"option\('(\w+)', (?:params\.(\w+)|(\w+) \?: null)\)", expression)
+            return "--device cuda" if params["use_gpu"] else "--device cpu"
+        option = re.fullmatch(r"option\('([\w-]+)', (?:params\.(\w+)|(\w+) \?: null)\)", expression)
         if option:
             given = params[option[2]] if option[2] else variables[option[3]] or None
             return "" if given is None else f"--{option[1]} {_spelled(given)}"

@@ -13,14 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 _HALF_WAY = """
-import contextlib, inspect, sys, time
+import contextlib, sys, time
 from linumpy import progress
 from linumpy.write import new_image
 new_image._CHUNK_NBYTES = {chunk_nbytes} or new_image._CHUNK_NBYTES
-from linumpy.mosaic import aip, focal, grid, slices, surface
-here = (grid.resample_mosaic_grid, surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics)
-for function in (*here, aip.project_mosaic, aip.project_mosaic_to_png):
-    inspect.unwrap(function).__kwdefaults__["tile_bytes"] = 1  # many small tiles
+from linumpy.mosaic.io import tiles
+tiles.HOST_TILE_BYTES = 1  # many small tiles
 calls = 0
 
 @contextlib.contextmanager

@@ -238,7 +238,7 @@ def test_the_device_makes_the_same_tiles(volume, kind):
     for looks in (0, 8):
         faults = dataclasses.replace(USUAL_FAULTS, looks=looks, warp=1.0, agarose_looks=4 * looks)
         spec = dataclasses.replace(SPEC, faults=faults, volume=array, **({} if volume else kind))
-        here, there = tile(spec, 1, 1, 0), tile(spec, 1, 1, 0, use_gpu=True).get()
+        here, there = tile(spec, 1, 1, 0), tile(spec, 1, 1, 0, device="cuda").get()
         if not looks:
             assert np.allclose(here, there, rtol=1e-4, atol=1e-4 * here.max())
         assert there.mean() == pytest.approx(here.mean(), rel=0.01)

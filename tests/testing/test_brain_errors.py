@@ -8,7 +8,8 @@ import pytest
 
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+from linumpy.mosaic.options import SurfaceMethod
+from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.testing import brain

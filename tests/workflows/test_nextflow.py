@@ -13,16 +13,17 @@ import pytest
 import zarr
 
 from linumpy.mosaic.aip import project_mosaic
-from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.alignment.register import register_slices
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.beam import estimate_brain_light
 from linumpy.mosaic.common_space import stack_registered
-from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
+from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.illumination import estimate_illumination, fix_illumination
+from linumpy.mosaic.options import Alignment, FocalCorrection, SurfaceMethod
 from linumpy.mosaic.stitching import stitch_mosaic
-from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.mosaic.tile_positions import estimate_positions
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_files import write_brain
@@ -90,11 +91,12 @@ def test_commands_and_options_exist(name, use_gpu):
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
     }
-    parser = script_of(command)._build_arg_parser()
-    assert getattr(parser.parse_args(words), "use_gpu", use_gpu) is use_gpu
+    parser = script_of(command).main.parser()
+    device = "cuda" if use_gpu else "cpu"
+    assert getattr(parser.parse_args(words), "device", device) == device
     for word in words:
         assert not word.startswith("--") or word in parser._option_string_actions, word  # no abbreviation
-    assert ("${device()}" in PROCESSES[name].script) == ("--use_gpu" in parser._option_string_actions)
+    assert ("${device()}" in PROCESSES[name].script) == ("--device" in parser._option_string_actions)
 
 
 def test_parameters_are_those_of_the_configuration():
@@ -114,11 +116,11 @@ def test_the_functions_are_what_the_tests_take_them_for():
 
 def test_a_parameter_that_is_null_is_no_option():
     variables = {"name": "s", "mosaic": "m"}
-    assert "--tile_shape" not in rendered("resample_mosaic_grid", variables)
-    assert "--tile_shape 24 25" in rendered("resample_mosaic_grid", variables, tile_shape="24 25")
+    assert "--tile-shape" not in rendered("resample_mosaic_grid", variables)
+    assert "--tile-shape 24 25" in rendered("resample_mosaic_grid", variables, tile_shape="24 25")
     variables = {"shifts": "s.csv", "slice_config": []}
-    assert "--slice_config" not in rendered("check_slices", variables)
-    assert "--slice_config c.csv" in rendered("check_slices", variables | {"slice_config": "c.csv"})
+    assert "--slice-config" not in rendered("check_slices", variables)
+    assert "--slice-config c.csv" in rendered("check_slices", variables | {"slice_config": "c.csv"})
 
 
 @pytest.mark.parametrize("skipped", list(itertools.product((False, True), repeat=3)))

@@ -79,7 +79,7 @@ def convert(place, *, source, overwrite=False):
 
 
 def script(place, *, source, overwrite=False):
-    options = ["--resolution", "4", "--tile_shape", "6", "6", "--no-use_gpu", "--levels", "2"]
+    options = ["--resolution", "4", "--tile-shape", "6", "6", "--device", "cpu", "--levels", "2"]
     words = [source, place, *options, *["--overwrite"] * overwrite]
     if code := SCRIPT.main([str(word) for word in words]):
         raise SystemExit(code)

@@ -55,9 +55,9 @@ COMMANDS = {
     "linum_resample_mosaic_grid": ["{m}", "{x}", "--resolution", "20"],
     "linum_find_tissue_interface": ["{m}", "{x}"],
     "linum_detect_focal_curvature": ["{m}", "{x}"],
-    "linum_stack_slices_motor": ["{f}", "{f}/s.csv", "{x}", "--slicing_interval_mm", "0.1"],
+    "linum_stack_slices_motor": ["{f}", "{f}/s.csv", "{x}", "--slicing-interval-mm", "0.1"],
     "linum_fix_galvo_shift": ["{m}", "{x}"],
-    "linum_register_pairwise": ["{f}", "{x}", "--slicing_interval_mm", "0.1"],
+    "linum_register_pairwise": ["{f}", "{x}", "--slicing-interval-mm", "0.1"],
     "linum_demo": ["--device", "cpu", "--out", "{x}"],
 }
 

@@ -19,7 +19,8 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.tiles import Box, read_box
-from linumpy.mosaic.surface import SurfaceMethod, surface_of, zero_log_of
+from linumpy.mosaic.options import SurfaceMethod
+from linumpy.mosaic.surface import surface_of, zero_log_of
 from linumpy.registration.pairs import block_means
 from linumpy.registration.robust import robust_deviation
 from linumpy.resample.tile_work import TileWork
@@ -72,13 +73,13 @@ def find_surfaces(images: Sequence[MosaicImage], method: SurfaceMethod, work: Ti
 
     If no surface is found, the slice begins at its first plane.
     """
-    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
+    device = work.device  # The functions below are sent to workers, which `work` cannot be.
     points: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {number: [] for number in range(len(images))}
     zero_logs = [zero_log_of(image, method) for image in images]
 
     def read(name: tuple[int, Box]) -> Array:
         number, box = name
-        return images[number].read_filled(box, use_gpu)
+        return images[number].read_filled(box, device)
 
     def find(name: tuple[int, Box], column: Array) -> tuple[np.ndarray, np.ndarray]:
         number, box = name
@@ -139,10 +140,10 @@ def read_faces(
         face: np.full([n // factor for n in images[face.number].array.shape[1:]], np.nan, np.float32) for face in faces
     }
     names = [(face, box) for face in faces for box in _tiles(images[face.number], surfaces[face.number], face, factor)]
-    use_gpu = work.use_gpu
+    device = work.device
 
     def read(name: tuple[Face, Box]) -> Array:
-        return read_box(images[name[0].number].array, name[1], use_gpu)
+        return read_box(images[name[0].number].array, name[1], device)
 
     def average(name: tuple[Face, Box], voxels: Array) -> np.ndarray:
         face, box = name

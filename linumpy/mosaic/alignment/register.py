@@ -15,15 +15,13 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import numpy as np
 
 from linumpy.errors import SourceError
-from linumpy.io.output.checks import check_apart
-from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import (
     CutSurface,
     find_surfaces,
@@ -42,15 +40,11 @@ from linumpy.mosaic.io.slice_table import (
     open_slices,
     unreliable_warnings,
 )  # fmt: skip
-from linumpy.mosaic.surface import SurfaceMethod
+from linumpy.mosaic.io.step import Step, StepOptions
+from linumpy.mosaic.options import Alignment, SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
 from linumpy.registration.pairs import register_pairs
 from linumpy.registration.refine import PairTransforms
-from linumpy.resample.tile_work import tile_work
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -71,63 +65,6 @@ _LARGEST_ERROR = 3.0
 _CONTRADICTS = "contradicts the other pairs or the motor"
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """How slices are aligned.
-
-    Attributes
-    ----------
-    interval_mm : float
-        Thickness that is cut off between slices.
-    model : {"rigid", "affine", "translation"}
-        Transforms in the plane of the slices.
-    reach : int
-        Number of the following slices with which each slice is compared.
-    max_angle, max_shift : float
-        Maximum rotation in degrees, and maximum shift as a fraction of the slice, that are searched.
-    min_evidence : float
-        Minimum probability that a pair is right, for it to be used.
-    max_deviation : float
-        Robust standard deviations from the solution of all pairs, beyond which a pair is rejected.
-    crop : bool
-        Whether to find the cut surface of each slice; otherwise slices begin at their first plane.
-    depth_mm : float, optional
-        Depth below its cut surface to which a slice is used; by default all of it.
-
-    Raises
-    ------
-    ValueError
-        A parameter out of range, or an unknown model.
-    """
-
-    interval_mm: float
-    model: str = "rigid"
-    reach: int = 2
-    max_angle: float = 10.0
-    max_shift: float = 0.25
-    min_evidence: float = 0.95
-    max_deviation: float = 5.0
-    crop: bool = True
-    depth_mm: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("interval_mm", self.interval_mm), ("depth_mm", self.depth_mm)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}={value}: pass a positive length")
-        if self.reach < 1:
-            raise ValueError(f"reach={self.reach}: pass 1 or more")
-        if not 0 <= self.min_evidence <= 1:
-            raise ValueError(f"min_evidence={self.min_evidence}: probabilities are from 0 to 1")
-        if not 0 <= self.max_shift <= 1:
-            raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
-        if not self.max_deviation > 0:
-            raise ValueError(f"max_deviation={self.max_deviation}: pass a positive number of standard deviations")
-        if not 0 <= self.max_angle <= 180:
-            raise ValueError(f"max_angle={self.max_angle}: pass degrees from 0 to 180")
-        if self.model not in ("rigid", "affine", "translation"):
-            raise ValueError(f"model={self.model!r}: choose one of rigid, affine, translation")
-
-
 def register_slices(
     folder: str | Path,
     output: str | Path | None,
@@ -136,12 +73,7 @@ def register_slices(
     shifts: str | Path | None = None,
     slice_config: str | Path | None = None,
     method: SurfaceMethod | None = None,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-    use_gpu: bool = False,
-    overwrite: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    **common: Unpack[StepOptions],
 ) -> SliceTransforms:
     """Find the transforms of the slices of a folder to the common space of their stack.
 
@@ -160,35 +92,25 @@ def register_slices(
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
-    channel, time, spacing, use_gpu, overwrite
-        As for :func:`linumpy.mosaic.focal.correct_mosaic`, for each slice.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read them;
-        pairs are registered here.
-
-    Raises
-    ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
-        An existing output; missing slices or table, or slices that do not fit each other or the table; an interval far
-        deeper than the slices; a slice without a plane below its cut surface; no CUDA device with `use_gpu`.
+    **common
+        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised, for each slice. Workers of
+        `distributed` read the slices; pairs are registered here.
     """
-    paths = find_slices(folder, slice_config)
-    if output is not None:
-        check_file(output, overwrite=overwrite)
-        check_apart([output], [*paths.values(), *(table for table in (shifts, slice_config) if table is not None)])
-    slices = open_slices(paths, least=1, channel=channel, time=time, spacing=spacing)
+    step, paths = Step(**common), find_slices(folder, slice_config)
+    step.check([*paths.values(), *(table for table in (shifts, slice_config) if table is not None)], file=output)
+    slices = open_slices(paths, least=1, **step.selection)
     numbers, images = tuple(slices), tuple(slices.values())
     check_interval("interval_mm", alignment.interval_mm, images)
     moves, reliable = _motor_shifts(numbers, shifts)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
+    with step.work() as work:
         method = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         if len(images) == 1:
             unmoved = solve_chain(1, [], (1.0, 1.0))
             levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment, reliable)
-            return _log_and_write(levelled, output, overwrite)
-        pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
+            return _log_and_write(levelled, output, step.overwrite)
+        pairs = [(n, n + distance) for distance in range(1, alignment.reach + 1) for n in range(len(images) - distance)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
         planes = planes_of(pairs, numbers, depths, interval, rim, max(1, round(_FACE_UM / images[0].spacing[0])))
@@ -218,7 +140,7 @@ def register_slices(
     )
     result = _transforms(paths, slices, surfaces, depths, solution, alignment, reliable)
     results = _results(numbers, links, registered, evidence, reasons, solution)
-    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, overwrite)
+    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, step.overwrite)
 
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:

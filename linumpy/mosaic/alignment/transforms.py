@@ -21,7 +21,7 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import systems_of
 from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
-from linumpy.io.output.results import JSON
+from linumpy.io.output.results import JSON, read_result, write_result
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
@@ -100,28 +100,18 @@ class SliceTransforms:
 
         Raises `FileExistsError`: the file exists.
         """
-        text = json.dumps({"linumpy": _KIND, "version": 2, **_finite(asdict(self))}, indent=1)
-        with replacing(path, overwrite=overwrite) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: JSON) -> JSON:
-    """Replace NaN and infinities, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(member) for key, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(member) for member in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        content = {"linumpy": _KIND, "version": 2, **asdict(self)}
+        write_result(path, content, warnings=self.warnings, left_out=self.left_out, overwrite=overwrite)
 
 
 def read_transforms(path: str | Path) -> SliceTransforms:
-    """Read a file of :meth:`SliceTransforms.write`, also of version 1. Numbers of pairs that are null become infinite.
+    """Read a file of :meth:`SliceTransforms.write`. Numbers of pairs that are null become infinite.
 
     Raises `FileNotFoundError`: there is no such file. `SourceError`: the file has no transforms of slices, or
     transforms that are not invertible.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_result(path)
         if content.get("linumpy") != _KIND:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
         slices = tuple(map(_slice, content["slices"]))
@@ -135,9 +125,6 @@ def read_transforms(path: str | Path) -> SliceTransforms:
 
 
 def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
-    if "interpolated" in entry:  # version 1
-        placed_by = "neighbours" if entry["interpolated"] else "pairs"
-        entry = {k: value for k, value in entry.items() if k != "interpolated"} | {"placed_by": placed_by}
     matrix, number = _matrix(entry["matrix"], 4), entry["number"]
     linear, last = np.array(matrix)[:3, :3], matrix[3]
     if last != (0, 0, 0, 1) or np.linalg.matrix_rank(linear) < 3:
@@ -150,9 +137,6 @@ def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
 
 def _pair(entry: Mapping[str, JSON]) -> PairResult:
     values: dict[str, JSON] = {key: math.inf if value is None else value for key, value in entry.items()}
-    if isinstance(values["rejected"], bool):  # version 1
-        values["evidence"] = 0.0 if values["rejected"] else 1.0
-        values["rejected"] = "reason not recorded" if values["rejected"] else ""
     return PairResult(**(values | {"matrix": _matrix(entry["matrix"], 3)}))
 
 

@@ -7,6 +7,7 @@ metadata of the mosaic. While one box is computed, the next is read and the last
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,14 +17,14 @@ from linumpy.device import array_module, to_host
 from linumpy.io.carried import carried_from
 from linumpy.mosaic.io.image import MosaicImage, tile_attributes
 from linumpy.mosaic.io.measured import corrections_attribute
-from linumpy.mosaic.io.output import OutputImage
+from linumpy.mosaic.io.step import Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
 from linumpy.resample.tile_work import TileWork
 
 
 def write_corrected(
     image: MosaicImage,
-    output: OutputImage,
+    step: Step,
     size: tuple[int, ...],
     correct: Callable[[Box, Array], Array],
     work: TileWork,
@@ -42,7 +43,7 @@ def write_corrected(
 
     Raises `TypeError`: the output is boolean.
     """
-    array, z, use_gpu = image.array, image.depth_axis, work.use_gpu
+    array, z = image.array, image.depth_axis
     out_dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
     own_attribute = corrections_attribute(image.corrections, image.lateral_names)
     if image.tile_shape is not None:
@@ -64,13 +65,13 @@ def write_corrected(
         writer.write(box, voxels)
 
     attributes = {"linumpy": own_attribute} if own_attribute else None
-    with output.writer_like(image, carried_from(image), out_dtype, attributes) as writer:
+    with step.writer_like(image, carried_from(image), out_dtype, attributes) as writer:
         work(
             [box for _, box in image.boxes(size)],
-            lambda box: read_box(array, box, use_gpu),
+            partial(read_box, array, device=work.device),
             compute,
             write,
-            done=lambda box: output.advance(box_nbytes(array, box)),
+            done=lambda box: step.advance(box_nbytes(array, box)),
         )
     # One copy at the end: a copy of each count would wait for the device.
     total = to_host(array_module(counts[0]).stack(counts)).sum(axis=0) if counts else (0, 0)

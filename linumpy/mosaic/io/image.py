@@ -102,12 +102,12 @@ class MosaicImage(Volumes):
         measured = self.measured(box)
         return valid if measured is None else valid & measured.mask(xp)
 
-    def read_filled(self, box: Box, use_gpu: bool, entries: tuple[int, ...] = ()) -> Array:
+    def read_filled(self, box: Box, device: str, entries: tuple[int, ...] = ()) -> Array:
         """Read a box; the nearest measured voxel of the A-line replaces each voxel that focal correction filled.
 
         `entries` selects the volume by time and channel if the mosaic has several.
         """
-        voxels, measured = read_box(self.volumes[entries], box, use_gpu), self.measured(box)
+        voxels, measured = read_box(self.volumes[entries], box, device), self.measured(box)
         return voxels if measured is None else measured.repeat(voxels)
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
@@ -155,25 +155,11 @@ def open_mosaic(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
 ) -> MosaicImage:
-    """Open one resolution of an OME-Zarr mosaic of OCT.
+    """Open one resolution of an OME-Zarr mosaic of OCT; `level` 0 is the finest, the rest is as for ``StepOptions``.
 
-    Parameters
-    ----------
-    path : str or Path
-        The image.
-    level : int
-        Resolution level; 0 is the finest.
-    channel, time : int, optional
-        The entry to select, counted from 0; by default all.
-    spacing : (float, float, float), optional
-        Voxel spacing of the finest resolution in µm along z, y and x, where the metadata has none or a wrong one.
-
-    Raises
-    ------
-    FileNotFoundError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.volume.open_volumes`; a spacing that is not three positive numbers; axes of space that are
-        not z, y and x; voxels that are not real numbers; a volume without voxels; focal corrections in the metadata
-        that cannot be read.
+    Raises, besides the errors of :func:`linumpy.io.volume.open_volumes`, `ValueError`: a spacing that is not three
+    positive numbers. `MetadataError`: axes of space that are not z, y and x; focal corrections that cannot be read.
+    `SourceError`: voxels that are not real numbers; a volume without voxels.
     """
     if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
         raise ValueError(f"spacing={tuple(spacing)}: pass three positive numbers in µm, along z, y and x")

@@ -35,9 +35,9 @@ def box_shape(box: Box) -> tuple[int, ...]:
     return tuple(extent.stop - extent.start for extent in box)
 
 
-def tile_nbytes(tile_bytes: int | None, use_gpu: bool) -> int:
+def tile_nbytes(tile_bytes: int | None, device: str) -> int:
     """Return the bytes of a tile: `tile_bytes`, or if it is None the default for the device or the host."""
-    return tile_bytes if tile_bytes is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
+    return tile_bytes if tile_bytes is not None else TILE_BYTES if device == "cuda" else HOST_TILE_BYTES
 
 
 def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
@@ -79,10 +79,10 @@ def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     return math.prod(box_shape(box)) * array.dtype.itemsize
 
 
-def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Array:
-    """Read a box of an array or a volume to the device or the host."""
+def read_box(array: zarr.Array | Volume, box: Box, device: str) -> Array:
+    """Read a box of an array or a volume to the device, ``"cuda"`` or ``"cpu"``."""
     volume = as_volume(array)
     region = volume.region(box)
     from linumpy.gpu.zarr_io import read_zarr
 
-    return read_zarr(volume.array, region=region, device="cuda" if use_gpu else "cpu")
+    return read_zarr(volume.array, region=region, device=device)

@@ -42,7 +42,7 @@ def work_through(
     compute: Callable[[Name, Source], Result],
     write: Callable[[Name, Result], Finish | None] = nothing,
     *,
-    use_gpu: bool = False,
+    device: str = "cpu",
     done: Callable[[Name], object] = nothing,
 ) -> None:
     """Read, compute and write block after block; the three steps of different blocks overlap.
@@ -58,11 +58,11 @@ def work_through(
     - `write`: name, result → None, or a function that waits for the files. Called in a thread of its own, in order,
       when the work of `compute` on the device is complete; the caller's thread calls the returned function. When
       `write` returns, the memory of the result may be reused. By default nothing is written.
-    - `use_gpu`: whether the threads use the caller's current CUDA device, with a stream for reads and a stream for
-      writes.
+    - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and one
+      for writes.
     - `done`: called with the name of each written block, in the caller's thread.
     """
-    ordering = _DeviceOrdering() if use_gpu else _HostOrdering()
+    ordering = _DeviceOrdering() if device == "cuda" else _HostOrdering()
     waiting = iter(names)
     reads: deque[tuple[Name, Future[tuple[Source, Mark]]]] = deque()
     writes: deque[tuple[Name, Future[Finish | None]]] = deque()

@@ -98,7 +98,7 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     `done` is called with each written block, in this thread.
     """
     with closing(open_stage(job, slots=2)) as stage:
-        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
+        work_through(blocks, stage.read, stage.transform, stage.write, device=job.device, done=done)
 
 
 def make_blocks_on_each(

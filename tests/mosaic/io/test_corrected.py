@@ -11,10 +11,10 @@ from linumpy.correction.illumination import illumination_of, reduce_tile
 from linumpy.errors import MetadataError
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import AttenuationMethod
 from linumpy.mosaic.illumination import fix_illumination, read_fields
 from linumpy.mosaic.intensities import normalize_intensities
 from linumpy.mosaic.io.corrected import as_dtype
+from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load, run_script
@@ -105,20 +105,20 @@ def test_voxels_of_other_types():
 def test_the_commands(tmp_path, grid):
     source = write(tmp_path / "m.ome.zarr", grid)
     done = run_script(
-        "linum_fix_illumination", source, tmp_path / "even.zarr", "--report", tmp_path / "even.png", "--no-use_gpu"
+        "linum_fix_illumination", source, tmp_path / "even.zarr", "--report", tmp_path / "even.png", "--device=cpu"
     )
     assert done.returncode == 0, done.stderr
     assert "from 20 tiles" in done.stdout
     assert (tmp_path / "even.png").stat().st_size > 10_000
     compensation, normalise = load("linum_compensate_attenuation"), load("linum_normalize_intensities")
-    words = ["--focus", "40", "--rayleigh", "150", "--end", "3", "--no-use_gpu"]
+    words = ["--focus", "40", "--rayleigh", "150", "--end", "3", "--device=cpu"]
     assert compensation.main([str(tmp_path / "even.zarr"), str(tmp_path / "clear.zarr"), *words]) == 0
-    options = ["--percentiles", "0", "100", "--per", "slice", "--no-use_gpu", "--codec", "zstd"]
+    options = ["--percentiles", "0", "100", "--per", "slice", "--device=cpu", "--codec", "zstd"]
     assert normalise.main([str(tmp_path / "clear.zarr"), str(tmp_path / "unit.zarr"), *options]) == 0
     unit, spacing = read_omezarr(tmp_path / "unit.zarr")
     assert (unit.shape, unit.dtype, spacing) == (grid.shape, np.float32, (10.0, 10.0, 10.0))
     assert (unit[...].min(), unit[...].max()) == (0, 1)
-    assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--no-use_gpu"]) == 2
+    assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--device=cpu"]) == 2
     assert not (tmp_path / "x").exists()
 
 
@@ -126,12 +126,12 @@ def test_fields_of_a_file_are_those_of_the_mosaics(tmp_path, grid):
     """What linum-estimate-illumination writes of two mosaics, linum-fix-illumination divides by."""
     sources = [write(tmp_path / f"m{k}.ome.zarr", grid) for k in range(2)]
     file, even = tmp_path / "fields.npz", tmp_path / "even.zarr"
-    assert load("linum_estimate_illumination").main([*map(str, sources), str(file), "--force", "--no-use_gpu"]) == 0
+    assert load("linum_estimate_illumination").main([*map(str, sources), str(file), "--force", "--device=cpu"]) == 0
     fields = read_fields(file)
     told = json.loads(file.with_suffix(".json").read_text())
     assert (told["tiles"], told["left_out"], told["warnings"]) == (40, "", [])
     assert told["gain_max"] == pytest.approx(1 / fields.flat.min())
-    words = [str(sources[0]), str(even), "--fields", str(file), "--no-use_gpu"]
+    words = [str(sources[0]), str(even), "--fields", str(file), "--device=cpu"]
     assert load("linum_fix_illumination").main(words) == 0
     assert np.abs(voxels(even) - np.rint(grid / np.tile(fields.flat, (1, 4, 5)))).max() <= 1
     other = tmp_path / "other.npz"
@@ -161,7 +161,7 @@ def test_on_a_device(tmp_path, grid):
     for name, run in {
         "even": fix_illumination, "clear": compensate_attenuation, "unit": normalize_intensities
     }.items():  # fmt: skip
-        for use_gpu in (False, True):
-            run(source, tmp_path / f"{name}{use_gpu}.zarr", use_gpu=use_gpu)
-        host, device = (voxels(tmp_path / f"{name}{use_gpu}.zarr").astype("f8") for use_gpu in (False, True))
-        assert np.abs(host - device).max() <= 2e-3 * host.max() + (name != "unit")
+        for device in ("cpu", "cuda"):
+            run(source, tmp_path / f"{name}{device}.zarr", device=device)
+        host, on_gpu = (voxels(tmp_path / f"{name}{device}.zarr").astype("f8") for device in ("cpu", "cuda"))
+        assert np.abs(host - on_gpu).max() <= 2e-3 * host.max() + (name != "unit")

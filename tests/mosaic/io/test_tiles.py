@@ -4,10 +4,12 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
+from linumpy.mosaic.io.step import Step
 from linumpy.mosaic.io.tiles import boxes, tile_shape
 from linumpy.resample.blocks import overlap
 from linumpy.resample.blocks.overlap import work_through
@@ -83,6 +85,11 @@ def test_an_interrupt_ends_it():
     with pytest.raises(KeyboardInterrupt):
         work_through(range(50), lambda n: n, compute, lambda n, result: written.append(n))
     assert written == [0, 1]
+
+
+def test_steps_choose_the_device_by_themselves():
+    """Only in these tests the default is the CPU."""
+    assert [field.default for field in fields(Step) if field.name == "device"] == ["auto"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -183,7 +190,7 @@ def test_on_a_device_each_step_waits_for_the_one_before_it(monkeypatch):
 
         return work
 
-    work_through(range(4), step("read", DeviceTile), step("compute"), step("write", lambda _: None), use_gpu=True)
+    work_through(range(4), step("read", DeviceTile), step("compute"), step("write", lambda _: None), device="cuda")
     overlap._streams.cache_clear()
     log = cuda.log
     for n in range(4):
@@ -219,7 +226,7 @@ def test_no_tile_is_written_over_while_a_device_still_works_on_it(cupy, own_stre
 
     stream = cupy.cuda.Stream(non_blocking=True) if own_stream else cupy.cuda.Stream.null
     with stream:
-        work_through(range(count), read, compute, write, use_gpu=True)
+        work_through(range(count), read, compute, write, device="cuda")
     for number in range(count):
         assert (results[number] == 20.0 * shape[0] * number).all()
 
@@ -232,7 +239,7 @@ def test_threads_work_on_the_callers_device_on_streams_of_their_own(cupy):
         seen[step] = (cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
 
     work_through(
-        range(2), lambda n: note("read"), lambda n, tile: note("compute"), lambda n, made: note("write"), use_gpu=True
+        range(2), lambda n: note("read"), lambda n, tile: note("compute"), lambda n, made: note("write"), device="cuda"
     )
     assert {device for device, _ in seen.values()} == {cupy.cuda.Device().id}
     assert len({stream for _, stream in seen.values()}) == 3
