@@ -12,14 +12,13 @@ import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import zarr
 
-from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import unfinished_beside
 from linumpy.io.paths import absolute
@@ -27,7 +26,7 @@ from linumpy.io.source import describe_source
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.progress import bytes_progress
-from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import scratch_within
 from linumpy.resample.resumable import Resumable
 from linumpy.write.chunks import writing_threads
@@ -124,16 +123,21 @@ def make_coarser_levels(folder: Path, image: NewImage, device: str, memory_bytes
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
     nbytes = STEP_BYTES if memory_bytes is None else min(STEP_BYTES, memory_bytes // 8)
-    scratch = None if memory_bytes is None else scratch_within(memory_bytes)
     threads = writing_threads()
-    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
-        levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
-        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+    with ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
+        chunks = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
+        if device == "cuda":
+            from linumpy.gpu.kvikio_zarr import OwnReader
+            from linumpy.resample.blocks.on_device import read_to_device
+
+            scratch = None if memory_bytes is None else scratch_within(memory_bytes)
+            reader = scope.enter_context(closing(OwnReader(scratch)))
+        for level, (finer, coarser) in enumerate(itertools.pairwise(chunks), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             finish: Finish = done
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
-                source = pyramid.finer(level, box)
-                factors = pyramid.factors(level)
+                source, factors = pyramid.finer(level, box), pyramid.factors(level)
                 if device == "cuda":
                     block = halve(read_to_device(finer.array, source, reader), image.downsampling, factors)
                 else:

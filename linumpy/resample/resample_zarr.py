@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import is_small
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError
-from linumpy.gpu.devices import checked_devices
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart
@@ -317,6 +316,8 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
     if distributed is not None or device == "cpu":
         other = "distributed=" if distributed is not None else "device='cpu'"
         raise ValueError(f"devices={devices!r} are those of this machine: not together with {other}")
+    from linumpy.gpu.devices import checked_devices
+
     return checked_devices(devices)
 
 

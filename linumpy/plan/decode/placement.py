@@ -1,8 +1,8 @@
-"""Choose where chunks are decoded: on the device in batches, or on the host by threads.
+"""Choose where chunks are decoded: on the device in batches, or on the host by threads. Pure.
 
 A GPU decodes many streams at a time, each slowly; a processor core decodes one stream several times as fast. The number
 of streams therefore decides. With extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are decoded in
-parallel. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
+parallel.
 
 A slot is device memory in which slabs, batches of chunks, are decoded. "Depth" is the number of slots. To execute a
 zstd block is to turn its literals and sequences into bytes; a group is the blocks that are executed at the same time.
@@ -50,9 +50,7 @@ _MAX_THREADS = 16
 class DecodePlacement:
     """Where and how the chunks of a read are decoded.
 
-    - `slot`: memory of a slot on the device; None if the host decodes.
-    - `depth`: number of slots, if the device decodes.
-    - `threads`: decoding threads, if the host decodes.
+    - `slot`, `depth`: memory of a slot on the device, None if the host decodes; and the number of slots.
     - `why`: why the host decodes; empty if the device does.
     """
 
@@ -85,9 +83,7 @@ def choose_placement(
 ) -> DecodePlacement:
     """Choose where chunks are decoded: by the device or the host, whichever is estimated to be faster.
 
-    - `chunk_nbytes`: decoded bytes of a chunk.
     - `capacity`: device memory for all slots, in bytes.
-    - `cores`: cores of the host that this process may use.
     - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.workspace.fit_slot`.
     - `decode_on` (``"device"`` or ``"host"``): decode there, without an estimate. The host decodes nevertheless if the
       chunks do not fit into the device memory or only the host decodes their filter.

@@ -1,8 +1,7 @@
 """Plan the encoding of chunks on the device by the requested codec, among them Blosc 1 frames. Pure.
 
-In: number and size of the chunks, and an :class:`~linumpy.plan.codecs.Encoding`. Out:
-:class:`~linumpy.plan.encode.launches.EncodePlan`. Errors: ``NotImplementedError`` for a codec without a kernel,
-``ValueError`` for a chunk that is larger than the codec allows, or elements of a size that Blosc does not allow.
+Errors: ``NotImplementedError`` for a codec without a kernel, ``ValueError`` for a chunk that is larger than the codec
+allows, or elements of a size that Blosc does not allow.
 """
 
 from __future__ import annotations
@@ -46,12 +45,7 @@ StreamPlanner = Callable[[int, int], EncodePlan]
 
 @dataclass(frozen=True)
 class Cut:
-    """How a chunk is cut into blocks.
-
-    - `block`: bytes of a whole block.
-    - `splits`: streams of a whole block.
-    - `rest`: bytes of the rest of the chunk, possibly 0. The rest is a shorter block of one stream.
-    """
+    """How a chunk is cut: bytes and number of whole blocks, streams of each, and bytes of the rest, a block of one stream."""
 
     block: int
     splits: int
@@ -75,14 +69,7 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
 
 
 def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPlanner) -> EncodePlan:
-    """Plan the encoding of chunks as Blosc does.
-
-    - `count`, `nbytes`: number of chunks, and bytes of each.
-    - `encoding`: inner codec, shuffle and settings.
-    - `plan_zstd`: plans the encoding of streams by zstd; used if zstd is the inner codec.
-
-    Raises `ValueError`: a chunk is larger than Blosc allows, or an element does not have 1 to 255 bytes.
-    """
+    """Plan the encoding of chunks as Blosc does; `plan_zstd` plans the streams if zstd is the inner codec."""
     if nbytes > _MAX_NBYTES:
         raise ValueError(f"Blosc takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")
     if not 0 < encoding.itemsize < 256:
@@ -145,11 +132,7 @@ _PlannedStreams = tuple[_EncodedStreams, tuple[EncodeLaunch, ...]]
 
 
 def _plan_lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
-    """Plan the encoding of streams as LZ4 blocks.
-
-    A stream that is too long for one warp is stored uncompressed: the rest of some chunks of 32 MiB or more (512 MiB
-    with preset "small").
-    """
+    """Plan the encoding of streams as LZ4 blocks; those too long for one warp (rests of huge chunks) stay uncompressed."""
     if nbytes == 0 or count == 0 or nbytes > stream_nbytes(preset):
         return _EncodedStreams(), ()
     slots, launch = plan_streams(streams, nbytes, count, preset, scratch)
@@ -176,12 +159,7 @@ def _zstd_stream_planner(plan_zstd: StreamPlanner) -> Callable[[Address, int, in
 
 @functools.lru_cache(maxsize=256)
 def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
-    """Plan the encoding of `count` chunks of `nbytes` bytes.
-
-    Raises `NotImplementedError`: the codec has no kernel (gzip, or none), or the encoding has a checksum, which the
-    writer appends.
-    Raises `ValueError`: a chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
-    """
+    """Plan the encoding of `count` chunks of `nbytes` bytes, without a checksum, which the writer appends."""
     if encoding.checksum:
         raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")
     if encoding.compressor == "lz4":

@@ -1,9 +1,6 @@
-"""Plan a resampling block by block: the box of the source that each block of the output needs.
+"""Plan a resampling block by block: the box of the source that each block of the output needs. Pure, in voxels.
 
-In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
-:class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is given by its start and stop.
-``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, shapes, orders and
-modes.
+``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, orders and modes.
 """
 
 from __future__ import annotations
@@ -28,11 +25,8 @@ _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 
 @dataclass(frozen=True)
 class AffineGrid:
-    """An output grid mapped into a source by an affine map.
+    """An output grid mapped into a source: ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
 
-    - `source_shape`, `output_shape`: voxels along each axis.
-    - `matrix`: ``coordinates in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
-    - `offset`: see `matrix`.
     - `order`: spline order, 0 to 5.
     - `mode`: one of :data:`MODES`.
     - `sigmas`: standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each
@@ -93,11 +87,7 @@ class AffineGrid:
 
     @cached_property
     def separable(self) -> bool:
-        """Whether one table of weights for each axis both smooths and interpolates.
-
-        True if the source is smoothed, the order is 1 and the mode "nearest", the map scales each axis without a warp,
-        and both volumes begin at the same edge.
-        """
+        """Whether one table of weights for each axis both smooths and interpolates: linear, from the same edge, no rotation."""
         if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
         matrix = np.array(self.matrix, np.float64)
@@ -156,12 +146,11 @@ class AffineGrid:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the output, and the box of the source that it is computed from.
+    """A block of the output, with its corners there, and the corners of the box of the source that it is computed from.
+
+    The box is all 0 if the whole block lies outside, so that nothing is read, or if the grid has a warp.
 
     - `number`: index of the block, from 0, the last axis fastest.
-    - `start`, `stop`: corners in the output.
-    - `source_start`, `source_stop`: corners in the source, within its shape. All 0 if the whole block lies outside, so
-      that nothing is read, or if the grid has a warp.
     """
 
     number: int
@@ -195,9 +184,7 @@ class Block:
 class ResamplePlan:
     """The blocks of an output, and the box of the source that each needs.
 
-    - `grid`: output grid over the source.
-    - `block_shape`: shape of a block, a multiple of the shape of a stored object (chunk or shard); the output's end
-      cuts blocks.
+    - `block_shape`: shape of a block, a multiple of the shape of a stored object; the output's end cuts blocks.
     - `part_bytes`: if the grid has a warp: maximum bytes of the boxes that a part of a block is computed from
       (:func:`linumpy.resample.blocks.warp.make_warped`).
     - `counts`: number of blocks along each axis.
@@ -236,14 +223,10 @@ class ResamplePlan:
 
 
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the box of the source that a box of the output is computed from.
+    """Find the box of the source that a box of the output is computed from; all 0 outside the source, or with a warp.
 
     The box contains every voxel that contributes to the result, whatever the rounding of coordinates. It has no further
     margin, since a single voxel in another stored chunk causes a read of that whole chunk.
-
-    - `start`, `stop`: corners of the box in the output.
-    - returns `start`, `stop`: corners in the source; all 0 if the box lies outside of the source, or the grid has a
-      warp.
     """
     if grid.warp:
         return (0,) * grid.rank, (0,) * grid.rank

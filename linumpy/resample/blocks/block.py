@@ -16,20 +16,21 @@ import mmap
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.gpu.kernels import IN_FLOAT32, computed_in
-from linumpy.gpu.ndimage import general, nearest, sampling, splines
-from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, store_rounded
 from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.boundary import SPLINE_PAD, snap_to_edges
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, source_box
+
+if TYPE_CHECKING:
+    from linumpy.gpu.ndimage.nearest import Line
 
 #: Output voxels of a strip: only the coordinates of one strip are in memory at a time.
 _STRIP = 2**18
@@ -108,6 +109,8 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
     Memory is allocated only for booleans, and for the coefficients of orders above 1 (one for each voxel).
     """
+    from linumpy.gpu.ndimage import general, nearest, sampling, splines
+
     xp = array_module(source)
     lines = _lines(grid, block) if grid.order == 0 else None
     if lines is not None and nearest.can_take(source, lines):
@@ -144,6 +147,8 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
 def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
     """Describe a diagonal map axis by axis, as `affine_transform` does; return None if the matrix is not diagonal."""
+    from linumpy.gpu.ndimage.nearest import Line
+
     matrix = np.array(grid.matrix)
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None

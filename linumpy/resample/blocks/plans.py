@@ -17,7 +17,6 @@ import zarr
 
 from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
 from linumpy.plan.codecs import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
@@ -132,6 +131,8 @@ def memory_of_each(devices: Sequence[int]) -> int:
 
 def scratch_within(budget: int) -> int:
     """Return the device memory of a reader beyond its results: a fourth of the budget, within minimum and default."""
+    from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
+
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 

@@ -38,7 +38,8 @@ from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
 from linumpy.plan.read import plan_read
-from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.on_device import read_to_device
+from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
 from linumpy.resample.convert.tiff_metadata import TiffMetadata, metadata_of
