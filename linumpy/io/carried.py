@@ -1,7 +1,4 @@
-"""Metadata that an image made from another image keeps: all except the spatial grid.
-
-In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists the metadata that are not kept; the functions
-that write an image log that list. Unknown metadata are not copied, and are no error.
+"""Metadata that an image made from another image keeps: all except the spatial grid. Unknown metadata are not copied.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "omero"
 and "labels".
@@ -43,11 +40,7 @@ _METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 
 @dataclass(frozen=True)
 class LeadingAxis:
-    """The coordinates along an axis of time or channel.
-
-    - `scale`, `translation`: step between entries, and position of the first entry, in `unit`.
-    - `unit`: unit as the metadata spell it; None without a unit.
-    """
+    """Step between entries, and position of the first, along an axis of time or channel, in the metadata's unit."""
 
     scale: float = 1.0
     translation: float = 0.0

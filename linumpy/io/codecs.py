@@ -1,9 +1,4 @@
-"""Convert encodings of chunks to codecs of zarr-python, and back; encode on the host.
-
-In: an :class:`~linumpy.plan.codecs.Encoding`, or an array. Out: the codecs to make an array with; the encoding
-of an array, or the most similar encoding; a function that encodes a chunk on the host; checksums. Errors:
-``ValueError`` for an encoding that a zarr format cannot store.
-"""
+"""Convert encodings of chunks to codecs of zarr-python, and back; encode on the host; checksums."""
 
 from __future__ import annotations
 

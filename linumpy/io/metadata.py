@@ -1,9 +1,6 @@
 """Open arrays and groups from their metadata documents, also in forms that zarr-python refuses or misreads.
 
-In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
-zarr-python's form, or a ``zarr.Group``; stored documents are not changed. Errors:
-:class:`~linumpy.errors.SourceError` for documents that remain unreadable, :class:`~linumpy.errors.MetadataError` for
-impossible shapes and chunks. Consolidated metadata are not used: they may be older than the members of a group.
+Stored documents are not changed. Consolidated metadata are not used: they may be older than the members of a group.
 
 Read here in zarr v3, beside what zarr-python reads: codecs and chunk key encodings that are bare names
 (``"codecs": ["bytes"]``, as zarrs and GDAL write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL,
@@ -60,14 +57,9 @@ _THREADS = 16
 
 
 def open_stored(where: StorePath, name: str | None = None) -> Node | None:
-    """Open the array or group at a path, read-only, from its own metadata documents.
+    """Open the array or group at a path, read-only, from its own metadata documents; None if there is none.
 
-    - `where`: store and path of the node.
     - `name`: name of the node in messages; by default store and path.
-
-    Returns None if no metadata document is stored there.
-
-    Raises `OSError`: a local document cannot be read.
     """
     name = name or without_credentials(str(where))
     where = _read_only(where)
@@ -157,8 +149,6 @@ def checked_array(array: zarr.Array, document: _Document | None = None) -> zarr.
     """Check the shape and chunks of an array that zarr-python opened, and correct metadata that it misreads.
 
     `document` is the stored metadata of the array, if the caller has read them.
-
-    Returns `array`, or a new ``zarr.Array`` if zarr-python misread a shuffle filter of NCZarr or the bits of a NaN.
     """
     metadata = array.metadata
     if metadata.zarr_format == 3:
@@ -223,10 +213,7 @@ def chunks_per_shard(array: zarr.Array, shard_shape: Sequence[int], chunk_shape:
 
 
 def _with_element_size(codec: Any, array: zarr.Array, document: _Document | None) -> Any:
-    """Return a shuffle filter of NCZarr with the element size that it means; other filters unchanged.
-
-    NCZarr may write the size as a string, and 0 for the item size.
-    """
+    """Return a shuffle filter of NCZarr, whose size may be text or 0, with the element size that it means."""
     size = getattr(codec, "elementsize", None)
     if getattr(codec, "codec_id", None) != "shuffle" or isinstance(size, bool):
         return codec
@@ -276,10 +263,7 @@ def _local_documents(folder: Path) -> dict[str, bytes]:
 
 
 def _document(stored: Mapping[str, bytes]) -> dict[str, Any] | None:
-    """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any.
-
-    `SourceError` for a document of neither an array nor a group, or of another format than its name says.
-    """
+    """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any."""
     if "zarr.json" in stored:
         document = _object(stored["zarr.json"])
         if document.get("node_type") not in ("array", "group"):

@@ -1,9 +1,6 @@
 """The volumes of an OME-Zarr image: the image at one time and channel, along the axes of space.
 
-In: an image, and optionally a channel and a time. Out: :class:`Volumes`; no voxels are read. A volume is an array of
-any rank, and the selected entry of each axis that is not of space. Errors: ``ValueError`` for a channel or time that
-the image does not have, :class:`~linumpy.errors.SourceError` for a level that it does not have,
-:class:`~linumpy.errors.MetadataError` for axes of several entries that are neither space, time nor channel.
+A volume is an array of any rank, and the selected entry of each axis that is not of space. No voxels are read.
 """
 
 from __future__ import annotations
@@ -104,10 +101,9 @@ def as_volume(array: zarr.Array | Volume) -> Volume:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The selected level, channel and time of an image.
+    """The selected level, time and channel (None: all) of an image.
 
     - `leading`: the kept axes of time and channel: number of the axis in the array, by the name ``"t"`` or ``"c"``.
-    - `time`, `channel`: the entry that the caller selected; None for all entries.
     """
 
     image: OmeZarrImage
@@ -249,13 +245,7 @@ def open_source_volumes(
 ) -> Volumes:
     """Open the volumes of an image, or a single array of two or three axes as a volume with its first voxel at 0 µm.
 
-    - `source`: an image with two or three of the axes of space z, y, x; or an array.
-    - `level`, `channel`, `time`: as for :func:`open_volumes`; level 0 and None for a single array.
     - `spacing`: voxel spacing of level 0 in µm. A single array needs it.
-
-    Raises `FileNotFoundError`, `TypeError`, `SourceError`, `MetadataError`, `ValueError`: as
-    :func:`linumpy.io.source.open_node` and :func:`open_volumes`. An array without `spacing`, and an image with other
-    axes of space, are a `MetadataError`; a level, channel or time of an array is a `ValueError`.
     """
     node = open_node(source)
     if isinstance(node, zarr.Array):

@@ -29,7 +29,7 @@ def snap_to_edges(coordinates: Array, size: int) -> None:
 
 
 def period(size: np.ndarray | int, mode: str) -> np.ndarray:
-    """Return the period, in voxels, of an image that its boundary mode repeats (reflect, mirror, wrap, grid-wrap); or 1."""
+    """Return the period, in voxels, at least 1, of an image that its boundary mode repeats."""
     size = np.asarray(size)
     periods = {"reflect": 2 * size, "mirror": 2 * size - 2, "wrap": size - 1, "grid-wrap": size}
     return np.maximum(1, periods[mode])
@@ -58,7 +58,7 @@ def gaussian_radius(sigma: float) -> int:
 
 
 def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Compute the standard deviations, in voxels, of the Gaussian that smooths each axis of a source before it is sampled.
+    """Compute the standard deviations, in voxels, of the Gaussian that smooths each axis of a source before sampling.
 
     (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not coarser. The scale is the length of the
     axis's row of the matrix: how far one voxel of the output reaches along that axis of the source.
@@ -73,7 +73,7 @@ def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]
 def centred(old: float, new: float) -> tuple[float, float]:
     """Map voxels along one axis without changing the extent: the centre of new voxel i is at old factor × i + offset.
 
-    `old`, `new`: voxels of the source and of the output; or spacings of the output and of the source. The offset takes one
-    division, so that a coordinate of exactly 0 is not rounded below 0.
+    `old`, `new`: voxels of the source and of the output; or spacings of the output and of the source. The offset takes
+    one division, so that a coordinate of exactly 0 is not rounded below 0.
     """
     return old / new, (old - new) / (2 * new)

@@ -1,4 +1,4 @@
-"""Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are computed from them. Pure.
+"""Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are made from them. Pure.
 
 Boxes are tuples of slices, in voxels of a resolution (level 0 is the finest) or, where a function says so, in stored
 objects (chunks or shards). Along each axis a resolution has half the voxels of the next finer one, rounded up, or as
@@ -43,7 +43,7 @@ class Pyramid:
         return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in axes)
 
     def whole(self, level: int, box: Box) -> Box | None:
-        """Return the largest box of whole stored objects within a box, also those that the array's end cuts; None for none."""
+        """Return the largest box of whole stored objects within a box, also of those that the array's end cuts."""
         result = []
         for b, s, n in zip(box, self.stored[level], self.shapes[level], strict=True):
             start, stop = -(-b.start // s) * s, n if b.stop == n else b.stop // s * s

@@ -73,7 +73,7 @@ def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int])
 
 
 def chunk_range(lengths: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """Return the first object along an axis that a range of voxels touches, and one past the last; equal if it is empty."""
+    """Return the first object along an axis that a range of voxels touches, and one past the last."""
     ends = np.cumsum(lengths)
     first = int(np.searchsorted(ends, start, "right"))
     return first, first if stop <= start else int(np.searchsorted(ends, stop, "left")) + 1

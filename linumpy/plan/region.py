@@ -60,8 +60,8 @@ class Region:
 def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
     """Resolve a basic index, as zarr takes it, into explicit bounds; steps other than 1 are errors.
 
-    A bound outside the axis is an error and is not clipped: a region that is partly outside is more often a mistake than
-    intended.
+    A bound outside the axis is an error and is not clipped: a region that is partly outside is more often a mistake
+    than intended.
     """
     items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
     ellipses = sum([item is ... for item in items])

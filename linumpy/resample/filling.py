@@ -1,9 +1,4 @@
-"""Code that ``resample_zarr`` and ``convert_zarr`` share.
-
-In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`; a work folder whose
-finest level is complete. Out: checked values; :class:`BlockRecord`; the coarser levels. Errors: ``ValueError`` and
-``OSError`` for a path that cannot be a target; those of reading and writing.
-"""
+"""Code that ``resample_zarr`` and ``convert_zarr`` share: checks, records of blocks, coarser levels."""
 
 from __future__ import annotations
 
@@ -84,8 +79,6 @@ class BlockRecord:
 
     - `number`: index of the array among the grids of the request.
     - `stored`: shape of a shard, or else of a chunk, along the axes of a block.
-    - `itemsize`: bytes of a voxel.
-    - `report`: called with the number of bytes of each block.
     - `entries`: index along each axis of time and channel of the array; blocks do not have these axes.
     """
 

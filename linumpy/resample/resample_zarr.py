@@ -1,10 +1,8 @@
 """Resample an OME-Zarr volume that is larger than memory, block by block, from Zarr to Zarr.
 
-In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
-complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
-``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
-``linumpy.resample.target_images`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
-``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` makes all blocks.
+The output, an image with its labels, appears complete or not at all. A stopped run leaves its blocks in
+``.NAME.unfinished``, and the same call continues from them. ``target_grid`` chooses the grid, ``target_images``
+describes the images to fill, also the labels; ``blocks.plans`` plans the blocks, ``blocks.pipeline`` makes them all.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """Fill a folder part by part, in one or several runs; the folder appears at its path when it is complete.
 
-In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A *part* is a
-chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete, everything is in
-``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a lock. A line of
-the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues
-from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or if the folder belongs
-to another request; ``FileExistsError`` for a path that exists; ``OSError``, such as a full disk: complete parts are
-kept.
+A *part* is a chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete,
+everything is in ``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a
+lock. A line of the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next
+run continues from there.
 
 The first line of the journal holds the request. The others are ``boot`` with the kernel's boot id, at the beginning of
-each run; ``box`` with two corners in the first grid of parts (``box1``, ``box2`` and so on for further grids); and
-``sync``, when all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same
-boot: what a killed process wrote is in the kernel's memory, which a power cut empties. Each line begins with a checksum
-over its own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the
-grid is ignored, and its parts are made again.
+each run; ``box`` with the number of the grid and two corners in it; and ``sync``, when all parts of the lines before
+are on the disk. Parts without a later ``sync`` count only in the same boot: what a killed process wrote is in the
+kernel's memory, which a power cut empties. Each line begins with a checksum over its own text and the first line. A
+line that is incomplete, joined to another line, made of zeros or outside the grid is ignored, and its parts are made
+again.
 """
 
 from __future__ import annotations
@@ -182,8 +179,7 @@ class Request:
     - `kind`: name of the function that makes the parts, such as ``"resample_zarr"``.
     - `grid`: number of parts along each axis of the first array.
     - `settings`: names and values of the caller's parameters that the bytes of the parts depend on.
-    - `origin`: names and digests of the source data. Parts that were made from other data cannot be completed, and are
-      removed.
+    - `origin`: names and digests of the source data. Parts of other data cannot be completed, and are removed.
     - `beside`: the same number of parts for each further array in the folder, such as labels.
     """
 
@@ -210,11 +206,7 @@ class Request:
 
 
 class Resumable:
-    """A folder that is being filled; made by :func:`resumable_folder`.
-
-    - `complete` (bool): mask of the complete parts of the first array.
-    - `grids`: mask of the complete parts of each array; the first is `complete`.
-    """
+    """A folder that is being filled; made by :func:`resumable_folder`. `grids` are masks of the complete parts."""
 
     def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
         self.folder = folder
@@ -248,15 +240,9 @@ def resumable_folder(
 ) -> Iterator[Resumable]:
     """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
 
-    - `path`: path of the finished folder.
-    - `request`: the parameters of the run.
     - `create`: takes a path, and makes the folder there, without parts.
-    - `overwrite`: whether to replace an existing Zarr folder.
     - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts
       of a stopped run count only on this machine, until its next boot.
-
-    Raises `FileExistsError`, `FileNotFoundError`: the path exists; its parent folder does not.
-    Raises `OSError`: the disk is full. Complete parts are kept, and the next run continues from there.
     """
     recover(path)
     check_target(path, overwrite=overwrite)
@@ -315,7 +301,7 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
 def _can_continue(path: Path, work: Path, request: Request) -> bool:
     """Return whether an earlier run with this request can be continued.
 
-    Raises an error if a run with another request has made parts from the same source data.
+    `ResumeError` if a run with another request has made parts from the same source data.
     """
     head = read_head(work / _JOURNAL)
     if head is None or not isinstance(head.get("request"), dict):

@@ -1,10 +1,8 @@
 """Plan the grid to which an image is resampled: by a spacing, a matrix, another image's grid, or a coordinate system.
 
-In: the volumes of a source, and the caller's parameters. Out: :class:`TargetGrid`. Errors: ``ValueError`` and
-``TypeError`` for parameters that do not fit together, :class:`~linumpy.errors.MetadataError` for coordinate systems and
-axes that do not fit.
-
 Two images are aligned in µm, unless a scene contains both or the caller names a coordinate system of both (NGFF 0.6).
+Errors: ``ValueError`` and ``TypeError`` for parameters that do not fit together, :class:`~linumpy.errors.MetadataError`
+for coordinate systems and axes that do not fit.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from linumpy.write.new_image import LEADING_AXES
 class TargetGrid:
     """A grid for the output, and the defaults that follow from it.
 
-    - `regrid`: shape, spacing, origin, and the map to voxels of the source.
     - `smoothed`: default for whether to smooth the source where the grid is coarser.
     - `mode`: default extension of the source beyond its edges.
     - `carried`: metadata of the image, or of the coordinate system, that the grid is taken from.
@@ -50,10 +47,9 @@ class TargetGrid:
 
     @property
     def scaled(self) -> tuple[tuple[float, ...], ...]:
-        """The matrix from steps of one output voxel to steps in the source, in voxels.
+        """The matrix from steps of one output voxel to steps in the source, in voxels, without fields of displacements.
 
-        Fields of displacements are left out. With a field of coordinates, of which no single step is known, the matrix
-        is the identity.
+        With a field of coordinates, of which no single step is known, the matrix is the identity.
         """
         regrid = self.regrid
         linear = np.eye(len(regrid.shape))
@@ -231,8 +227,7 @@ def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
 def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: Regrid) -> Carried:
     """Describe turned axes in NGFF 0.6: the new image gets a system of its own, with a transformation to the source's.
 
-    `volumes` are the volumes of the image, or of labels in it; `source` are the volumes of the image, to whose voxels
-    `regrid` maps.
+    `volumes` are those of the image, or of labels in it; `source` is the image, to whose voxels `regrid` maps.
     """
     systems = carried.systems or Systems(INTRINSIC, (), ())
     units = [carried.units.get(name, "micrometer") for name in volumes.axes]

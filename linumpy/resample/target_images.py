@@ -1,12 +1,8 @@
 """The images that one call of ``resample_zarr`` fills: the target, and the labels in it.
 
-In: the volumes of a source, the new grid (a :class:`~linumpy.plan.grid.regrid.Regrid`), the metadata to keep. Out: the
-label images and the grid that maps voxels of the new image to their nearest voxels; a :class:`TargetImage` for each
-image; a :class:`~linumpy.resample.resumable.Request` with everything that the images depend on; a function that makes
-the empty images. Labels and image are aligned in µm, so labels may be coarser than their image, or cover a part of it.
-Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for a source that changed during
-the run, :class:`~linumpy.errors.MetadataError` for labels that do not exist, cannot be resampled, or have no known
-position.
+Labels and image are aligned in µm, so labels may be coarser than their image, or cover a part of it. Errors:
+:class:`~linumpy.errors.SourceError` for a source that changed during the run, :class:`~linumpy.errors.MetadataError`
+for labels that do not exist, cannot be resampled, or have no known position.
 """
 
 from __future__ import annotations
@@ -181,7 +177,6 @@ class TargetImage:
     """An image to fill: the target itself, or labels in it.
 
     - `folder`: path within the target; empty for the target itself.
-    - `volumes`: the volumes of the source.
     - `grid`: the map from voxels of the image to voxels of the source.
     - `carried`: metadata that the image takes from the source.
     """
@@ -228,10 +223,7 @@ def plan_target_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image to which volumes are resampled; `options` are those of :func:`plan_image`.
-
-    `axes` are the axes of space of the image; None for those of the volumes.
-    """
+    """Plan the image to which volumes are resampled, by :func:`plan_image`, which takes the `options`."""
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,

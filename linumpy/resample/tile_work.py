@@ -1,9 +1,8 @@
 """Carry out the tiles of a volume, here or on the workers of a dask cluster.
 
-In: names of tiles, and functions that read, compute and write a tile. Out: the written tiles. In this process the three
-steps of different tiles overlap (``linumpy.resample.blocks.overlap``). On a cluster, workers read and compute, and this
-process writes the results that they send: workers need access to the source only. Errors: those of the three functions
-and of ``linumpy.resample.workers``.
+In this process reading, computing and writing of different tiles overlap (``linumpy.resample.blocks.overlap``). On a
+cluster, workers read and compute, and this process writes the results that they send: workers need access to the source
+only.
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ class TileWork:
         *,
         done: Callable[[Name], object] = nothing,
     ) -> None:
-        """Read, compute and write each tile.
+        """Read, compute and write each tile, as :func:`linumpy.resample.blocks.overlap.work_through` does.
 
-        - `names`, `read`, `compute`, `write`, `done`: as for :func:`linumpy.resample.blocks.overlap.work_through`. On a
-          cluster `read` and `compute` are sent to workers with all objects to which they refer, and this thread calls
-          `write` and `done`, in any order.
+        On a cluster `read` and `compute` are sent to workers with all objects to which they refer, and this thread
+        calls `write` and `done`, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
@@ -84,11 +82,7 @@ class TileWork:
 def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
-    - `distributed`: as for :func:`linumpy.resample.workers.client_of`.
     - `use_gpu`: whether to compute on the GPU of this process, or of each worker.
-
-    Raises `GpuUnavailableError`: `use_gpu`, and a worker has no GPU.
-    Raises `WorkerError`: a worker lacks linumpy, or has another version.
     """
     with client_of(distributed) as client:
         if client is not None:

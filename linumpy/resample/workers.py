@@ -1,10 +1,8 @@
 """Carry out tasks, such as the blocks of a volume, on the workers of a dask cluster.
 
-In: the caller's `distributed`; tasks, or a job whose blocks have numbers. Out: a client (:func:`client_of`), results in
-the order in which tasks end (:func:`carry_out_on`), the device and the memory that all workers have (:func:`survey`),
-blocks (:func:`make_on`). Workers get bytes, and functions that need only Python: a worker without linumpy can report
-that. dask is imported inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and its
-missing requirement; :class:`~linumpy.errors.GpuUnavailableError`; the errors of tasks.
+Workers get bytes, and functions that need only Python: a worker without linumpy can report that. dask is imported
+inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and its missing requirement;
+:class:`~linumpy.errors.GpuUnavailableError`; the errors of tasks.
 """
 
 from __future__ import annotations
@@ -43,15 +41,9 @@ _COUNT_SECONDS = 1.0
 
 @contextmanager
 def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
-    """Yield the client of the caller's `distributed`; a client that this function makes is closed at the end.
+    """Yield the client of the caller's `distributed`: a client, a cluster, the address of a scheduler, or None.
 
-    - `distributed`: a client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields
-      None.
-
-    Raises `TypeError`: a value of another type, or an asynchronous client or cluster (``asynchronous=True``).
-    Raises `ValueError`: a client or cluster that is closed or failed; a str that is not an address.
-    Raises `ConnectionError`: no scheduler answers at the address.
-    Raises `ImportError`: ``distributed`` is not installed.
+    A client that this function makes is closed at the end.
     """
     if distributed is None:
         yield None
@@ -104,15 +96,13 @@ def carry_out_on(
 ) -> None:
     """Carry out tasks on the workers of a dask cluster; only a few tasks for each thread are submitted at a time.
 
-    - `client`: client of the cluster. Workers that join later take part.
-    - `names`: a name of each task.
+    Workers that join later take part. If a task or `settle` fails, submitted tasks are cancelled.
+
     - `submit`: takes the name of a task, submits the task, and returns its future.
     - `settle`: called with the name and the result of each completed task, in this thread, in any order.
     - `task_name`, `memory_parameter`: for errors: a description of a task, and the parameter of which a smaller value
       makes tasks take less memory.
     - `min_pending`: number of tasks to submit even if the workers have few threads.
-
-    Raises `Exception`: a task failed with this error, or `settle` did; submitted tasks are cancelled.
     """
     from distributed import KilledWorker, as_completed
 
@@ -192,8 +182,7 @@ class Needs:
 
     - `source`: folder of the array to read; empty for tiles, which need no check of folders: the task opens its source,
       and the caller writes.
-    - `metadata`: digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the
-      path.
+    - `metadata`: :func:`metadata_digest` of the array: another machine may have other data at the path.
     - `device` (``"auto"``, ``"cuda"`` or ``"cpu"``): the caller's choice of a device.
     - `block_nbytes`: bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
     - `version`: version of linumpy: another version may make other voxels.
@@ -248,7 +237,7 @@ def metadata_digest(folder: str) -> str:
 class Capacity:
     """The device and memory that all workers have.
 
-    - `kind` (``"cuda"`` or ``"cpu"``): device of all workers: the GPU only if each worker has a GPU.
+    - `kind`: ``"cuda"`` if each worker has a GPU, or else ``"cpu"``.
     - `nbytes`: bytes that every thread of every worker has for its blocks.
     - `reason`: the worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
@@ -371,18 +360,10 @@ def make_on(
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost worker.
 
-    Only a few blocks for each thread are submitted at a time, so that dask's graph stays small for any volume. Workers
-    that join later take part.
-
-    - `client`: client of a cluster whose workers see the paths of source and target.
     - `make`: function, defined in a module, that takes the job and the number of a block and makes the block; making a
       block twice must be harmless.
-    - `job`: the parameters of the blocks.
-    - `blocks`: a name (such as a box) of each block to make, by its number.
-    - `done`: called with the name of each block that is made, in this thread.
+    - `blocks`: a name (such as a box) of each block to make, by its number; `done` is called with it, in this thread.
     - `block_name`: a description of a block, for errors.
-
-    Raises `Exception`: `make` failed with this error, whose note names the worker.
     """
     payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _worker_function("make_sent_block")
 

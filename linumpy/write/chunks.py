@@ -1,15 +1,14 @@
 """Write whole chunks and shards of an array, raw or encoded, from the host or the device.
 
-In: boxes of whole stored objects (chunks or shards), as NumPy or CuPy arrays. Out: files. Raw chunks have the encoding
-that changes no byte. As in zarr, an edge chunk is written whole, with the fill value beyond the edge; an object with an
-encoding or shards that holds only the fill value has no file, and such an inner chunk is missing in its shard.
+As in zarr, an edge chunk is written whole, with the fill value beyond the edge; an object with an encoding or shards
+that holds only the fill value has no file, and such an inner chunk is missing in its shard. Raw chunks have the
+encoding that changes no byte.
 
 A device array is cut into chunks and encoded on CuPy's current stream, in batches; threads of the host copy the stored
 bytes to pinned memory, a piece at a time, and write them while the next batches are encoded. kvikio writes raw chunks
 where it may use GPUDirect Storage (``linumpy.write.device_chunks``). The same threads encode host arrays, and device
 arrays whose chunks the device does not encode (``why_host``). zarr-python writes arrays that are not in a local folder,
-and arrays whose codecs, byte order or axis order linumpy does not write. Errors: ``OSError``, such as a full disk, and
-the errors of zarr-python.
+and arrays whose codecs, byte order or axis order linumpy does not write.
 
 Files are written under their final names, so the folder of the array must have a temporary name until the array is
 complete. Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
@@ -72,8 +71,7 @@ def writing_threads() -> int:
 class Batch:
     """The size of the batches that the device encodes.
 
-    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host
-      encodes.
+    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none: the host encodes.
     - `pending`: number of batches whose stored bytes may be on the device at the same time, while they are written.
     - `device_nbytes`: device memory that writing takes beyond a block.
     """
@@ -157,9 +155,7 @@ def chunks_of(
     """Choose how the chunks of an array, which is open for writing, are written.
 
     - `pool`: the threads that write; the caller shuts the pool down.
-    - `renamed`: as for :class:`linumpy.write.chunk_file.ChunkFiles`.
-    - `batch`: the batches that a device encodes; by default batches that take up to an eighth of the device's free
-      memory.
+    - `batch`: the batches that a device encodes; by default those that take an eighth of the device's free memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     is_plain = not layout.swapped and layout.stored_axes == tuple(range(layout.rank))
@@ -187,8 +183,8 @@ class ZarrChunks:
     def start(self, box: Box, block: Array) -> Finish:
         """Copy a device array to the host, and write it by zarr before this returns.
 
-        zarr runs in a thread of the pool, since it continues a write whose caller is interrupted: shutting down the
-        pool waits for that write.
+        zarr continues a write whose caller is interrupted: it runs in a thread of the pool, whose shutdown waits for
+        it.
         """
         block = to_host(block)
         with host_codecs(self.array):
@@ -212,10 +208,7 @@ class _Object:
 
 
 class LocalChunks:
-    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards.
-
-    `encoding` is the encoding of the (inner) chunks; the other parameters are those of :func:`chunks_of`.
-    """
+    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards."""
 
     def __init__(
         self,
@@ -259,10 +252,7 @@ class LocalChunks:
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); see :meth:`Chunks.start`.
-
-        Chunks of host arrays, and chunks that the host encodes, are written before this returns.
-        """
+        """Start to write a box; chunks that the host encodes are written before this returns."""
         if is_device_array(block):
             if not self.why_host:
                 layout = self._layout
@@ -297,7 +287,7 @@ class LocalChunks:
             self.stored_nbytes += nbytes
 
     def _start_batch(self, box: Box, block: Array) -> tuple[Event, Finish]:
-        """Start to encode a batch on the device, and start the tasks that copy the stored bytes and write files.
+        """Start to encode a batch on the device, and the tasks that copy the stored bytes and write files.
 
         Returns the event after which `block` may change, and a function that waits for the files.
         """

@@ -1,8 +1,5 @@
 """Write the chunks of device arrays to files, or copy their stored bytes to pinned host memory; read boxes back.
 
-In: device arrays of whole chunks. Out: files of raw chunks; the stored bytes of chunks in pinned memory; boxes of
-written arrays in device memory, from which coarser chunks are made. Errors: ``OSError``, such as a full disk.
-
 Blocks are copied on the device, so that the voxels of each chunk are contiguous. cuFile writes raw chunks from there,
 many at the same time; a chunk that kvikio fails to write is written again from host memory, and if that fails, too, the
 error is the system's own. In kvikio's compat mode, or without kvikio, stored bytes are copied to pinned memory, and
@@ -68,7 +65,6 @@ def write_by_kvikio(stored_bytes: StoredBytes, paths: list[str], files: ChunkFil
 class StoredBytes:
     """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
-    - `arena` (uint8): the bytes.
     - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
     - `block_copied`: event after which the voxels that the chunks were made from may change.
     - `is_fill` (bool): which chunks hold only the fill value; by default none.
@@ -130,13 +126,10 @@ def start_encoding(
     *,
     keep_fill: bool = False,
 ) -> StoredBytes:
-    """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
+    """Start to cut blocks into chunks, and to encode the chunks without checksums, on CuPy's current stream.
 
-    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest.
-    - `chunk_shape`: voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is
-      encoded whole.
-    - `fill_value`: value beyond the edge.
-    - `encoding`: an encoding that the device supports. Its checksum is not applied here.
+    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest. The last chunks
+      along an axis may be cut, and are encoded whole, with the fill value beyond the edge.
     - `keep_fill`: whether chunks that hold only the fill value are stored like others.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
@@ -179,9 +172,7 @@ def write_chunk_files(
 ) -> int:
     """Copy chunks to the host, write each to its file, and return the size of all files.
 
-    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
-    - `is_fill` (bool): which chunks hold only the fill value: their files are removed.
-    - `with_checksum`: whether a CRC-32C follows each chunk.
+    Parameters are as for :class:`StoredBytes`; files of chunks that hold only the fill value are removed.
     """
     nbytes, stored_numbers = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
@@ -223,9 +214,8 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
 
     - `arena` (uint8): device memory; all work that writes it must be complete.
     - `pieces`: begin and end of each piece in the arena.
-    - `stream`: stream of the copies.
-    - yields begin of a piece in the arena.
-    - yields (uint8) the piece, valid until the next iteration.
+
+    Yields the begin of a piece, and its bytes, which are valid until the next iteration.
     """
     cupy = require_cuda()
     if not pieces:
@@ -254,20 +244,13 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
 
 
 class PinnedSpans:
-    """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields.
-
-    - `pieces`: begin of each piece in the arena, and its bytes.
-    """
+    """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields."""
 
     def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
         self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
 
     def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
-        """Yield the bytes of spans in groups of buffers; a group is valid until the next group is requested.
-
-        - `spans`: begin and end of each span, in increasing order without overlap.
-        - `with_checksum`: whether the CRC-32C of each span follows it.
-        """
+        """Yield the bytes of ascending spans, and their CRC-32Cs, in groups of buffers, each valid until the next."""
         group: list[Bytes] = []
         for begin, end in spans:
             crc = Checksum()
@@ -295,10 +278,7 @@ def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
 def cut_into_chunks(
     block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic, out: Array | None = None
 ) -> Array:
-    """Copy a block into an array of shape (grid, chunk), in which the voxels of each chunk are contiguous.
-
-    Voxels beyond the edge of the block are the fill value. Returns `out`, or a new array.
-    """
+    """Copy a block into an array of shape (grid, chunk); voxels beyond the edge of the block are the fill value."""
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
     chunks = xp.empty((*grid, *chunk_shape), dtype) if out is None else out

@@ -1,7 +1,7 @@
 """Halve an image: take the mean of 2 × 2 × … voxels, the most frequent value, or the first voxel.
 
 In: a NumPy or CuPy array. Out: an array of the same module and dtype, half as long (rounded up) along all axes or along
-selected axes. Host and device give the same bits. Errors: none of its own.
+selected axes. Host and device give the same bits.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
 float64 (float16 in float32) and rounded once. The last voxel along an axis of odd length counts twice. Of equally
@@ -27,12 +27,7 @@ _PIECE_NBYTES = 2**17
 def halved(
     finer: np.ndarray, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """Make a box of a coarser resolution from the next finer resolution, on the host.
-
-    - `finer`: all voxels of the finer resolution.
-    - `box`: box in voxels of the coarser resolution.
-    - `downsampling`, `factors`: as for :func:`halve`.
-    """
+    """Make a box of a coarser resolution, in its voxels, from all voxels of the next finer resolution, on the host."""
     factors = factors or (2,) * len(box)
     sizes = zip(box, finer.shape, factors, strict=True)
     finer_box = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in sizes)
@@ -40,14 +35,10 @@ def halved(
 
 
 def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Array:
-    """Halve a block that begins at even voxels of the image.
+    """Halve a block that begins at even voxels of the image; the result has this machine's byte order.
 
-    - `block`: of bools, integers or floats.
-    - `downsampling` (``"mean"``, ``"label"`` or ``"nearest"``): the mean of 2 × 2 × … voxels; their most frequent
-      value, for labels; or the first voxel.
+    - `downsampling`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
     - `factors`: for each axis 2, or 1 for an axis that is not halved, such as the channels; by default 2 for all axes.
-
-    Returns like `block`, in this machine's byte order.
     """
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     factors = factors or (2,) * block.ndim

@@ -1,6 +1,5 @@
 """Check a region of an image and its voxels, and buffer the chunks that it cuts until other regions complete them.
 
-In: regions and their voxels; parts of stored objects (chunks or shards). Out: checked boxes; whole stored objects.
 Errors: those of ``OmeZarrWriter.write``; :class:`BufferFullError`, a ``ValueError``, if the buffer would exceed the
 caller's limit.
 """
@@ -24,10 +23,7 @@ from linumpy.plan.region import RegionLike, normalize_region
 def checked_block(
     region: RegionLike, block: Array | ArrayLike, shape: tuple[int, ...], dtype: np.dtype
 ) -> tuple[Box, Array]:
-    """Check a region and its voxels; return the box of the region, and the voxels with all axes of the box.
-
-    Errors are those of ``OmeZarrWriter.write``.
-    """
+    """Check a region and its voxels; return the box of the region, and the voxels with all axes of the box."""
     normalized = normalize_region(region, shape)
     box = tuple(slice(a, b) for a, b in zip(normalized.start, normalized.stop, strict=True))
     if not normalized.size:
@@ -71,10 +67,9 @@ class _Incomplete:
 
 
 class CutChunks:
-    """The buffer of incomplete stored objects. Not thread-safe.
+    """The buffer of incomplete stored objects, on host and device together. Not thread-safe.
 
-    - `limit`: maximum bytes of the buffer, on host and device together: the voxels, and a byte per voxel for the mask.
-    - `itemsize`: bytes of a voxel.
+    - `limit`: maximum bytes of the buffer: the voxels, and a byte per voxel for the mask.
     """
 
     def __init__(self, limit: int, itemsize: int) -> None:
@@ -98,9 +93,7 @@ class CutChunks:
     def add(
         self, box: Box, part: Box, voxels: Array, initial_of: Callable[[ModuleType, Box], tuple[Array, bool]]
     ) -> Array | None:
-        """Add a part of a stored object; return the voxels of the object if it is complete, else None.
-
-        A complete object is removed from the buffer.
+        """Add a part of a stored object; if the object is complete, remove it from the buffer and return its voxels.
 
         - `initial_of`: (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them
           count as written. The object is buffered in the memory of its first part.

@@ -2,10 +2,8 @@
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.4 (zarr v2), 0.5 or 0.6 (zarr
 v3), or an ``.ozx`` file. The image is written in a work folder beside its path, and the folder is renamed when the
-image is complete and on the disk: a killed run leaves nothing that looks finished. Raw chunks of a device array are
-written by GPUDirect Storage where kvikio offers it, and elsewhere through pinned memory; other chunks are encoded on
-the device if it supports the codec, and only stored bytes are copied to the host. Errors: ``FileExistsError``,
-``ValueError`` for values and regions that do not fit, ``TypeError`` for other types, ``OSError`` for a full disk.
+image is complete and on the disk: a killed run leaves nothing that looks finished. Chunks of device arrays are encoded
+on the device if it supports the codec, and only stored bytes are copied to the host.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
 In: the stored metadata in the form of versions 0.4 and 0.5, into which :mod:`linumpy.io.ngff.coordinate_systems`
-converts 0.6. Out: :class:`Axis` records; for each level the step between voxels and the position of the first voxel
-(the origin), in the units of the axes and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for
-metadata that is missing or ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes.
-
-Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
+converts 0.6. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or
+ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes.
 """
 
 from __future__ import annotations
@@ -60,13 +57,7 @@ MICROMETERS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of an image.
-
-    - `name`: name, such as ``"z"``.
-    - `type`: ``"space"``, ``"time"``, ``"channel"`` or another type; None if the metadata has no type.
-    - `unit`: unit as the metadata spells it; None without a unit.
-    - `orientation`: anatomical orientation in the metadata (RFC-4); None without an orientation.
-    """
+    """An axis of an image, with its type, unit and anatomical orientation (RFC-4), None where the metadata has none."""
 
     name: str
     type: str | None
@@ -76,10 +67,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Placement:
-    """The position of a resolution level: numbers in µm along the axes of type space, in the order of the axes.
-
-    - `origin`: position of the centre of the first voxel.
-    """
+    """The spacing of a level and the centre of its first voxel, in µm along the axes of type space, in their order."""
 
     spacing: tuple[float, ...]
     origin: tuple[float, ...]
@@ -87,10 +75,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`.
-
-    - `reason`: the message of the error, with the image, the axis, and the parameter to pass.
-    """
+    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`."""
 
     reason: str
 
@@ -191,12 +176,7 @@ def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[st
 def compose_scales(
     transformations: list[Mapping[str, Any]], rank: int, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compose scales and translations in order.
-
-    - `transformations`: metadata of the transformations, each of type scale, translation or identity.
-    - `name`: name of the image, for messages.
-    - returns `step`, `origin`: step between voxels and position of the first voxel along each axis.
-    """
+    """Compose scales, translations and identities in order: step between voxels and position of the first, by axis."""
     step, origin = [1.0] * rank, [0.0] * rank
     for transformation in transformations:
         kind = transformation.get("type")
@@ -225,12 +205,9 @@ def is_number(value: Any) -> bool:
 def place_levels(
     steps: NumbersOfLevels, origins: NumbersOfLevels, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
 ) -> tuple[Placement | Unplaced, ...]:
-    """Convert steps and origins to µm along the axes of space, for each level.
+    """Convert steps and origins of levels, along all axes in their units, to µm along the axes of space.
 
-    - `steps`, `origins`: for each level, along all axes, the step between voxels and the position of the first voxel,
-      in the units of the axes.
     - `spacing_given`: the voxel spacing of level 0 in µm, which replaces the units; None to use the units.
-    - `name`: name of the image, for messages.
     """
     spatial = spatial_axes_of(axes)
     for step in steps:

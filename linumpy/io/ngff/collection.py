@@ -1,7 +1,4 @@
-"""Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes.
-
-In: a group. Out: the kind of the group, and the paths of its images in the order of the metadata. Only metadata is
-read. Errors: none of its own.
+"""Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes. Only metadata is read.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "plate", "well",
 "labels" and "bf2raw" (marked by the attribute ``bioformats2raw.layout``);

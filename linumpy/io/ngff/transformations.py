@@ -1,12 +1,8 @@
 """Read coordinate transformations of NGFF (RFC-5) as maps of points.
 
-In: the metadata of a transformation, and the group that has it. Out: a
-:data:`~linumpy.plan.grid.point_map.PointMap`. Errors: :class:`~linumpy.errors.MetadataError` for transformations that
-cannot be read or inverted, of the type :class:`UnknownTransformationError` if the metadata alone do not say what it is.
-
 Supported types: identity, scale, translation, rotation, affine, mapAxis, projectAxis, sequence, byDimension, bijection,
 and ``inverseOf`` of drafts; displacements and coordinates by :mod:`linumpy.io.scenes`. Matrices may be stored in
-arrays.
+arrays. :class:`UnknownTransformationError` if the metadata alone do not say what a transformation is.
 
 Format: https://ngff.openmicroscopy.org/0.6/, section "coordinateTransformations metadata".
 """
@@ -75,14 +71,7 @@ def is_invertible(transformation: Transformation) -> bool:
 def read_map(
     transformation: Transformation, rank: int, group: zarr.Group | None, name: str, *, inverse: bool = False
 ) -> PointMap:
-    """Read a transformation that is no field.
-
-    - `rank`: number of coordinates of the points to map.
-    - `group`: the group whose metadata have the transformation, to which paths of arrays are relative; None to read no
-      arrays.
-    - `name`: name of that group, for messages.
-    - `inverse`: whether to return the inverse, from outputs to inputs.
-    """
+    """Read a transformation of points of `rank` coordinates that is no field; without a group, no arrays are read."""
     return TransformationReader(group, name).read(transformation, rank, inverse)
 
 
@@ -158,10 +147,7 @@ class TransformationReader:
         return steps
 
     def _by_dimension(self, transform: Transformation, rank: int, inverse: bool) -> PointMap:
-        """Read parts that map some of the coordinates each.
-
-        The map gathers the inputs of all parts side by side, applies each part to its own, and sorts the outputs.
-        """
+        """Read parts that map some coordinates each: gather all inputs, apply each part, sort the outputs."""
         input_axes: list[int] = []
         output_axes: list[int] = []
         parts = []

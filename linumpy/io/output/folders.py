@@ -1,11 +1,8 @@
 """Output folders and ``.ozx`` files that appear complete or not at all: filled under a temporary name, then renamed.
 
 A *work folder* beside the output, whose name begins with a dot, holds the new folder while it is filled, and a lock,
-which shows whether the process that fills it still runs. In: the path of an output. Out: the empty new folder, which is
-renamed to that path when its block ends without an error, and removed otherwise. A killed process leaves its work
-folder. The next process that writes to the same path removes it, and restores the output that the killed process was
-replacing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder,
-``ValueError`` for a path that no output may have, ``OSError`` for a full disk.
+which shows whether the process that fills it still runs. A killed process leaves its work folder. The next process that
+writes to the same path removes it, and restores the output that the killed process was replacing.
 
 An ``.ozx`` file is a ZIP file as RFC-9 of NGFF (https://ngff.openmicroscopy.org/rfc/9/) requires. Its entries are not
 compressed. The ``zarr.json`` of the root is the first entry. Then come the ``zarr.json`` of folders, breadth first,
@@ -61,14 +58,11 @@ _UNFINISHED = ".unfinished"
 
 @contextmanager
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary folder, which is renamed to `path` when the block ends without an error.
+    """Yield a temporary folder, empty, which is renamed to `path` when the block ends without an error.
 
     - `path`: the folder to make, or the ``.ozx`` file into which the finished folder is packed.
-    - `overwrite`: whether to replace an existing Zarr folder or ``.ozx`` file.
     - `durable`: whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written
       output.
-
-    Yields the temporary folder, which exists and is empty.
 
     After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
     """
@@ -145,12 +139,9 @@ def _new_work(path: Path) -> tuple[Path, int]:
 
 
 def lock_work(work: Path) -> tuple[int, bool]:
-    """Lock a work folder, and make it if it does not exist.
+    """Lock a work folder, and make it if it does not exist; `BlockingIOError` if another run holds the lock.
 
-    - returns `descriptor`: descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
-    - returns `locked`: False where the file system has no locks.
-
-    Raises `BlockingIOError`: another run holds the lock.
+    Returns the descriptor of the lock, for `unlock`, and False where the file system has no locks.
     """
     while True:
         # With exist_ok=True, mkdir would raise if the folder is removed between its two checks.
@@ -173,11 +164,7 @@ def lock_work(work: Path) -> tuple[int, bool]:
 
 
 def recover(path: Path) -> None:
-    """Clean up after killed runs that wrote to a path.
-
-    An output that was being replaced is restored. Work folders and temporary files of ended processes are removed,
-    except for a work folder that another run may continue.
-    """
+    """Clean up after killed runs that wrote to a path, except for a work folder that another run may continue."""
     removed: list[str] = []
     without_lock: list[str] = []
     for work in _left_beside(path):
@@ -228,8 +215,7 @@ def _left_beside(path: Path) -> list[Path]:
 def _claimed(work: Path) -> Iterator[bool | None]:
     """Lock a work folder or temporary file, to find out whether its process has ended.
 
-    Yields True if it is locked here, so that its process has ended; False if the file system has no locks; None if a
-    run holds it, or it was removed.
+    Yields True if it is locked here; False if the file system has no locks; None if a run holds it, or it was removed.
     """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
@@ -260,10 +246,7 @@ def remove_work(work: Path) -> None:
 
 
 def clear_work(work: Path) -> bool:
-    """Remove all entries of a work folder except for the lock; return whether that succeeded.
-
-    Several attempts are made, since interrupted threads may still write a last file.
-    """
+    """Remove all of a work folder but the lock, in several attempts: stopped threads may still write a last file."""
     for delay in (0.0, 0.05, 0.2, 1.0):
         time.sleep(delay)
         for entry in _entries_except_lock(work):
@@ -289,10 +272,8 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
     """Rename the finished folder to the path of the output, atomically.
 
     A replaced output is in the work folder afterwards. For an ``.ozx`` path the folder is packed into a file, which is
-    renamed; the folder remains in the work folder.
-
-    If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work folder;
-    :func:`recover` restores it from there if the process is killed before the second rename.
+    renamed. If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work
+    folder; :func:`recover` restores it from there if the process is killed before the second rename.
     """
     if is_archive(path):
         with named_errors(path):
@@ -338,14 +319,7 @@ _METADATA = "zarr.json"
 
 
 def pack(folder: Path, file: Path, *, durable: bool) -> Path:
-    """Pack a folder into a file.
-
-    - `folder`: folder of an OME-Zarr image.
-    - `file`: the file to write or overwrite.
-    - `durable`: whether to flush the file to the disk.
-
-    Returns `file`.
-    """
+    """Pack the folder of an OME-Zarr image into a file, which is overwritten; return the file."""
     names = [
         os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files
     ]

@@ -1,12 +1,9 @@
 """ZIP files that hold Zarr arrays: their directories, a read-only store for zarr-python, entries for the native core.
 
-The directory of a ZIP file is the list of its entries, at the end of the file. In: the path of a ZIP file. Out: an
-:class:`ArchiveStore`, and the :class:`~linumpy.plan.layout.StoredEntries` of an array. Errors: ``OSError`` for a file
-that cannot be opened; :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or
-whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
-
 No file stays open. Each read opens the file and checks that its directory was read from the same file. So stores can be
-pickled, and used by several threads and in child processes.
+pickled, and used by several threads and in child processes. Errors: :class:`~linumpy.errors.SourceError` for a file
+that is no ZIP file, is cut off or encrypted, or whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -62,12 +59,10 @@ _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, s
 
 
 class Directory:
-    """The directory of a ZIP file.
+    """The directory of a ZIP file: the list of its entries, at the end of the file.
 
-    - `path`: absolute path of the file.
     - `stamp`: stamp of the file when its directory was read: see :func:`linumpy.io.paths.stamp`.
     - `entries`: entries by name, without folders; the last entry of several with the same name.
-    - `names`: names of the entries, sorted.
     - `verified`: names of the entries whose CRC-32 has been compared with the directory.
     """
 
@@ -162,14 +157,10 @@ def read_directory(path: str) -> Directory:
 
 
 def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[int, ...]) -> StoredEntries:
-    """List the entries that hold the chunks (or shards) of an array.
+    """List the entries that hold the chunks (or shards) of the array in a folder, in a `grid` of chunks (or shards).
 
-    - `directory`: directory of the ZIP file.
-    - `folder`: path of the array in the ZIP file.
-    - `grid`: number of chunks (or shards) along each axis.
-
-    Returns the entries. ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because
-    the chunks of the grid cannot be numbered in 64 bits.
+    ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because the chunks of the
+    grid cannot be numbered in 64 bits.
     """
     prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
     pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)

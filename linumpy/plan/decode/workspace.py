@@ -64,8 +64,8 @@ class Workspace:
       shuffle is undone in between.
     - `pool`: the intermediate data of zstd.
     - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
-    - `cells`, `block_list`, `groups`: cells of a group, list of blocks in the order of their bytes, and records that say
-      which part of the list each group is.
+    - `cells`, `block_list`, `groups`: cells of a group, list of blocks in the order of their bytes, and records that
+      say which part of the list each group is.
     """
 
     chunks: int
@@ -153,7 +153,7 @@ def plan_workspace(
 
 
 def records_nbytes(chunks: int) -> int:
-    """Return the bytes of the counters, and of each chunk's `Stream`, offset of its decoded bytes (8 bytes) and `Order`."""
+    """Return the bytes of the counters, and of the `Stream`, the decoded offset and the `Order` of each chunk."""
     return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
 
 

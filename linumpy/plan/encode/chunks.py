@@ -45,7 +45,7 @@ StreamPlanner = Callable[[int, int], EncodePlan]
 
 @dataclass(frozen=True)
 class Cut:
-    """How a chunk is cut: bytes and number of whole blocks, streams of each, and bytes of the rest, a block of one stream."""
+    """How a chunk is cut: bytes, streams and number of whole blocks, and bytes of the rest, a block of one stream."""
 
     block: int
     splits: int
@@ -132,7 +132,7 @@ _PlannedStreams = tuple[_EncodedStreams, tuple[EncodeLaunch, ...]]
 
 
 def _plan_lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
-    """Plan the encoding of streams as LZ4 blocks; those too long for one warp (rests of huge chunks) stay uncompressed."""
+    """Plan the encoding of streams as LZ4 blocks; streams too long for one warp, in huge chunks, stay as they are."""
     if nbytes == 0 or count == 0 or nbytes > stream_nbytes(preset):
         return _EncodedStreams(), ()
     slots, launch = plan_streams(streams, nbytes, count, preset, scratch)

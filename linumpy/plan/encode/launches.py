@@ -218,13 +218,7 @@ def search_of(nbytes: int, preset: str) -> Search:
 
 
 def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | None = None) -> EncodePlan:
-    """Plan the launches that encode `count` chunks of `nbytes` bytes each.
-
-    - `count`, `nbytes`, `preset`: as for :func:`~linumpy.plan.encode.launches.plan_lz4`.
-    - `search`: settings of the search; by default those of the preset.
-
-    Raises `ValueError`: a chunk is longer than :data:`MAX_CHUNK_NBYTES`.
-    """
+    """Plan the launches that encode `count` chunks of `nbytes` bytes each, by default with the preset's search."""
     if not 0 <= nbytes <= MAX_CHUNK_NBYTES:
         raise ValueError(f"a chunk of {nbytes} bytes cannot be encoded on the device: at most {MAX_CHUNK_NBYTES} bytes")
     search = search or search_of(nbytes, preset)

@@ -25,7 +25,7 @@ _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 
 @dataclass(frozen=True)
 class AffineGrid:
-    """An output grid mapped into a source: ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
+    """An output grid mapped into a source: ``coordinates in the source = matrix @ voxel of the output + offset``.
 
     - `order`: spline order, 0 to 5.
     - `mode`: one of :data:`MODES`.
@@ -87,7 +87,7 @@ class AffineGrid:
 
     @cached_property
     def separable(self) -> bool:
-        """Whether one table of weights for each axis both smooths and interpolates: linear, from the same edge, no rotation."""
+        """Whether one table of weights for each axis both smooths and interpolates: linearly, from the same edge."""
         if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
         matrix = np.array(self.matrix, np.float64)

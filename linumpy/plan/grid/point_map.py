@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Affine:
-    """An affine map: for each coordinate of the result a weight for each coordinate of the point, then the translation."""
+    """An affine map: for each coordinate of the result the weights of a point's coordinates, and the translation."""
 
     matrix: tuple[tuple[float, ...], ...]
 

@@ -1,10 +1,9 @@
 """Make a block of an affinely transformed image, smoothed if requested.
 
-In: the box of the source that the block needs, and a :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of
-box and block. Out: the block. For orders 0 and 1 the block equals, bit for bit, its part of the transform of the whole
-image: coordinates are computed from indices in the whole output, in SciPy's order of operations, with the boundaries of
-the whole image. A block that is smoothed and linearly interpolated to another spacing equals its part of the result of
-``resample_volume``. CuPy in, CuPy out; NumPy in, NumPy out. Errors: none of its own.
+For orders 0 and 1 the block equals, bit for bit, its part of the transform of the whole image: coordinates are computed
+from indices in the whole output, in SciPy's order of operations, with the boundaries of the whole image. A block that
+is smoothed and linearly interpolated to another spacing equals its part of the result of ``resample_volume``. CuPy in,
+CuPy out; NumPy in, NumPy out.
 
 A *strip* is a part of a block that SciPy computes at once.
 """
@@ -39,9 +38,7 @@ _MAP_NORESERVE = 0x4000
 
 
 def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make a block of the output; the source is smoothed first if the grid requests it.
-
-    Parameters and result are those of :func:`affine_box`.
+    """Make a block of the output as :func:`affine_box` does; smooth the source first if the grid requests it.
 
     Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers), and are rounded to the dtype
     of `out` at the end.
@@ -86,13 +83,9 @@ def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
 
 
 def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make a block of the output.
+    """Make a block of the output from the voxels ``block.source_box`` of the image, `cval` outside of the image.
 
-    - `source`: the voxels ``block.source_box`` of the image.
-    - `grid`: the map, the order and the mode.
-    - `block`: coordinates of box and block.
-    - `cval`: value outside of the image, for the constant modes.
-    - `out`: the output: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
+    - `out`: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
 
     Orders above 1 filter the box. Its margin is so wide that the result differs from that of the whole image by
     rounding only.
@@ -180,11 +173,7 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
 
 
 def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block.
-
-    - `dtype`: data type of source and result.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
-    """
+    """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block."""
     type_code = dtype.str[1:]
     if device == "cuda":
         return (0 if order <= 1 else 4 if type_code in IN_FLOAT32 else 8), 8 if type_code == "b1" else 0
@@ -194,12 +183,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
 
 
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block.
-
-    - `dtype`: data type of source and result.
-    - `grid`: the map, the order, the mode and the smoothing.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
-    """
+    """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block."""
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
     float_dtype = computed_in(dtype)
@@ -224,13 +208,10 @@ def fill(out: Array, cval: float, where: Any = ...) -> Array:
 
 
 def _extended_like_image(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an array that SciPy extends at the edges in the way in which it extends the whole image.
+    """Return an array that SciPy extends at the edges like the whole image, and the offset of its first voxel there.
 
     In the clipped modes, and along axes where no coordinate is near an edge of the image, the box suffices. Along other
     axes the array is as long as the image; its voxels outside the box are zeros that no result depends on.
-
-    - returns `source`: the array to interpolate.
-    - returns `origin`: offset of its first voxel in the whole image.
     """
     if grid.mode in CLIPPED_MODES:
         return source, block.source_start

@@ -1,8 +1,7 @@
 """Process blocks in a pipeline: read block n + 1, compute block n and write block n - 1 at the same time.
 
-In: the names of blocks, and functions that read, compute and write a block. Out: the written blocks, in order. About
-three blocks are in memory at a time, and on a device the stored bytes of some earlier blocks. Errors: the error of the
-first step that failed, after the running steps of other blocks have ended.
+About three blocks are in memory at a time, and on a device the stored bytes of some earlier blocks. Errors: the error
+of the first step that failed, after the running steps of other blocks have ended.
 """
 
 from __future__ import annotations
@@ -52,14 +51,13 @@ def work_through(
     may be unfinished.
 
     - `names`: a name of each block, such as its box.
-    - `read`: name → voxels. Called in a thread of its own.
-    - `compute`: name, voxels → result. Called in the caller's thread, on a device on CuPy's current stream, where it
-      may start work and return.
-    - `write`: name, result → None, or a function that waits for the files. Called in a thread of its own, in order,
-      when the work of `compute` on the device is complete; the caller's thread calls the returned function. When
-      `write` returns, the memory of the result may be reused. By default nothing is written.
-    - `use_gpu`: whether the threads use the caller's current CUDA device, with a stream for reads and a stream for
-      writes.
+    - `read`: name → voxels, in a thread of its own.
+    - `compute`: name, voxels → result, in the caller's thread, on a device on CuPy's current stream, where it may start
+      work and return.
+    - `write`: name, result → None, or a function that waits for the files, which the caller's thread calls. Called in a
+      thread of its own, in order, when the work of `compute` on the device is complete. When `write` returns, the
+      memory of the result may be reused. By default nothing is written.
+    - `use_gpu`: whether the threads use the caller's current CUDA device, with a stream for reads and one for writes.
     - `done`: called with the name of each written block, in the caller's thread.
     """
     ordering = _DeviceOrdering() if use_gpu else _HostOrdering()

@@ -1,9 +1,8 @@
 """Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
-In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
-of the target, each of whole chunks (``linumpy.write.chunks``). Reading, transforming and writing overlap
-(``linumpy.resample.blocks.overlap``). ``linumpy.resample.blocks.on_device`` has the stage of a device.
-:func:`make_block` makes a single block, for ``linumpy.resample.workers``. Errors: those of reading and writing.
+:class:`BlockJob` can be sent to another process if its source is a path or a URL. Blocks are whole chunks of the target
+(``linumpy.write.chunks``). Reading, transforming and writing overlap (``linumpy.resample.blocks.overlap``).
+``linumpy.resample.blocks.on_device`` has the stage of a device.
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ from linumpy.write.tasks import Finish
 class BlockJob:
     """The parameters of all blocks of a volume.
 
-    - `source`: the array to read; a path or a URL if other processes open it.
-    - `target`: path of the array to write.
+    - `source`, `target`: the array to read, a path or a URL if other processes open it; path of the array to write.
     - `cval`: value outside of the source.
     - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
     - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU, or for the default.
-    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single
-      volume.
+    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a volume.
     - `entries`: the volume in the target: an index for each axis of time and channel.
     - `batch`: the batches that a device encodes; None for the default.
     """
@@ -81,10 +78,7 @@ def make_block(job: BlockJob, number: int) -> int:
 
 
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks of the job's plan one after another; reading, transforming and writing overlap.
-
-    `done` is called with each written block, in this thread.
-    """
+    """Make blocks of the job's plan in turn; the steps overlap. `done` is called with each, in this thread."""
     with closing(open_stage(job, slots=2)) as stage:
         work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
@@ -92,10 +86,9 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
 def make_blocks_on_each(
     job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
 ) -> None:
-    """Make blocks on several devices of this machine; a device takes the next block when it has read its last block.
+    """Make blocks on several devices; one takes the next block when it has read its last block.
 
-    - `job`, `blocks`: as for :func:`make_blocks`.
-    - `done`: called with each written block, by one thread at a time.
+    `done` is called with each written block, by one thread at a time.
     """
     from linumpy.gpu.devices import on_each
 

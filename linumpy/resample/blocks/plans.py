@@ -1,8 +1,7 @@
 """Plan the blocks of a resampling within a memory limit.
 
-In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
-:class:`BlockPlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even a block of one chunk (or shard) fits,
-``ValueError`` for a limit that is not a number of bytes.
+Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even a block of one chunk (or shard) fits, ``ValueError`` for
+a limit that is not a number of bytes.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ def plan_blocks(
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
-    - `limit`: memory limit in bytes, `memory_bytes` of :func:`resample_zarr`.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
     check_limit(memory_bytes)

@@ -1,11 +1,8 @@
 """Plan a conversion, and copy its blocks: read a box, write it as whole chunks (or shards).
 
-In: a source (image, group, array or TIFF stack) and the storage of the copy. Out: :class:`Conversion`; a
-:class:`CopyJob` for each array, which can be sent to another process if its source is a path; chunks of an existing
-array. Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot
-be converted, ``ValueError`` for parameters that do not fit the source; those of reading and writing; and
-:class:`~linumpy.errors.DeviceMemoryError` if a block of one chunk (or shard) does not fit into the memory of the
-device. In host memory such a block may exceed the limit.
+Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot be
+converted, ``ValueError`` for parameters that do not fit the source; :class:`~linumpy.errors.DeviceMemoryError` if a
+block of one chunk (or shard) does not fit into the memory of the device. In host memory it may exceed the limit.
 """
 
 from __future__ import annotations
@@ -214,14 +211,11 @@ _BLOCKS = 5
 class CopyJob:
     """The parameters of all blocks of a copy.
 
-    - `source`: the array to copy; a path if other processes open it.
-    - `target`: path of the array to write.
+    - `source`, `target`: the array to copy, a path if other processes open it; path of the array to write.
     - `dtype`: data type of the copy, in this machine's byte order.
     - `shape`, `block`: voxels of the array, and of a block.
-    - `device` (``"cuda"`` or ``"cpu"``): device that decodes and encodes chunks.
     - `stack`: the source, if it is a TIFF stack.
-    - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU.
-    - `batch`: the batches that a device encodes; None on the CPU.
+    - `scratch_bytes`, `batch`: device memory that a read may use beyond its result, and batches that are encoded there.
     """
 
     source: str | zarr.Array

@@ -1,9 +1,8 @@
 """Plan the copy of a Zarr hierarchy: the same groups and arrays, with other chunks, shards or codecs.
 
-In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the empty
-copy and lists the arrays to fill; arrays beside images that are no images, such as tables, are copied as they are.
-Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for images whose elements are not
-numbers, :class:`~linumpy.errors.MetadataError` for coordinates that the version cannot express.
+Arrays beside images that are no images, such as tables, are copied as they are. Errors: ``ValueError`` for sizes that
+do not fit, :class:`~linumpy.errors.SourceError` for images whose elements are not numbers,
+:class:`~linumpy.errors.MetadataError` for coordinates that the version cannot express.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ class Storage:
 
 @dataclass(frozen=True)
 class ArrayCopy:
-    """An array of the copy.
+    """An array of the copy; `chunks` and `encoding` are of (inner) chunks.
 
-    - `chunks`: shape of an (inner) chunk.
-    - `encoding`: encoding of an (inner) chunk.
     - `names`: names of the axes, for the metadata of zarr v3.
     - `order`: for each axis of the copy its index among the axes of the source, whose other axes have one entry; None
       if the axes are the same.
@@ -110,9 +107,7 @@ def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[i
 class Hierarchy:
     """The copy of a group.
 
-    - `zarr_format` (``2`` or ``3``): zarr format of the copy.
-    - `groups`: attributes of each group, by its path.
-    - `kept`: the arrays that are copied as they are, by their paths.
+    - `groups`, `kept`: attributes of each group, and the arrays that are copied as they are, by their paths.
     - `files`: paths of the files that do not belong to Zarr.
     - `dropped`: descriptions of metadata that the copy's version of NGFF cannot hold.
     """

@@ -1,8 +1,7 @@
 """Metadata of a TIFF stack: spacing in µm, time step, names and colours of channels.
 
-In: a :class:`~linumpy.io.stores.tiff.TiffStack`. Out: :class:`TiffMetadata`, from the first of these that the file has:
-OME-XML, ImageJ's description, resolution tags. Lengths in other units, such as ``pixel``, are left out. Nothing raises:
-what cannot be read is left out.
+They are from the first of these that the file has: OME-XML, ImageJ's description, resolution tags. Lengths in other
+units, such as ``pixel``, and what cannot be read are left out.
 
 Formats: https://docs.openmicroscopy.org/ome-model/latest/ome-tiff/specification.html; ImageJ's TiffEncoder for its
 description, in which the resolution tags are pixels per ``unit``; TIFF 6.0 for the tags.
