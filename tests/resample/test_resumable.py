@@ -33,7 +33,7 @@ def create(folder):
 
 def fill(path, request=ASKED, boxes=(), **options):
     with resumable_folder(path, request, create, **options) as state:
-        before = state.complete.copy()
+        before = state.grids[0].copy()
         for start, stop in boxes:
             state.add(start, stop)
     return before
@@ -78,7 +78,7 @@ def test_a_torn_line_does_not_count(tmp_path, torn):
     assert fill(tmp_path / "i", boxes=[((0, 1), (1, 2))]).sum() == 1
     assert fill(tmp_path / "i").tolist() == [[True, True, False], [False] * 3]
     told = [line.split(" ", 1)[1] for line in journal.read_text().splitlines()[1:]]
-    assert [line for line in told if line.startswith("box")] == ["box 0 0 1 1", "box 0 1 1 2"]
+    assert [line for line in told if line.startswith("box")] == ["box 0 0 0 1 1", "box 0 0 1 1 2"]
 
 
 @pytest.mark.parametrize(
@@ -142,17 +142,17 @@ def signed(lines, text):
     [
         (lambda j: j, [[1, 1, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], j[3][:-1], j[4]], [[1, 0, 0], [0, 0, 0]]),  # a short write has joined two lines
-        (lambda j: [*j[:3], j[3].replace(b"0 1 1 2", b"0 1 2 3"), j[4]], [[1, 0, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], j[3].replace(b"0 0 1 1 2", b"0 0 1 2 3"), j[4]], [[1, 0, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], j[3][9:], j[4]], [[1, 0, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], bytes(40), b"\n", bytes(10) + j[4]], [[1, 0, 0], [0, 0, 0]]),
         (lambda j: [*j[:3], b"\xff\xfe garbage\n", *j[3:], b"\n"], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box 0 0 9 9"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),  # out of the grid
-        (lambda j: [*j[:3], signed(j, b"box -2 -3 2 3"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box 1 2 0 0"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box 0 0 2"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box 0 0 0 2 3 4"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box a b c d"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
-        (lambda j: [*j[:3], signed(j, b"box 0 2 1 3"), *j[3:]], [[1, 1, 1], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 0 0 9 9"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),  # out of the grid
+        (lambda j: [*j[:3], signed(j, b"box 0 -2 -3 2 3"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 1 2 0 0"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 0 0 2"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 0 0 0 2 3 4"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 a b c d"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 0 0 2 1 3"), *j[3:]], [[1, 1, 1], [1, 0, 0]]),
         (lambda j: [j[0][:-2] + b"\n", *j[1:]], [[0, 0, 0], [0, 0, 0]]),
         (lambda j: [bytes(len(j[0]) - 1), b"\n", *j[1:]], [[0, 0, 0], [0, 0, 0]]),
         (lambda j: [], [[0, 0, 0], [0, 0, 0]]),
