@@ -103,11 +103,7 @@ def encoding_of(array: zarr.Array) -> Encoding | None:
 def host_encoder(encoding: Encoding) -> Callable[[np.ndarray], bytes | np.ndarray]:
     """Return a thread-safe function that encodes a contiguous chunk, without appending the checksum."""
     codec = _numcodec(encoding)
-    return _raw if codec is None else codec.encode
-
-
-def _raw(chunk: np.ndarray) -> np.ndarray:
-    return chunk.reshape(-1).view(np.uint8)
+    return (lambda chunk: chunk.reshape(-1).view(np.uint8)) if codec is None else codec.encode
 
 
 def checksum(data: bytes | memoryview | np.ndarray) -> bytes:

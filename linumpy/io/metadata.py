@@ -133,7 +133,11 @@ def _repaired(where: StorePath, document: _Document, error: Exception, name: str
             repaired = _repair_v3({**document, "data_type": "uint16" if small == "bfloat16" else "uint8"})
             repaired = metadata_of(repaired, small, name)
         elif document and document.get("node_type") != "group":
-            repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
+            repaired = _repair_v3(document)
+            if document.get("zarr_format") == 2:  # a fill value may be missing, or a list of one value
+                fill = document.get("fill_value")
+                is_listed = isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str)
+                repaired = {**document, "fill_value": fill[0] if isinstance(fill, list) and is_listed else fill}
         if repaired != document:
             array = checked_array(zarr.Array(zarr.AsyncArray(metadata=repaired, store_path=where)), document)
             _warn_of_null(document, name)
@@ -345,14 +349,6 @@ def _warn_of_null(document: _Document, name: str) -> None:
     kind = str(document.get("data_type"))
     if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
         log.warning("%s: the fill value is null; missing chunks are read as 0", name)
-
-
-def _repair_v2(document: _Document) -> dict[str, Any]:
-    """Return a document of zarr v2 whose fill value is neither missing nor a list of one value."""
-    fill = document.get("fill_value")
-    if isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str):
-        fill = fill[0]
-    return {**document, "fill_value": fill}
 
 
 def _reason(document: _Document, error: Exception) -> str:

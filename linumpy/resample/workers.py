@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 #: Maximum number of submitted tasks for each thread, unless the caller requests more.
 _TASKS_PER_THREAD = 4
@@ -57,7 +59,13 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
             "of a scheduler"
         )
     if isinstance(distributed, str):
-        with _connected(distributed) as client:
+        if ":" not in distributed:
+            raise ValueError(f"distributed={distributed!r}: no address of a scheduler, such as 'tcp://host:8786'")
+        try:
+            connected = Client(distributed, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise ConnectionError(f"distributed={distributed!r}: no dask scheduler answers there: {error}") from error
+        with connected as client:
             yield client
         return
     kind = "client" if isinstance(distributed, Client) else "cluster"
@@ -71,17 +79,6 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
     else:
         with Client(distributed, set_as_default=False) as client:
             yield client
-
-
-def _connected(address: str) -> Client:
-    from distributed import Client
-
-    if ":" not in address:
-        raise ValueError(f"distributed={address!r}: no address of a scheduler, such as 'tcp://host:8786'")
-    try:
-        return Client(address, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise ConnectionError(f"distributed={address!r}: no dask scheduler answers there: {error}") from error
 
 
 def carry_out_on(
@@ -106,12 +103,15 @@ def carry_out_on(
     """
     from distributed import KilledWorker, as_completed
 
-    waiting, threads = iter(names), _Threads(client)
+    waiting, threads, counted = iter(names), 0, -_COUNT_SECONDS
     completed = as_completed(loop=client.loop)
     pending: dict[Future, Name] = {}
 
     def fill() -> None:
-        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads.count(), 1):
+        nonlocal threads, counted
+        if time.monotonic() - counted >= _COUNT_SECONDS:
+            threads, counted = sum(client.nthreads().values()), time.monotonic()
+        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads, 1):
             for name in waiting:
                 future = submit(name)
                 pending[future] = name
@@ -135,35 +135,6 @@ def carry_out_on(
     finally:
         client.cancel(list(pending))
 
-
-class _Threads:
-    """Counts the threads of all workers, at most once a second."""
-
-    def __init__(self, client: Client) -> None:
-        self._client, self._count, self._counted = client, 0, -_COUNT_SECONDS
-
-    def count(self) -> int:
-        now = time.monotonic()
-        if now - self._counted >= _COUNT_SECONDS:
-            self._count, self._counted = sum(self._client.nthreads().values()), now
-        return self._count
-
-
-class WorkerJob(Protocol):
-    """The parameters of all blocks of a volume, which can be pickled."""
-
-    @property
-    def target(self) -> str:
-        """Path of the array to write."""
-
-    @property
-    def device(self) -> str:
-        """``"cuda"`` or ``"cpu"``."""
-
-
-JobOf = TypeVar("JobOf", bound=WorkerJob)
-
-log = logging.getLogger(__name__)
 
 #: Share of the free memory of a host or a device for blocks; limit of a thread's blocks in host memory, in bytes.
 _SHARE, _MAX_NBYTES = 0.8, 8 * 2**30
@@ -220,15 +191,11 @@ def needs_of(source: str, target: Path, device: str) -> Needs:
 
 def metadata_digest(folder: str) -> str:
     """Return a digest of the metadata of an array in a folder or a ZIP file."""
-    digest = hashlib.sha256()
-    if (split := split_archive(folder)) is not None:
-        store = ArchiveStore(split[0])
-        for name in ("zarr.json", ".zarray"):
-            digest.update(store.read(f"{split[1]}/{name}".lstrip("/")) or b"")
-        return digest.hexdigest()
+    digest, split = hashlib.sha256(), split_archive(folder)
     for name in ("zarr.json", ".zarray"):
-        path = Path(folder, name)
-        if path.is_file():
+        if split is not None:
+            digest.update(ArchiveStore(split[0]).read(f"{split[1]}/{name}".lstrip("/")) or b"")
+        elif (path := Path(folder, name)).is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -350,8 +317,8 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
 
 def make_on(
     client: Client,
-    make: Callable[[JobOf, int], object],
-    job: JobOf,
+    make: Callable[[Any, int], object],
+    job: Any,
     needs: Needs,
     blocks: Mapping[int, Name],
     done: Callable[[Name], object],
@@ -362,6 +329,7 @@ def make_on(
 
     - `make`: function, defined in a module, that takes the job and the number of a block and makes the block; making a
       block twice must be harmless.
+    - `job`: the parameters of all blocks, which can be pickled, among them `target` and `device`.
     - `blocks`: a name (such as a box) of each block to make, by its number; `done` is called with it, in this thread.
     - `block_name`: a description of a block, for errors.
     """
@@ -382,7 +350,7 @@ def make_on(
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     """Make a block, on a worker; return a text that names the requirement the worker lacks, empty if it lacks none."""
     needs, make, job = pickle.loads(payload)
-    lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
+    lacking = needs.lacking() or _lacking_for_blocks(needs, job.device, worker)
     if lacking:
         return f"worker {worker.address} lacks {lacking}"
     try:
@@ -395,9 +363,9 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, device: str, worker: Worker) -> str:
     """Return a text about the GPU or memory that a worker lacks; a worker that joined late was not in the survey."""
-    if job.device == "cuda":
+    if device == "cuda":
         missing = why_no_cuda()
         return f"a GPU: {missing}" if missing else ""
     limit, threads = int(worker.memory_manager.memory_limit or 0), worker.state.nthreads

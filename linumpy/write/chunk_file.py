@@ -10,14 +10,15 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from linumpy.core.files import write_files
 from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
-from linumpy.io.output.syscalls import BINARY
+from linumpy.io.output.syscalls import named_errors
 from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout, ShardLayout
 from linumpy.plan.pyramid import Box
@@ -34,46 +35,24 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     A group is written by as few system calls as possible, and must stay valid only until the next group is requested.
     """
     nbytes = 0
-    with _new_file(path) as descriptor:
+    with named_errors(Path(path)), open(path, "wb", buffering=0) as file:
         for group in groups:
             for first in range(0, len(group), _MAX_BUFFERS):
-                views = [_view(buffer) for buffer in group[first : first + _MAX_BUFFERS]]
-                nbytes += _write_all(descriptor, views, path)
+                nbytes += _write_all(file.fileno(), group[first : first + _MAX_BUFFERS])
     return nbytes
 
 
-@contextmanager
-def _new_file(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-    try:
-        yield descriptor
-    except BaseException:
-        with suppress(OSError):
-            os.close(descriptor)
-        raise
-    try:
-        os.close(descriptor)  # network file systems report failed writes here
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def _view(buffer: Bytes) -> memoryview:
-    return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
-
-
-def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int:
-    remaining, nbytes = list(buffers), 0
-    try:
-        while remaining:
-            # Windows has no `writev`.
-            count = os.writev(descriptor, remaining) if hasattr(os, "writev") else os.write(descriptor, remaining[0])
-            nbytes += count
-            while remaining and count >= len(remaining[0]):
-                count -= len(remaining.pop(0))
-            if count:
-                remaining[0] = remaining[0][count:]
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+def _write_all(descriptor: int, buffers: Sequence[Bytes]) -> int:
+    remaining = [memoryview(b.reshape(-1).view(np.uint8) if isinstance(b, np.ndarray) else b) for b in buffers]  # type: ignore[arg-type]
+    nbytes = 0
+    while remaining:
+        # Windows has no `writev`.
+        count = os.writev(descriptor, remaining) if hasattr(os, "writev") else os.write(descriptor, remaining[0])
+        nbytes += count
+        while remaining and count >= len(remaining[0]):
+            count -= len(remaining.pop(0))
+        if count:
+            remaining[0] = remaining[0][count:]
     return nbytes
 
 

@@ -222,7 +222,7 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
         return
     # A power of two: CuPy's pool reuses memory of equal size only, and pinning memory takes longer than copy and write.
     size = 1 << (max(1, *(end - begin for begin, end in pieces)) - 1).bit_length()
-    buffers = [_pinned(cupy, size) for _ in pieces[:2]]
+    buffers = [np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size) for _ in pieces[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Event]:
         begin, end = pieces[number]
@@ -269,10 +269,6 @@ class PinnedSpans:
                 group.append(crc.stored())
         if group:
             yield group
-
-
-def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
 
 def cut_into_chunks(

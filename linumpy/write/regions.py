@@ -45,14 +45,6 @@ def region_text(box: Box) -> str:
     return "[" + ", ".join(f"{b.start}:{b.stop}" for b in box) + "]"
 
 
-def cut_refusal(region: str, unit: Box, stored: tuple[int, ...], kind: str) -> str:
-    """Return the error message for a region that cuts `unit`, a ``"chunk"`` or ``"shard"`` (`kind`)."""
-    return (
-        f"region {region} cuts the {kind} {region_text(unit)}: write whole {kind}s of {stored} (only the end of the "
-        f"image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
-    )
-
-
 class BufferFullError(ValueError):
     """The buffer would exceed the caller's limit; nothing of the region was written."""
 
@@ -105,7 +97,8 @@ class CutChunks:
             incomplete = self._incomplete[corner] = _Incomplete(box, initial, np.full(shape_of(box), not is_written))
             self._nbytes += self._buffer_nbytes(box)
         inside = within(part, box)
-        incomplete.voxels[inside] = _in_memory_of(incomplete.voxels, voxels)
+        buffer = incomplete.voxels
+        buffer[inside] = array_module(buffer).asarray(voxels) if is_device_array(buffer) else to_host(voxels)
         incomplete.missing[inside] = False
         if incomplete.missing.any():
             return None
@@ -132,10 +125,3 @@ class CutChunks:
 
 def _corner(box: Box) -> tuple[int, ...]:
     return tuple(b.start for b in box)
-
-
-def _in_memory_of(buffer: Array, voxels: Array) -> Array:
-    """Copy voxels to the memory, host or device, that a buffer is in."""
-    if is_device_array(buffer):
-        return array_module(buffer).asarray(voxels)  # type: ignore[no-any-return]
-    return to_host(voxels)

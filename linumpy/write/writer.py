@@ -36,7 +36,7 @@ from linumpy.plan.region import RegionLike
 from linumpy.write.chunks import Chunks, chunks_of, read_back, writing_threads
 from linumpy.write.levels import Levels, WriteReport, WriteState
 from linumpy.write.new_image import plan_image
-from linumpy.write.regions import CutChunks, checked_block, cut_refusal, region_text
+from linumpy.write.regions import CutChunks, checked_block, region_text
 from linumpy.write.tasks import Finish, finish_all
 
 log = logging.getLogger(__name__)
@@ -301,8 +301,11 @@ class OmeZarrWriter:
         cut_parts = [] if whole == box else [part for part in parts if self._pyramid.whole(0, part) is None]
         name = region_text(box)
         if cut_parts and not self._cut.limit:
-            unit = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0]))
-            raise ValueError(cut_refusal(name, unit, self.stored, self._image.object_name))
+            unit, kind = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0])), self._image.object_name
+            raise ValueError(
+                f"region {name} cuts the {kind} {region_text(unit)}: write whole {kind}s of {self.stored} (only the "
+                f"end of the image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
+            )
         on_device = is_device_array(voxels)
         with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
             self._on_device = self._on_device or on_device

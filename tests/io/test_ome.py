@@ -86,9 +86,7 @@ def by_hand(folder, *, unit="micrometer", dataset=None, whole=(), names="zyx", s
 def test_dataset_comes_before_multiscale(tmp_path):
     """x → 3 (2 x + 5) + 7, as NGFF has the transformations of a dataset applied before those of all."""
     by_hand(
-        tmp_path / "i",
-        dataset=(scale(2, 2, 2), translation(5, 5, 5)),
-        whole=(scale(3, 3, 3), translation(7, 7, 7)),
+        tmp_path / "i", dataset=(scale(2, 2, 2), translation(5, 5, 5)), whole=(scale(3, 3, 3), translation(7, 7, 7))
     )
     image = open_image(tmp_path / "i")
     assert image.spacing == ((6.0, 6.0, 6.0),)

@@ -227,8 +227,7 @@ def test_such_documents_are_read_as_levels_of_an_image(tmp_path, consolidated):
     if consolidated:
         level = json.loads((tmp_path / "i/0/zarr.json").read_text())
         edit(
-            tmp_path / "i",
-            consolidated_metadata={"kind": "inline", "must_understand": False, "metadata": {"0": level}},
+            tmp_path / "i", consolidated_metadata={"kind": "inline", "must_understand": False, "metadata": {"0": level}}
         )
     assert same(read_omezarr(tmp_path / "i")[0][...], expected)
     assert same(open_source(tmp_path / "i")[...], expected)

@@ -110,12 +110,7 @@ def current():
 
 
 FAKE = types.SimpleNamespace(
-    empty=empty,
-    cuda=types.SimpleNamespace(
-        Device=Device,
-        Stream=Stream,
-        get_current_stream=current,
-    ),
+    empty=empty, cuda=types.SimpleNamespace(Device=Device, Stream=Stream, get_current_stream=current)
 )
 
 

@@ -21,14 +21,7 @@ from scipy import ndimage
 from skimage.transform import resize as skimage_resize
 from zarr.codecs import ZstdCodec
 
-from linumpy.errors import (
-    ChunkError,
-    DeviceMemoryError,
-    GpuUnavailableError,
-    MetadataError,
-    ResumeError,
-    SourceError,
-)
+from linumpy.errors import ChunkError, DeviceMemoryError, GpuUnavailableError, MetadataError, ResumeError, SourceError
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
@@ -338,13 +331,7 @@ def test_any_transform_is_that_in_memory(tmp_path_factory, data, seed):
 def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
     image = volume((20, 20, 20), "i4")
     array = zarr.create_array(
-        tmp_path / "a",
-        shape=image.shape,
-        chunks=(8, 8, 8),
-        dtype=">i4",
-        zarr_format=2,
-        compressors=None,
-        fill_value=7,
+        tmp_path / "a", shape=image.shape, chunks=(8, 8, 8), dtype=">i4", zarr_format=2, compressors=None, fill_value=7
     )
     array[8:, :, 3:] = image[8:, :, 3:]
     image[:8] = image[:, :, :3] = 7

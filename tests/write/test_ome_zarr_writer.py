@@ -187,13 +187,7 @@ def test_times_and_channels(tmp_path, version, axes):
     leading = sum(name in "tc" for name in axes)
     shape = (3, 5)[-leading:] + (6, 9, 8)[: len(axes) - leading]
     data, sizes = values(shape), (5.0, 2.0, 3.0)[: len(axes) - leading]
-    options = {
-        "axes": axes,
-        "ngff_version": version,
-        "levels": 3,
-        "origin": sizes,
-        "attributes": {"linumpy": {"a": 1}},
-    }
+    options = {"axes": axes, "ngff_version": version, "levels": 3, "origin": sizes, "attributes": {"linumpy": {"a": 1}}}
     with OmeZarrWriter(tmp_path / "i", shape, "u2", sizes, **options) as target:
         assert target.stored == (1,) * leading + shape[leading:]
         for number, part in enumerate(data):  # the first of the leading axes entry by entry
@@ -634,10 +628,7 @@ def test_several_threads_write(tmp_path, cut):
     data = values((24, 30, 40))
     step = (5, 7, 9) if cut else (4, 8, 8)
     options = {"chunks": (4, 4, 4), "levels": 3, "buffer_bytes": 2**20 if cut else 0}
-    with (
-        OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target, ThreadPoolExecutor(8) as pool:
         regions = boxes_of(data.shape, step)
         random.Random(1).shuffle(regions)
         list(pool.map(lambda region: target.write(region, data[region]), regions))

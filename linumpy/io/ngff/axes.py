@@ -23,35 +23,23 @@ Spacing = Sequence[float] | Mapping[str, float]
 #: Length in µm of units by their symbols, which NGFF does not list; the micro sign is U+00B5 or U+03BC.
 SYMBOLS = {"nm": 1e-3, "um": 1.0, "\u00b5m": 1.0, "\u03bcm": 1.0, "\u00b5": 1.0, "\u03bc": 1.0, "mm": 1e3}
 
+#: Powers of ten of the prefixes of the metre that NGFF names.
+_PREFIXES = {
+    "yocto": -24, "zepto": -21, "atto": -18, "femto": -15, "pico": -12, "nano": -9, "micro": -6, "milli": -3,
+    "centi": -2, "deci": -1, "": 0, "hecto": 2, "kilo": 3, "mega": 6, "giga": 9, "tera": 12, "peta": 15, "exa": 18,
+    "zetta": 21, "yotta": 24,
+}  # fmt: skip
+
 #: Length in µm of each unit that NGFF names, and of the symbols.
 MICROMETERS = {
     **SYMBOLS,
-    "yoctometer": 1e-18,
-    "zeptometer": 1e-15,
-    "attometer": 1e-12,
-    "femtometer": 1e-9,
-    "picometer": 1e-6,
+    **{f"{prefix}meter": float(f"1e{power + 6}") for prefix, power in _PREFIXES.items()},
     "angstrom": 1e-4,
-    "nanometer": 1e-3,
-    "micrometer": 1.0,
-    "millimeter": 1e3,
-    "centimeter": 1e4,
-    "decimeter": 1e5,
     "inch": 25_400.0,
     "foot": 304_800.0,
     "yard": 914_400.0,
-    "meter": 1e6,
-    "hectometer": 1e8,
-    "kilometer": 1e9,
     "mile": 1_609_344_000.0,
-    "megameter": 1e12,
-    "gigameter": 1e15,
-    "terameter": 1e18,
     "parsec": 3.0856775814913673e22,
-    "petameter": 1e21,
-    "exameter": 1e24,
-    "zettameter": 1e27,
-    "yottameter": 1e30,
 }
 
 
@@ -115,7 +103,12 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4, 0.5 and 0.6 are read)")
     axes = tuple(
-        Axis(str(axis["name"]), axis.get("type"), axis.get("unit"), _mapping(axis.get("orientation")))
+        Axis(
+            str(axis["name"]),
+            axis.get("type"),
+            axis.get("unit"),
+            axis["orientation"] if isinstance(axis.get("orientation"), Mapping) else None,
+        )
         for axis in described
     )
     if len({axis.name for axis in axes}) < len(axes):
@@ -131,10 +124,6 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     if not spatial_axes_of(axes):
         raise MetadataError(f"{name}: none of the axes {', '.join(a.name for a in axes)} is of type space")
     return axes
-
-
-def _mapping(value: Any) -> Mapping[str, Any] | None:
-    return value if isinstance(value, Mapping) else None
 
 
 def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from linumpy.io.ngff.axes import datasets_of, transformation_list
 from linumpy.io.ngff.transformations import (
     Metadata,
     Transformation,
+    TransformationReader,
     UnknownTransformationError,
-    read_map,
     transformation_error,
 )
 from linumpy.plan.grid.point_map import PointMap, as_matrix, compose
@@ -97,7 +97,7 @@ def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, n
     steps: PointMap = ()
     for transformation in (_level_transformation(dataset, name), *further):
         try:
-            steps = compose(steps, read_map(transformation, rank, None, name))
+            steps = compose(steps, TransformationReader(None, name).read(transformation, rank))
         except UnknownTransformationError as error:
             raise _level_error(error.transformation, name) from None
     matrix = as_matrix(steps, rank)

@@ -28,7 +28,6 @@ from linumpy.plan.grid.point_map import (
     compose,
     inverted,
     outputs_of,
-    scaling,
     within_point,
 )
 
@@ -66,13 +65,6 @@ def is_invertible(transformation: Transformation) -> bool:
         inner = [part.get("transformation", part) for part in parts if isinstance(part, Mapping)]
         return all(isinstance(part, Mapping) and is_invertible(part) for part in inner)
     return kind in (*_INVERTIBLE, "bijection", "inverseOf")
-
-
-def read_map(
-    transformation: Transformation, rank: int, group: zarr.Group | None, name: str, *, inverse: bool = False
-) -> PointMap:
-    """Read a transformation of points of `rank` coordinates that is no field; without a group, no arrays are read."""
-    return TransformationReader(group, name).read(transformation, rank, inverse)
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,7 @@ class TransformationReader:
         if values.ndim != len(wanted) or any(w not in (None, n) for w, n in zip(wanted, values.shape, strict=True)):
             raise self.error(transform, f"has numbers of shape {values.shape}, and points have {rank} coordinates")
         if kind == "scale":
-            return scaling(values.tolist(), [0.0] * rank)
+            return affine(np.diag(values), np.zeros(rank))
         if kind == "translation":
             return affine(np.eye(rank), values)
         return affine(values, np.zeros(rank)) if kind == "rotation" else affine(values[:, :-1], values[:, -1])
@@ -225,7 +217,8 @@ class TransformationReader:
             values = np.asarray(array[...], np.float64)
         else:
             stored: Any = transform.get(kind)
-            flat = [n for row in stored for n in (row if isinstance(row, list) else [row])] if _is_list(stored) else []
+            rows = stored if isinstance(stored, list) else []
+            flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
             try:
                 values = np.array(stored if flat and all(map(is_number, flat)) else np.nan, np.float64)
             except ValueError:  # rows of different lengths
@@ -233,10 +226,6 @@ class TransformationReader:
         if not np.isfinite(values).all():
             raise self.error(transform, f"has no {kind} of numbers")
         return values
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and bool(value)
 
 
 def _is_index(value: object) -> bool:

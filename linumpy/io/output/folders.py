@@ -73,7 +73,14 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
         try:
             temporary = work / _IMAGE
             temporary.mkdir()
-            yield from _filled(temporary, path, overwrite, durable)
+            with opened_folder(temporary) as opened:
+                yield temporary
+                if not is_named(opened, temporary):
+                    text = "another process removed the unfinished folder; its voxels are lost"
+                    raise OSError(errno.ENOENT, text, str(path))
+                if durable:
+                    sync_file_system(opened)
+                rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
         finally:
             try:
                 if (work / _IMAGE).exists():
@@ -82,17 +89,6 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
             finally:
                 unlock(descriptor)
     remove_unfinished(path)
-
-
-def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
-    """Yield the temporary folder; then flush it and rename it to the path of the output."""
-    with opened_folder(temporary) as descriptor:
-        yield temporary
-        if not is_named(descriptor, temporary):
-            raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
-        if durable:
-            sync_file_system(descriptor)
-        rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
 
 
 @contextmanager
@@ -284,7 +280,12 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
             if not os.path.lexists(path):
                 rename_new(temporary, path)
             elif not exchange(temporary, path):
-                _replace_in_two_steps(temporary, path)
+                path.rename(temporary.parent / _OLD)
+                try:
+                    rename_new(temporary, path)
+                except OSError:
+                    put_back(temporary.parent, path)
+                    raise
             break
         except (FileExistsError, FileNotFoundError):
             # Another process made or removed the output in between: check and try again.
@@ -292,16 +293,6 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
                 raise
     if durable:
         sync_path(path.parent)
-
-
-def _replace_in_two_steps(temporary: Path, path: Path) -> None:
-    old = temporary.parent / _OLD
-    path.rename(old)
-    try:
-        rename_new(temporary, path)
-    except OSError:
-        put_back(temporary.parent, path)
-        raise
 
 
 def drop_partial_files(folder: Path) -> None:
@@ -325,7 +316,9 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     ]
     with open(file, "w+b") as stream:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            archive.comment = _comment(folder)
+            ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
+            central = {"centralDirectory": {"jsonFirst": True}}
+            archive.comment = json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
             for name in sorted(names, key=_sort_key):
                 _add(archive, folder / name, name)
         _use_zip64(stream)
@@ -341,13 +334,6 @@ def _sort_key(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
     is_metadata = parts[-1] == _METADATA
     numbered = [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
     return not is_metadata, len(parts) if is_metadata else 0, numbered
-
-
-def _comment(folder: Path) -> bytes:
-    """Return the comment of the file, as RFC-9 defines it."""
-    ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
-    central = {"centralDirectory": {"jsonFirst": True}}
-    return json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:

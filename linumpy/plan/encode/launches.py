@@ -125,8 +125,6 @@ def plan_streams(
 
     A stream that encoding would not shorten gets the size `nbytes`, and the content of its slot is undefined.
     """
-    if nbytes > stream_nbytes(preset):
-        raise ValueError(f"a stream of {nbytes} bytes is longer than {stream_nbytes(preset)}")
     stride, hash_bits = slot_nbytes(nbytes), _HASH_BITS[preset]
     slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
     args = (streams, nbytes, count, hash_bits, slots.first, stride, slots.sizes)

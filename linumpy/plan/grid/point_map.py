@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,11 +75,6 @@ def affine(linear: ArrayLike, translation: ArrayLike) -> Affine:
     """Make an affine map from its linear part and its translation."""
     matrix = np.column_stack([np.asarray(linear, np.float64), np.asarray(translation, np.float64)])
     return Affine(tuple(map(tuple, matrix.tolist())))
-
-
-def scaling(scale: Sequence[float], translation: Sequence[float]) -> Affine:
-    """Make the map that scales points and then translates them."""
-    return affine(np.diag(np.asarray(scale, np.float64)), translation)
 
 
 def compose(*maps: Iterable[Affine | Field]) -> PointMap:

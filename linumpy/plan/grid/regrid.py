@@ -51,7 +51,10 @@ def plan_regrid(
     """
     rank = len(shape)
     if output_shape is not None:
-        output_shape = _checked_shape(output_shape, rank)
+        sizes = tuple(output_shape) if np.iterable(output_shape) else ()
+        if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
+            raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")
+        output_shape = tuple(map(int, sizes))
     try:
         values = np.asarray(transform_or_spacing, np.float64)
     except (TypeError, ValueError) as error:
@@ -124,18 +127,6 @@ def _split_affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray
         raise ValueError(
             f"a transform of shape {values.shape}: a volume of {rank} axes needs one of {', '.join(map(str, forms))}"
         )
-    if not np.isfinite(values).all():
-        raise ValueError(f"the transform {values.tolist()} holds NaN or infinity")
     if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
         raise ValueError(f"the last row of the transform is {values[-1].tolist()}, but must be 0 … 0 1")
-    linear = values[:rank, :rank]
-    if np.linalg.matrix_rank(linear) < rank:
-        raise ValueError(f"the matrix {linear.tolist()} is singular: it maps the output onto a plane, line or point")
-    return linear, values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
-
-
-def _checked_shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
-    sizes = tuple(output_shape) if np.iterable(output_shape) else ()
-    if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-        raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")
-    return tuple(int(n) for n in sizes)
+    return values[:rank, :rank], values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
