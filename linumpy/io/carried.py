@@ -159,10 +159,13 @@ def carried_from(volumes: Volumes) -> Carried:
     name = multiscale.get("name")
     omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
     systems, lost = _systems(chosen, multiscale)
+    version, zarr_format = image.version, group.metadata.zarr_format
+    if (version == "0.4") != (zarr_format == 2):  # the closest one that is for the Zarr format of the image
+        version = "0.4" if zarr_format == 2 else "0.5"
     spatial = [image.axes[axis] for axis in image.spatial_axes]
     return Carried(
         name=name if isinstance(name, str) and name else None,
-        ngff_version=_version_in(image.version, group.metadata.zarr_format),
+        ngff_version=version,
         units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
         orientations={axis.name.lower(): axis.orientation for axis in spatial if axis.orientation is not None},
         leading={
@@ -196,13 +199,6 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
-
-
-def _version_in(version: str, zarr_format: int) -> str:
-    """Return a version of NGFF; if it is not for the Zarr format of the image, the closest one that is."""
-    if zarr_format == 3:
-        return "0.5" if version == "0.4" else version
-    return "0.4" if version in ("0.5", "0.6") else version
 
 
 def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, list[str]]:

@@ -300,7 +300,10 @@ def select_volumes(
     for kind, entry in (("time", time), ("channel", channel)):
         if entry is None:
             continue
-        _check_entry(kind, entry, counts[kind], image.name)
+        if not is_integer(entry) or not 0 <= entry < counts[kind]:
+            count = counts[kind]
+            text = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
+            raise ValueError(f"{kind}={entry!r}: {image.name} has {text}")
         if kind in kept:
             selected[kept.pop(kind)] = range(entry, entry + 1)
     leading = [kept[kind] for kind in KINDS if kind in kept]
@@ -322,10 +325,3 @@ def _kind(axis: Axis) -> str:
     if axis.type is None:
         return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
     return axis.type
-
-
-def _check_entry(kind: str, entry: object, count: int, name: str) -> None:
-    """Raise ``ValueError`` for a time or channel that an image does not have."""
-    if not is_integer(entry) or not 0 <= entry < count:
-        entries = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
-        raise ValueError(f"{kind}={entry!r}: {name} has {entries}")

@@ -48,8 +48,7 @@ def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
 
 def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
     """Read a region of slices of step 1 as :func:`read_on_host` does, but raise `ChunkError` for a broken chunk."""
-    _refuse_empty_shards(array, region)
-    _refuse_cut_blosc(array, region)
+    _refuse_broken_files(array, region)
     try:
         return read_on_host(array, region)
     except (MemoryError, LinumpyError):
@@ -70,25 +69,15 @@ def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
     return without_credentials(str(array.store_path))
 
 
-def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
-    """Raise :class:`ChunkError` for a shard of a local array that is an empty file, as a full disk leaves it."""
-    if array.shards is None or not isinstance(array.store, LocalStore):
-        return
-    for index in _stored_objects(array, region):
-        key = array.metadata.encode_chunk_key(index)
-        try:
-            nbytes = os.stat(array.store.root / array.path / key).st_size
-        except OSError:  # usually it was never written; zarr reports any other error
-            continue
-        if nbytes == 0:
-            raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
+def _refuse_broken_files(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
+    """Raise :class:`ChunkError` for files of a local array that zarr-python reads as if they were whole.
 
-
-def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
-    """Raise :class:`ChunkError` for a Blosc chunk of a local array whose file is shorter than its header says."""
-    if array.shards is not None or not isinstance(array.store, LocalStore):
-        return
-    if not any("Blosc" in type(codec).__name__ for codec in array.compressors[-1:]):
+    They are a shard that is an empty file, as a full disk leaves it, and a Blosc chunk whose file is shorter than its
+    header says.
+    """
+    is_sharded = array.shards is not None
+    is_blosc = not is_sharded and any("Blosc" in type(codec).__name__ for codec in array.compressors[-1:])
+    if not (is_sharded or is_blosc) or not isinstance(array.store, LocalStore):
         return
     for index in _stored_objects(array, region):
         key = array.metadata.encode_chunk_key(index)
@@ -97,8 +86,10 @@ def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> Non
                 header, nbytes = file.read(16), os.fstat(file.fileno()).st_size
         except OSError:  # usually it was never written; zarr reports any other error
             continue
+        if is_sharded and not nbytes:
+            raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
         wanted = int.from_bytes(header[12:], "little")
-        if len(header) < 16 or nbytes < wanted:
+        if is_blosc and (len(header) < 16 or nbytes < wanted):
             says = f", and its Blosc header says {wanted}" if len(header) == 16 else ", fewer than a Blosc header"
             raise ChunkError(f"{array.store_path}/{key} cannot be read: it has {nbytes} bytes{says}")
 

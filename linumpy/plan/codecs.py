@@ -236,11 +236,6 @@ class Encoding:
         assert self.codec is not None
         return self.codec.levels[self.preset]
 
-    @property
-    def not_on_device(self) -> str:
-        """Why the device does not encode such chunks; empty if it does."""
-        return "" if self.codec is not None and self.codec.on_device else f"{self.compressor} is encoded by the host"
-
     def __str__(self) -> str:
         """Return the name that :func:`parse_codec` turns into an equal encoding, apart from `itemsize`."""
         words = [self.compressor or "none"]

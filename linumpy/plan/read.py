@@ -160,24 +160,19 @@ class ReadPlan:
     @property
     def object_box(self) -> list[tuple[int, int]]:
         """First stored object that the region touches, and one past the last, along each axis."""
-        if self.layout.lengths is not None:
-            return self._object_box(self.layout.lengths)
-        return self._regular_box(self.layout.object_shape)
+        return self._box(self.layout.object_shape, self.layout.lengths)
 
     @property
     def _chunk_box(self) -> list[tuple[int, int]]:
         """First chunk that the region touches, and one past the last, along each axis."""
-        if self.layout.lengths is not None and self.layout.shard is None:
-            return self._object_box(self.layout.lengths)
-        return self._regular_box(self.layout.chunk_shape)
+        return self._box(self.layout.chunk_shape, None if self.layout.shard is not None else self.layout.lengths)
 
-    def _regular_box(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    def _box(self, sizes: tuple[int, ...], lengths: tuple[np.ndarray, ...] | None) -> list[tuple[int, int]]:
+        """Return the first object that the region touches, and one past the last, by axis: of a size, or of lengths."""
+        if lengths is not None:
+            return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
         bounds = zip(self.region.start, self.region.stop, sizes, strict=True)
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
-
-    def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
-        """Return the first stored object (rectilinear grid) that the region touches, and one past the last, by axis."""
-        return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _description(self))

@@ -24,10 +24,9 @@ from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import scratch_within
 from linumpy.resample.resumable import Resumable
-from linumpy.write.chunks import writing_threads
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.tasks import Finish, done
+from linumpy.write.tasks import Finish, done, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +24,7 @@ from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
 from linumpy.plan.grid.regrid import Regrid, plan_regrid, without_rounding
-from linumpy.write.new_image import LEADING_AXES
+from linumpy.write.new_image import described_axes
 
 
 @dataclass(frozen=True)
@@ -231,16 +230,7 @@ def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: 
     """
     systems = carried.systems or Systems(INTRINSIC, (), ())
     units = [carried.units.get(name, "micrometer") for name in volumes.axes]
-    axes: list[dict[str, Any]] = [
-        {"name": name, "type": LEADING_AXES[name]} | ({"unit": unit} if unit else {})
-        for name in volumes.leading
-        for unit in [carried.leading[name].unit]
-    ]
-    axes += [
-        {"name": name, "type": "space", "unit": unit}
-        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
-        for name, unit in zip(volumes.axes, units, strict=True)
-    ]
+    axes = described_axes(volumes.leading + volumes.axes, carried)
     # The map from coordinates of the output to coordinates of the source, in µm.
     source_spacing, new_spacing = np.array(source.spacing), np.array(regrid.spacing)
     linear = source_spacing[:, None] * np.array(regrid.matrix) / new_spacing

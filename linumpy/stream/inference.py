@@ -47,8 +47,9 @@ from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.prediction import Prediction, as_array, name_of
-from linumpy.write.chunks import Chunks, writing_threads
+from linumpy.write.chunks import Chunks
 from linumpy.write.new_image import NewImage
+from linumpy.write.tasks import writing_threads
 from linumpy.write.writer import Progress
 
 Model = Callable[[Any], Any]

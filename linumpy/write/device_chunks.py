@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
     from cupy.cuda import Event, Stream
-    from kvikio import CuFile
     from kvikio.cufile import IOFuture
 
 #: Maximum bytes of each of the two pinned buffers of a writing thread.
@@ -312,55 +311,47 @@ def write_rows(paths: list[str], rows: Array) -> None:
     with PROCESS.take(min_share, max_share) as share, transfer_settings():
         step = share.descriptors // _DESCRIPTORS_PER_FILE
         for begin in range(0, len(paths), step):
-            batch = _RowWrites(rows.shape[1])
-            try:
-                batch.start(paths[begin : begin + step], rows[begin : begin + step])
-            finally:
-                batch.wait()
-            if batch.failed:
-                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.failures())
-            for index in batch.failed:
+            batch = rows[begin : begin + step]
+            failed = _write_batch(paths[begin : begin + step], batch)
+            if failed:
+                reason = next(iter(failed.values()))
+                log.warning(
+                    "kvikio did not write %d chunks (%s); they are written from host memory", len(failed), reason
+                )
+            for index in failed:
                 # Raises the system's error instead of kvikio's. A temporary error does not come back.
-                write_file(paths[begin + index], [[to_host(rows[begin + index])]])
+                write_file(paths[begin + index], [[to_host(batch[index])]])
 
 
-class _RowWrites:
-    """Files of equal size that kvikio writes at the same time."""
+def _write_batch(paths: Sequence[str], rows: Array) -> dict[int, str]:
+    """Write rows at the same time; return the reasons of those that failed, by their numbers.
 
-    def __init__(self, nbytes: int) -> None:
-        self.failed: dict[int, str] = {}
-        self._nbytes = nbytes
-        self._files: list[CuFile] = []
-        self._futures: list[tuple[int, IOFuture]] = []
+    All writes have ended when this returns or raises, since they use the rows: an interrupt is raised at the end.
+    """
+    import kvikio
 
-    def start(self, paths: list[str], rows: Array) -> None:
-        """Open all files and start their writes."""
-        import kvikio
-
-        for index, path in enumerate(paths):
-            try:
-                self._files.append(kvikio.CuFile(path, "w"))
-                self._futures.append((index, self._files[-1].pwrite(rows[index])))
-            except (RuntimeError, OSError) as error:
-                self.failed[index] = str(error)
-
-    def wait(self) -> None:
-        """Wait for all writes, and record those that failed. An interrupt is raised at the end: writes use the rows."""
-        interrupt: BaseException | None = None
-        for index, future in self._futures:
-            try:
-                count = future.get()
-                if count != self._nbytes:
-                    self.failed[index] = f"{count} of {self._nbytes} bytes"
-            except (RuntimeError, OSError) as error:
-                self.failed[index] = str(error)
-            except BaseException as error:
-                interrupt = error
-        for file in self._files:
-            file.close()
-        if interrupt is not None:
-            raise interrupt
-
-    def failures(self) -> tuple[int, str]:
-        """Return how many writes failed, and the reason of the first failure."""
-        return len(self.failed), next(iter(self.failed.values()))
+    failed: dict[int, str] = {}
+    futures: list[tuple[int, IOFuture]] = []
+    with ExitStack() as scope:
+        try:
+            for index, path in enumerate(paths):
+                try:
+                    file = kvikio.CuFile(path, "w")
+                    scope.callback(file.close)
+                    futures.append((index, file.pwrite(rows[index])))
+                except (RuntimeError, OSError) as error:
+                    failed[index] = str(error)
+        finally:
+            interrupt: BaseException | None = None
+            for index, future in futures:
+                try:
+                    count = future.get()
+                    if count != rows.shape[1]:
+                        failed[index] = f"{count} of {rows.shape[1]} bytes"
+                except (RuntimeError, OSError) as error:
+                    failed[index] = str(error)
+                except BaseException as error:
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
+    return failed

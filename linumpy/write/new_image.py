@@ -325,6 +325,20 @@ def _names(
     return names
 
 
+def described_axes(names: Sequence[str], carried: Carried) -> list[dict[str, Any]]:
+    """Return the axes of a new image as NGFF describes them, with the units and orientations of its source."""
+    axes: list[dict[str, Any]] = []
+    for name in names:
+        if name in LEADING_AXES:
+            unit = carried.leading.get(name, LeadingAxis()).unit
+            axes.append({"name": name, "type": LEADING_AXES[name]} | ({"unit": unit} if unit is not None else {}))
+        else:
+            axes.append({"name": name, "type": "space", "unit": carried.units.get(name, "micrometer")})
+        if name in carried.orientations:
+            axes[-1]["orientation"] = dict(carried.orientations[name])
+    return axes
+
+
 def _metadata(
     name: str,
     names: list[str],
@@ -352,16 +366,7 @@ def _metadata(
             {"type": "translation", "translation": [axis.translation for axis in leading] + translation},
         ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
-    axes: list[dict[str, Any]] = [
-        {"name": name, "type": LEADING_AXES[name]} | ({"unit": axis.unit} if axis.unit is not None else {})
-        for name, axis in zip(names[:leading_count], leading, strict=True)
-    ]
-    axes += [
-        {"name": name, "type": "space", "unit": unit}
-        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
-        for name, unit in zip(names[leading_count:], units, strict=True)
-    ]
-    image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
+    image: dict[str, Any] = {"name": name, "axes": described_axes(names, carried), "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
         image["metadata"] = {

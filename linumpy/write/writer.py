@@ -33,11 +33,11 @@ from linumpy.io.paths import absolute
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
-from linumpy.write.chunks import Chunks, chunks_of, read_back, writing_threads
+from linumpy.write.chunks import Chunks, chunks_of, read_back
 from linumpy.write.levels import Levels, WriteReport, WriteState
 from linumpy.write.new_image import plan_image
 from linumpy.write.regions import CutChunks, checked_block, region_text
-from linumpy.write.tasks import Finish, finish_all
+from linumpy.write.tasks import Finish, finish_all, writing_threads
 
 log = logging.getLogger(__name__)
 

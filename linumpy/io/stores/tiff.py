@@ -69,12 +69,11 @@ def tiff_files(path: str | Path) -> list[str]:
     if not path.is_dir() or is_zarr_folder(path):
         return []
     names = (file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
-    return sorted(map(str, names), key=_numbers)
-
-
-def _numbers(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by the numbers in a name: ``page10`` comes after ``page9``."""
-    return [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)]
+    # By the numbers in the names: page10 comes after page9.
+    return sorted(
+        map(str, names),
+        key=lambda name: [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)],
+    )
 
 
 @contextmanager

@@ -85,7 +85,11 @@ def compose(*maps: Iterable[Affine | Field]) -> PointMap:
             steps.pop()
             step = Affine(_as_rows(_homogeneous(step) @ _homogeneous(last)))
         steps.append(step)
-    return tuple(step for step in steps if not (isinstance(step, Affine) and _is_identity(step)))
+    return tuple(
+        step
+        for step in steps
+        if not (isinstance(step, Affine) and np.array_equal(step.matrix, np.eye(step.inputs, step.inputs + 1)))
+    )
 
 
 def as_matrix(steps: PointMap, rank: int) -> np.ndarray | None:
@@ -137,7 +141,3 @@ def _homogeneous(step: Affine) -> np.ndarray:
 
 def _as_rows(homogeneous: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, homogeneous[:-1].tolist()))
-
-
-def _is_identity(step: Affine) -> bool:
-    return step.inputs == step.outputs and bool((np.array(step.matrix) == np.eye(step.inputs, step.inputs + 1)).all())

@@ -27,8 +27,8 @@ from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
-from linumpy.write.chunks import Batch, Chunks, chunks_of, writing_threads
-from linumpy.write.tasks import Finish
+from linumpy.write.chunks import Batch, Chunks, chunks_of
+from linumpy.write.tasks import Finish, writing_threads
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ from linumpy.resample.convert.tiff_metadata import TiffMetadata, metadata_of
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.resample.workers import Needs, needs_of
-from linumpy.write.chunks import NO_BATCH, Batch, plan_batch, writing_threads
+from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
 from linumpy.write.regions import region_text
-from linumpy.write.tasks import Finish
+from linumpy.write.tasks import Finish, writing_threads
 from linumpy.write.writer import STEP_BYTES
 
 log = logging.getLogger(__name__)

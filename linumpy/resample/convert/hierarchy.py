@@ -203,7 +203,7 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     kept = {
         path: array
         for path, array in arrays.items()
-        if path not in names and (array.ndim < rank or not _is_converted(array))
+        if path not in names and (array.ndim < rank or _why_not_converted(array))
     }
     if len(kept) == len(arrays):
         kept = {}  # plan_array raises the error
@@ -222,16 +222,12 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     )  # fmt: skip
 
 
-def _is_converted(array: zarr.Array) -> bool:
-    """Return whether an array has voxels, which are numbers of 1 to 8 bytes."""
+def _why_not_converted(array: zarr.Array) -> str:
+    """Return why an array has no voxels, which are numbers of 1 to 8 bytes; empty if it has."""
     dtype = np.dtype(array.dtype)
-    return (
-        dtype.kind in "biuf"
-        and dtype.itemsize <= 8
-        and not is_small(dtype)
-        and bool(array.ndim)
-        and 0 not in array.shape
-    )
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
+        return f"is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted"
+    return "" if array.ndim and 0 not in array.shape else f"has shape {array.shape}, without voxels to convert"
 
 
 def _members(group: zarr.Group) -> Members:
@@ -303,11 +299,9 @@ def plan_array(
 
     `order` is as in :class:`ArrayCopy`; `space` is the number of axes of space, each of which needs a size.
     """
-    dtype, name = np.dtype(array.dtype), describe_source(array)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
-        raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
-    if not array.ndim or 0 in array.shape:
-        raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")
+    name = describe_source(array)
+    if why_not := _why_not_converted(array):
+        raise SourceError(f"{name} {why_not}")
     shape = _in_order(array.shape, order)
     shards = _along_last(storage.shards, len(shape), space, "shards", name)
     chunks = _along_last(storage.chunks, len(shape), space, "chunks", name)
