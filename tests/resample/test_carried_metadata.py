@@ -1,6 +1,5 @@
 """If this fails, metadata or labels of an image are lost or wrong after it was resampled."""
 
-import json
 import logging
 from contextlib import suppress
 
@@ -421,16 +420,6 @@ def test_a_stopped_run_is_gone_on_with_only_for_the_same_labels(tmp_path, monkey
     assert np.array_equal(found.levels[0][...], nearest(found, open_image(tmp_path / "a/labels/cells"), cells + 1))
 
 
-def test_what_the_target_says_is_what_json_holds(tmp_path):
-    """Metadata of a target are those of the source, so carried over twice they are the same."""
-    foreign_image(tmp_path / "a")
-    resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, **HERE)
-    resample_zarr(tmp_path / "b", tmp_path / "c", 2.0, **HERE)
-    first, second = (json.loads((tmp_path / one / "zarr.json").read_text())["attributes"] for one in "bc")
-    del first["linumpy"], second["linumpy"]
-    assert first == second
-
-
 def test_labels_on_the_workers_of_dask(tmp_path):
     distributed = pytest.importorskip("distributed")
     labelled(tmp_path / "a")
@@ -444,18 +433,6 @@ def test_labels_on_the_workers_of_dask(tmp_path):
     assert contents(tmp_path / "b") == contents(tmp_path / "alone")
 
 
-def test_a_label_image_by_itself_keeps_its_colors_only_where_labels_stay_labels(tmp_path, caplog):
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    colors = label(tmp_path / "a", "cells", cells)
-    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "nearest", 7.0, order=0, **HERE)
-    assert said(tmp_path / "nearest")[0]["image-label"] == colors
-    assert not caplog.records
-    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, order=1, **HERE)
-    assert "image-label" not in said(tmp_path / "linear")[0]
-    assert "'image-label' of NGFF" in caplog.text
-
-
 def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
     foreign_image(tmp_path / "a")
     group = zarr.open_group(tmp_path / "a")
@@ -464,12 +441,6 @@ def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
     group.attrs["ome"] = ome
     resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, spacing=(4, 1, 1), **HERE)
     assert [axis.unit for axis in open_image(tmp_path / "b").axes] == [None, None, *["micrometer"] * 3]
-
-
-def test_names_of_version_and_type_are_refused_clearly(tmp_path):
-    foreign_image(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"ngff_version='0\.9': choose one of 0\.6, 0\.5, 0\.4"):
-        resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
 
 
 @pytest.mark.gpu

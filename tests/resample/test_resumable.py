@@ -295,19 +295,12 @@ def test_a_work_folder_that_is_a_link(tmp_path):
         fill(tmp_path / "i", boxes=[EVERY])
 
 
-def test_a_late_worker_does_not_find_the_folder_of_another_request(tmp_path):
-    fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
-    first = folder_in(tmp_path / ".i.unfinished")
-    other = Request("test", (2, 3), (("order", "1"),), (("source data", "2"),))
-    fill(tmp_path / "i", other, boxes=[((0, 0), (1, 1))])
-    assert not first.exists()
-    assert folder_in(tmp_path / ".i.unfinished") != first
-
-
 def test_parts_of_another_origin_are_removed(tmp_path, caplog):
     one, other = (Request("test", (2, 3), (("order", "1"),), (("source data", mark),)) for mark in "12")
     fill(tmp_path / "i", one, boxes=[((0, 0), (1, 1))])
+    first = folder_in(tmp_path / ".i.unfinished")
     assert not fill(tmp_path / "i", other).any()
+    assert not first.exists()  # so that a late worker of the first request does not find it
     assert [line.getMessage() for line in caplog.records] == [
         f"{tmp_path}/i: removed what a stopped run had left: it was made from another source data"
     ]
@@ -409,12 +402,6 @@ def test_what_is_replaced_is_there_until_the_new_one_is(tmp_path, monkeypatch, k
     assert not (tmp_path / "i").is_symlink()
     assert (real / "old").exists() == (kind == "symlink")
     assert {one.name for one in tmp_path.iterdir()} == {"i", real.name}
-
-
-def test_two_runs_at_once(tmp_path):
-    with resumable_folder(tmp_path / "i", ASKED, create), pytest.raises(ResumeError, match="by another run"):
-        fill(tmp_path / "i")
-    fill(tmp_path / "i", boxes=[((0, 0), (2, 3))])
 
 
 def test_a_lock_goes_with_its_process(tmp_path):
