@@ -20,7 +20,7 @@ from linumpy.errors import MetadataError
 from linumpy.io.codecs import encoding_like
 from linumpy.io.metadata import open_optional
 from linumpy.io.ngff.axes import MICROMETERS
-from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.paths import is_zarr_folder
@@ -261,8 +261,7 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
 def _label_names(group: zarr.Group) -> tuple[str, ...]:
     """Return the names of the label images that the group lists."""
     labels = open_optional(group, "labels")
-    names = ome_attributes(labels).get("labels") if isinstance(labels, zarr.Group) else None
-    return tuple(label for label in names if isinstance(label, str)) if isinstance(names, list) else ()
+    return tuple(image_paths(labels)) if isinstance(labels, zarr.Group) else ()
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:

@@ -309,7 +309,7 @@ class LocalChunks:
         self._add_stored(nbytes)
 
     def _write_shards(self, stored_bytes: StoredBytes, objects: list[_Object], numbers: Sequence[int]) -> None:
-        from linumpy.write.device_chunks import PinnedSpans, split_bytes
+        from linumpy.write.device_chunks import span_groups, split_bytes
 
         firsts = [0, *itertools.accumulate(object_.count for object_ in objects)]  # number of each shard's first chunk
         with_checksum = self.encoding.checksum
@@ -320,7 +320,7 @@ class LocalChunks:
             sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
             spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
             with stored_bytes.copied_to_host(split_bytes(int(offsets[0]), int(offsets[-1]))) as copies:
-                self._write(objects[number], PinnedSpans(copies).groups(spans, with_checksum=with_checksum), sizes)
+                self._write(objects[number], span_groups(copies, spans, with_checksum=with_checksum), sizes)
 
     def _write_from_host(self, box: Box, block: np.ndarray) -> None:
         """Write chunks in threads of the pool; the thread that encodes the last chunk of an object writes its file."""

@@ -181,7 +181,7 @@ def write_chunk_files(
     if len(sizes) and sizes.max() > _PINNED_NBYTES:
         for number, (begin, end) in zip(stored_numbers.tolist(), bounds.tolist(), strict=True):
             with stored_bytes.copied_to_host(split_bytes(begin, end)) as copies:
-                groups = PinnedSpans(copies).groups([(begin, end)], with_checksum=with_checksum)
+                groups = span_groups(copies, [(begin, end)], with_checksum=with_checksum)
                 nbytes += files.write(paths[number], groups)
         return nbytes
     runs = list(_runs(bounds, _PINNED_NBYTES))
@@ -242,32 +242,32 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 
 
-class PinnedSpans:
-    """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields."""
+def span_groups(
+    pieces: Iterator[tuple[int, np.ndarray]], spans: Iterable[tuple[int, int]], *, with_checksum: bool = False
+) -> Iterator[list[Bytes]]:
+    """Yield the bytes of ascending spans, and their CRC-32Cs, from pieces of :func:`pinned_copies`.
 
-    def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
-        self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
-
-    def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
-        """Yield the bytes of ascending spans, and their CRC-32Cs, in groups of buffers, each valid until the next."""
-        group: list[Bytes] = []
-        for begin, end in spans:
-            crc = Checksum()
-            while begin < end:
-                while begin >= self._begin + len(self._piece):
-                    if group:
-                        yield group
-                        group = []
-                    self._begin, self._piece = next(self._pieces)
-                part = self._piece[begin - self._begin : end - self._begin]
-                if with_checksum:
-                    crc.add(part)
-                group.append(part)
-                begin += len(part)
+    They come in groups of buffers, each valid until the next.
+    """
+    group: list[Bytes] = []
+    piece_begin, piece = 0, np.empty(0, np.uint8)
+    for begin, end in spans:
+        crc = Checksum()
+        while begin < end:
+            while begin >= piece_begin + len(piece):
+                if group:
+                    yield group
+                    group = []
+                piece_begin, piece = next(pieces)
+            part = piece[begin - piece_begin : end - piece_begin]
             if with_checksum:
-                group.append(crc.stored())
-        if group:
-            yield group
+                crc.add(part)
+            group.append(part)
+            begin += len(part)
+        if with_checksum:
+            group.append(crc.stored())
+    if group:
+        yield group
 
 
 def cut_into_chunks(

@@ -20,7 +20,7 @@ def writing_threads() -> int:
     return max(4, min(16, usable_cores()))
 
 
-def done() -> None:
+def done(*_: object) -> None:
     """Return at once: the :data:`Finish` of a write that is already complete."""
 
 

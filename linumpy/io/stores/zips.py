@@ -269,7 +269,7 @@ class ArchiveStore(Store):
     def _pread(self, entry: zipfile.ZipInfo, start: int, stop: int) -> bytes:
         """Read a range of the stored bytes of an entry, after checking its local header."""
         name = f"{self}/{entry.filename}"
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb") as file:
             if stamp_of(os.fstat(file.fileno())) != self.directory.stamp:
                 raise ChunkError(f"{self.path} was written anew since its directory was read: open it again")
             file.seek(entry.header_offset)
@@ -284,14 +284,10 @@ class ArchiveStore(Store):
                 raise ChunkError(f"{name}: its local header in the ZIP file names another entry")
             begin = entry.header_offset + _HEADER.size + name_nbytes + extra_nbytes
             file.seek(begin + start)
-            with memoryview(bytearray(stop - start)) as data:
-                done = 0
-                while done < len(data):
-                    count = file.readinto(data[done:])
-                    if not count:
-                        raise ChunkError(f"{name}: {done} of {len(data)} bytes could be read")
-                    done += count
-                return bytes(data)
+            data = file.read(stop - start)
+        if len(data) != stop - start:
+            raise ChunkError(f"{name}: {len(data)} of {stop - start} bytes could be read")
+        return data
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return the bytes of an entry, or None if there is no such entry; see :meth:`read`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.tasks import Finish
-from linumpy.write.tasks import done as written
+from linumpy.write.tasks import done as nothing
 
 if TYPE_CHECKING:
     from cupy.cuda import Stream
@@ -29,10 +29,6 @@ Result = TypeVar("Result")
 Mark = Any
 #: Blocks whose files may be unfinished when the next block is computed.
 _MAX_UNFINISHED = 2
-
-
-def nothing(*_: object) -> None:
-    """Do nothing."""
 
 
 def work_through(
@@ -92,7 +88,7 @@ def work_through(
             while len(writes) > max_writes:
                 name, future = writes.popleft()
                 unfinished.append((name, future.result() or nothing))
-            while len(unfinished) > max_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
+            while len(unfinished) > max_unfinished or (unfinished and unfinished[0][1] is nothing):
                 name, finish = unfinished.popleft()
                 finish()
                 done(name)

@@ -23,6 +23,7 @@ from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
 from linumpy.io.metadata import Node, open_members, open_optional
+from linumpy.io.ngff.axes import mappings_in
 from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version
@@ -259,8 +260,7 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
 def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the path of each resolution of an image, and the names of its axes."""
     for path, node in nodes.items():
-        images = ome_attributes(node).get("multiscales") if isinstance(node, zarr.Group) else None
-        for image in images if isinstance(images, list) else []:
+        for image in mappings_in(ome_attributes(node), "multiscales") if isinstance(node, zarr.Group) else []:
             plain = as_axes_and_scales(image, describe_source(node))
             axes = [axis.get("name") if isinstance(axis, Mapping) else axis for axis in plain.get("axes", ())]
             if axes and all(isinstance(axis, str) for axis in axes):
