@@ -223,13 +223,12 @@ def _with_element_size(codec: Any, array: zarr.Array, document: _Document | None
         return codec
     if isinstance(size, str) and size.strip().isdecimal():
         return numcodecs.Shuffle(int(size) or array.dtype.itemsize)
-    return numcodecs.Shuffle(array.dtype.itemsize) if size == 0 and _is_of_netcdf(array, document) else codec
-
-
-def _is_of_netcdf(array: zarr.Array, document: _Document | None) -> bool:
-    """Whether the NetCDF library wrote an array of zarr v2: it adds a key to the metadata, or an attribute."""
+    if size != 0:
+        return codec
     document = document or _document_of(array)
-    return any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
+    # The NetCDF library adds a key to the metadata, or an attribute.
+    is_of_netcdf = any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
+    return numcodecs.Shuffle(array.dtype.itemsize) if is_of_netcdf else codec
 
 
 def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:

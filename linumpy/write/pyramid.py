@@ -49,7 +49,12 @@ def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | N
         return _most_frequent(xp, block, factors)
     axes = [axis for axis, (n, f) in enumerate(zip(block.shape, factors, strict=True)) if n > 1 and f > 1]
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
+        if dtype.kind == "f":
+            sum_dtype = np.dtype(np.float32 if dtype.itemsize == 2 else np.float64)
+            # The factor is a power of two, so the product is exact.
+            mean = _sums(xp, block, axes, sum_dtype) * sum_dtype.type(0.5 ** len(axes))
+        else:
+            mean = _mean_of_integers(xp, block, axes)
     return mean.astype(dtype)
 
 
@@ -95,12 +100,6 @@ def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Ar
             result = xp.where(count > largest_count, value, result)
         xp.maximum(largest_count, count, out=largest_count)
     return result
-
-
-def _mean_of_floats(xp: ModuleType, block: Array, axes: list[int]) -> Array:
-    sum_dtype = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
-    # The factor is a power of two, so the product is exact.
-    return _sums(xp, block, axes, sum_dtype) * sum_dtype.type(0.5 ** len(axes))
 
 
 def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:

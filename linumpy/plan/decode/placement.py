@@ -92,7 +92,10 @@ def choose_placement(
     host = DecodePlacement(chain, None, _DEPTH, threads, "")
     if chain.host_filter:
         return replace(host, why="only the host decodes its filter")
-    possible_group_nbytes = _possible_group_nbytes(chain, chunk_nbytes, chunks)
+    # For frame by frame 0, else the bytes of a group.
+    possible_group_nbytes = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
+    if may_be_grouped(chain, chunk_nbytes):
+        possible_group_nbytes.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
     candidates = [
         placement
         for group_nbytes in possible_group_nbytes
@@ -116,14 +119,6 @@ def may_be_grouped(chain: DecodeChain, chunk_nbytes: int) -> bool:
     """Return whether the blocks of a chunk can be executed in parallel: it is one long zstd frame."""
     is_long = _MIN_GROUPED_NBYTES <= chunk_nbytes < _GROUPED_END_NBYTES
     return chain.compressor == "zstd" and not chain.host_filter and is_long
-
-
-def _possible_group_nbytes(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
-    """Return the values of `group_nbytes` that the chunks allow: 0 for frame by frame, else the bytes of a group."""
-    possible = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
-    if may_be_grouped(chain, chunk_nbytes):
-        possible.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
-    return possible
 
 
 def _fit_on_device(
@@ -172,15 +167,10 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
     if slot.group_nbytes:
         mebibytes = streams * slot.chunk_nbytes / 2**20
         return mebibytes / (_GROUPS_START + mebibytes / _GROUPS_RATE)
-    rate = streams * _stream_rate(placement.chain, slot.chunk_nbytes)
-    return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
-
-
-def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
-    """Estimate the decoded MiB/s of one stream on the device, including the time before the first byte."""
-    mebibytes = chunk_nbytes / _stream_count(chain, chunk_nbytes) / 2**20
-    decoder = chain.streams_by
-    return mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])
+    chain, decoder = placement.chain, placement.chain.streams_by
+    mebibytes = slot.chunk_nbytes / _stream_count(chain, slot.chunk_nbytes) / 2**20
+    rate = mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])  # of one stream
+    return min(streams * rate, _MAX_DEVICE_RATE[decoder])
 
 
 def _counted(number: int, noun: str) -> str:
