@@ -8,8 +8,8 @@ bytes while the next batches are encoded (``linumpy.write.device_chunks``). The 
 device arrays whose chunks the device does not encode. zarr-python writes arrays that are not in a local folder, and
 arrays whose codecs, byte order or axis order linumpy does not write.
 
-Files are written under their final names, so the folder of the array must have a temporary name until the array is
-complete. Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
+Files get their final names at once, so the folder of the array must have a temporary name until the array is complete.
+Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
 """
 
 from __future__ import annotations
@@ -159,11 +159,8 @@ class ZarrChunks:
         self.why_host = "zarr-python applies " + (" and ".join(layout.codecs) or "the order of bytes and axes")
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Copy a device array to the host, and write it by zarr before this returns.
-
-        zarr continues a write whose caller is interrupted: it runs in a thread of the pool, whose shutdown waits for
-        it.
-        """
+        """Copy a device array to the host, and write it by zarr before this returns."""
+        # zarr continues a write whose caller is interrupted: the shutdown of the pool waits for it.
         block = to_host(block)
         with host_codecs(self.array):
             self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
