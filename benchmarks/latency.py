@@ -68,8 +68,8 @@ def _run_preloaded() -> None:
 def _time(bench: Bench, name: str, path: Path, latency: float, without: dict[str, float]) -> None:
     """Time all readers at one latency; `without` has their seconds without latency, which the first call sets."""
     array = zarr.open_array(path, mode="r")
-    limit = math.prod(math.ceil(n / c) for n, c in zip(array.shape, array.chunks, strict=True))
-    limit *= latency / 1e3 / max_reads()
+    reads = math.prod(math.ceil(n / c) for n, c in zip(array.shape, array.chunks, strict=True))
+    limit = reads * latency / 1e3 / max_reads()
     calls: dict[str, Callable[[], Any]] = {"linumpy to the host": partial(read_zarr, path, device="cpu")}
     if bench.on_gpu:
         calls = {"linumpy to the device": partial(read_zarr_to_gpu, path, strict=True), **calls}

@@ -1,10 +1,9 @@
 """Limits that transfers of this process share: open files, host memory, threads.
 
-A transfer is a read by zarr-python, or a write by kvikio; the native core has limits of its own. In: the minimum that a
-transfer needs and the maximum that it can use. Out: its :class:`Share`, held during a ``with`` block. Errors: none.
-
-Transfers wait in order of arrival until enough is free. A transfer within a transfer of the same thread does not wait
-and gets its minimum. A transfer gets its minimum even beyond the total if no other transfer runs.
+A transfer is a read by zarr-python, or a write by kvikio; the native core has limits of its own. It holds its
+:class:`Share` during a ``with`` block. Transfers wait in order of arrival until enough is free. A transfer within a
+transfer of the same thread does not wait and gets its minimum. A transfer gets its minimum even beyond the total if no
+other transfer runs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Share:
 
     - `descriptors`: file descriptors, several for a file that is opened several times.
     - `host_nbytes`: bytes of buffers in host memory.
-    - `threads`: number of threads.
     """
 
     descriptors: int = 0
@@ -59,7 +57,7 @@ class Budget:
     """A total of resources, of which transfers hold shares.
 
     - `total`: returns the total. Called for each transfer, since the limit of open files can change.
-    - `open_files`: returns the number of descriptors that are open in the process, including those of its transfers.
+    - `open_files`: returns the number of descriptors that are open in the process, also those of its transfers.
     """
 
     def __init__(self, total: Callable[[], Share], open_files: Callable[[], int]) -> None:

@@ -1,7 +1,4 @@
-"""Metadata that an image made from another image keeps: all except the spatial grid.
-
-In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists the metadata that are not kept; the functions
-that write an image log that list. Unknown metadata are not copied, and are no error.
+"""Metadata that an image made from another image keeps: all except the spatial grid. Unknown metadata are not copied.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "omero"
 and "labels".
@@ -23,7 +20,7 @@ from linumpy.errors import MetadataError
 from linumpy.io.codecs import encoding_like
 from linumpy.io.metadata import open_optional
 from linumpy.io.ngff.axes import MICROMETERS
-from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.paths import is_zarr_folder
@@ -43,11 +40,7 @@ _METHOD_KEYS = {"description", "method", "version", "args", "kwargs"}
 
 @dataclass(frozen=True)
 class LeadingAxis:
-    """The coordinates along an axis of time or channel.
-
-    - `scale`, `translation`: step between entries, and position of the first entry, in `unit`.
-    - `unit`: unit as the metadata spell it; None without a unit.
-    """
+    """Step between entries, and position of the first, along an axis of time or channel, in the metadata's unit."""
 
     scale: float = 1.0
     translation: float = 0.0
@@ -166,10 +159,13 @@ def carried_from(volumes: Volumes) -> Carried:
     name = multiscale.get("name")
     omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
     systems, lost = _systems(chosen, multiscale)
+    version, zarr_format = image.version, group.metadata.zarr_format
+    if (version == "0.4") != (zarr_format == 2):  # the closest one that is for the Zarr format of the image
+        version = "0.4" if zarr_format == 2 else "0.5"
     spatial = [image.axes[axis] for axis in image.spatial_axes]
     return Carried(
         name=name if isinstance(name, str) and name else None,
-        ngff_version=_version_in(image.version, group.metadata.zarr_format),
+        ngff_version=version,
         units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
         orientations={axis.name.lower(): axis.orientation for axis in spatial if axis.orientation is not None},
         leading={
@@ -203,13 +199,6 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
-
-
-def _version_in(version: str, zarr_format: int) -> str:
-    """Return a version of NGFF; if it is not for the Zarr format of the image, the closest one that is."""
-    if zarr_format == 3:
-        return "0.5" if version == "0.4" else version
-    return "0.4" if version in ("0.5", "0.6") else version
 
 
 def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, list[str]]:
@@ -272,8 +261,7 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
 def _label_names(group: zarr.Group) -> tuple[str, ...]:
     """Return the names of the label images that the group lists."""
     labels = open_optional(group, "labels")
-    names = ome_attributes(labels).get("labels") if isinstance(labels, zarr.Group) else None
-    return tuple(label for label in names if isinstance(label, str)) if isinstance(names, list) else ()
+    return tuple(image_paths(labels)) if isinstance(labels, zarr.Group) else ()
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:

@@ -1,9 +1,4 @@
-"""Convert encodings of chunks to codecs of zarr-python, and back; encode on the host.
-
-In: an :class:`~linumpy.plan.codecs.Encoding`, or an array. Out: the codecs to make an array with; the encoding
-of an array, or the most similar encoding; a function that encodes a chunk on the host; checksums. Errors:
-``ValueError`` for an encoding that a zarr format cannot store.
-"""
+"""Convert encodings of chunks to codecs of zarr-python, and back; encode on the host; checksums."""
 
 from __future__ import annotations
 
@@ -108,11 +103,7 @@ def encoding_of(array: zarr.Array) -> Encoding | None:
 def host_encoder(encoding: Encoding) -> Callable[[np.ndarray], bytes | np.ndarray]:
     """Return a thread-safe function that encodes a contiguous chunk, without appending the checksum."""
     codec = _numcodec(encoding)
-    return _raw if codec is None else codec.encode
-
-
-def _raw(chunk: np.ndarray) -> np.ndarray:
-    return chunk.reshape(-1).view(np.uint8)
+    return (lambda chunk: chunk.reshape(-1).view(np.uint8)) if codec is None else codec.encode
 
 
 def checksum(data: bytes | memoryview | np.ndarray) -> bytes:

@@ -1,9 +1,7 @@
 """Data types of zarr v3 that neither NumPy nor zarr-python has: bfloat16, and floats and integers of up to 8 bits.
 
-In: a metadata document. Out: zarr-python's metadata, with a data type of the package ml_dtypes. An element is stored in
-one byte (bfloat16: in two), as tensorstore and zarrs do. Nothing is registered with zarr-python, which still refuses
-these types. Errors: :class:`~linumpy.errors.SourceError` if ml_dtypes is not installed, and for bfloat16 in big-endian
-order.
+They are data types of the package ml_dtypes. An element is stored in one byte (bfloat16: in two), as tensorstore and
+zarrs do. Nothing is registered with zarr-python, which still refuses these types.
 """
 
 from __future__ import annotations
@@ -93,10 +91,7 @@ def small_type_of(document: Mapping[str, Any]) -> str | None:
 
 
 def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> ArrayV3Metadata:
-    """Parse the metadata document of an array whose data type is one of :data:`NAMES`.
-
-    - `name`: name of the array, for errors.
-    """
+    """Parse the metadata document of the array `name`, whose data type is one of :data:`NAMES`."""
     try:
         import ml_dtypes  # noqa: F401
     except ImportError as error:

@@ -1,8 +1,6 @@
-"""Read how an array is stored.
+"""Read how an array is stored: an :class:`~linumpy.plan.layout.ArrayLayout` from zarr's metadata. No chunk is opened.
 
-In: a ``zarr.Array``, whose metadata zarr-python has parsed and checked. Out: an
-:class:`~linumpy.plan.layout.ArrayLayout`, whose attribute ``unsupported`` says why linumpy's reader cannot read the
-array. No chunk is opened. Errors: :class:`~linumpy.errors.MetadataError` for impossible shapes and chunks.
+The attribute ``unsupported`` says why linumpy's reader cannot read the array.
 """
 
 from __future__ import annotations
@@ -60,12 +58,7 @@ class _Codecs:
 
 
 def read_layout(array: zarr.Array) -> ArrayLayout:
-    """Describe how `array` is stored.
-
-    - `array`: an array of zarr format 2 or 3.
-
-    Returns the layout; its ``unsupported`` is not None if zarr-python must read the array.
-    """
+    """Describe how an array is stored; ``unsupported`` is not None if zarr-python must read it."""
     document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
 
@@ -134,11 +127,9 @@ def _layout_v3(array: zarr.Array, document: _Document) -> ArrayLayout:
 def _objects(
     grid: _Document, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
-    """Read the chunk grid.
+    """Read the chunk grid: shape of the (longest) stored objects, their lengths by axis, and why it is not supported.
 
-    - returns `shape`: voxels of a stored object; in a rectilinear grid, of the longest along each axis.
-    - returns `lengths`: lengths of the stored objects along each axis of a rectilinear grid; None for a regular grid.
-    - returns `reason`: why the grid is not supported; None if it is.
+    The lengths are None for a regular grid, and the reason for a grid that is supported.
     """
     configuration = grid["configuration"]
     if grid["name"] == "regular":

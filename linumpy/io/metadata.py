@@ -1,9 +1,6 @@
 """Open arrays and groups from their metadata documents, also in forms that zarr-python refuses or misreads.
 
-In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
-zarr-python's form, or a ``zarr.Group``; stored documents are not changed. Errors:
-:class:`~linumpy.errors.SourceError` for documents that remain unreadable, :class:`~linumpy.errors.MetadataError` for
-impossible shapes and chunks. Consolidated metadata are not used: they may be older than the members of a group.
+Stored documents are not changed. Consolidated metadata are not used: they may be older than the members of a group.
 
 Read here in zarr v3, beside what zarr-python reads: codecs and chunk key encodings that are bare names
 (``"codecs": ["bytes"]``, as zarrs and GDAL write them), a ``configuration`` that is null, ``"fill_value": null`` (GDAL,
@@ -60,14 +57,9 @@ _THREADS = 16
 
 
 def open_stored(where: StorePath, name: str | None = None) -> Node | None:
-    """Open the array or group at a path, read-only, from its own metadata documents.
+    """Open the array or group at a path, read-only, from its own metadata documents; None if there is none.
 
-    - `where`: store and path of the node.
     - `name`: name of the node in messages; by default store and path.
-
-    Returns None if no metadata document is stored there.
-
-    Raises `OSError`: a local document cannot be read.
     """
     name = name or without_credentials(str(where))
     where = _read_only(where)
@@ -141,7 +133,11 @@ def _repaired(where: StorePath, document: _Document, error: Exception, name: str
             repaired = _repair_v3({**document, "data_type": "uint16" if small == "bfloat16" else "uint8"})
             repaired = metadata_of(repaired, small, name)
         elif document and document.get("node_type") != "group":
-            repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
+            repaired = _repair_v3(document)
+            if document.get("zarr_format") == 2:  # a fill value may be missing, or a list of one value
+                fill = document.get("fill_value")
+                is_listed = isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str)
+                repaired = {**document, "fill_value": fill[0] if isinstance(fill, list) and is_listed else fill}
         if repaired != document:
             array = checked_array(zarr.Array(zarr.AsyncArray(metadata=repaired, store_path=where)), document)
             _warn_of_null(document, name)
@@ -157,8 +153,6 @@ def checked_array(array: zarr.Array, document: _Document | None = None) -> zarr.
     """Check the shape and chunks of an array that zarr-python opened, and correct metadata that it misreads.
 
     `document` is the stored metadata of the array, if the caller has read them.
-
-    Returns `array`, or a new ``zarr.Array`` if zarr-python misread a shuffle filter of NCZarr or the bits of a NaN.
     """
     metadata = array.metadata
     if metadata.zarr_format == 3:
@@ -223,22 +217,18 @@ def chunks_per_shard(array: zarr.Array, shard_shape: Sequence[int], chunk_shape:
 
 
 def _with_element_size(codec: Any, array: zarr.Array, document: _Document | None) -> Any:
-    """Return a shuffle filter of NCZarr with the element size that it means; other filters unchanged.
-
-    NCZarr may write the size as a string, and 0 for the item size.
-    """
+    """Return a shuffle filter of NCZarr, whose size may be text or 0, with the element size that it means."""
     size = getattr(codec, "elementsize", None)
     if getattr(codec, "codec_id", None) != "shuffle" or isinstance(size, bool):
         return codec
     if isinstance(size, str) and size.strip().isdecimal():
         return numcodecs.Shuffle(int(size) or array.dtype.itemsize)
-    return numcodecs.Shuffle(array.dtype.itemsize) if size == 0 and _is_of_netcdf(array, document) else codec
-
-
-def _is_of_netcdf(array: zarr.Array, document: _Document | None) -> bool:
-    """Whether the NetCDF library wrote an array of zarr v2: it adds a key to the metadata, or an attribute."""
+    if size != 0:
+        return codec
     document = document or _document_of(array)
-    return any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
+    # The NetCDF library adds a key to the metadata, or an attribute.
+    is_of_netcdf = any(key.lower() == "_nczarr_array" for key in (*document, *document.get("attributes", {})))
+    return numcodecs.Shuffle(array.dtype.itemsize) if is_of_netcdf else codec
 
 
 def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
@@ -276,10 +266,7 @@ def _local_documents(folder: Path) -> dict[str, bytes]:
 
 
 def _document(stored: Mapping[str, bytes]) -> dict[str, Any] | None:
-    """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any.
-
-    `SourceError` for a document of neither an array nor a group, or of another format than its name says.
-    """
+    """Parse the documents of a node: of zarr v3 if there is one, else of a v2 array or group; None without any."""
     if "zarr.json" in stored:
         document = _object(stored["zarr.json"])
         if document.get("node_type") not in ("array", "group"):
@@ -361,14 +348,6 @@ def _warn_of_null(document: _Document, name: str) -> None:
     kind = str(document.get("data_type"))
     if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
         log.warning("%s: the fill value is null; missing chunks are read as 0", name)
-
-
-def _repair_v2(document: _Document) -> dict[str, Any]:
-    """Return a document of zarr v2 whose fill value is neither missing nor a list of one value."""
-    fill = document.get("fill_value")
-    if isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str):
-        fill = fill[0]
-    return {**document, "fill_value": fill}
 
 
 def _reason(document: _Document, error: Exception) -> str:

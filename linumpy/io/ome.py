@@ -1,8 +1,4 @@
-"""OME-Zarr images: resolution levels, axes, and voxel spacing in µm.
-
-In: a path, URL or Zarr group with metadata of NGFF 0.4, 0.5 or 0.6. Out: an :class:`OmeZarrImage`, or the
-:class:`Images` of a plate or another group. Errors: :class:`~linumpy.errors.SourceError` for a source that is no
-OME-Zarr image, :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous.
+"""OME-Zarr images: resolution levels, axes, and voxel spacing in µm. And groups of images, such as plates.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "plate"
 and "well"; https://ngff.openmicroscopy.org/rfc/5/ for 0.6.
@@ -311,12 +307,7 @@ def open_images(source: str | Path | zarr.Group) -> Images:
 def level_transforms(
     group: zarr.Group,
 ) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Read scales and translations of the levels of an OME-Zarr group, in the units of the axes.
-
-    - returns `axes`: axes of all levels.
-    - returns `scales`, `translations`: for each level the step between voxels, and the position of the first voxel's
-      centre, along all axes.
-    """
+    """Read scales and translations of the levels of an OME-Zarr group, along all axes in their units, and the axes."""
     group = _image_group(group)
     name = str(group.store_path)
     multiscale = as_axes_and_scales(_multiscale(group)[2], name)

@@ -1,9 +1,7 @@
 """Paths of sources and outputs, and stamps of metadata files, to notice that a file was changed or replaced.
 
-In: paths from a caller or from metadata; folders of local arrays and groups. Out: paths, made absolute, split at a ZIP
-file, and recognized as Zarr by their files; a :class:`MetadataLook`, the stamps at one time. A stamp is a few numbers
-from the status of a file: whatever was read from a file is valid while the stamp of the file is the same.
-:meth:`MetadataLook.holds` and the native core compare them with the present stamps. Errors: none.
+A stamp is a few numbers from the status of a file: whatever was read from a file is valid while the stamp of the file
+is the same. :meth:`MetadataLook.holds` and the native core compare them with the present stamps.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ def absolute(path: str | Path) -> Path:
 
 
 def split_archive(path: str | Path) -> tuple[str, str] | None:
-    """Split the path of a regular file, or a path that continues inside it, as in a ZIP file.
+    """Split the path of a regular file, or a path that continues inside it, as in a ZIP file; None for any other path.
 
-    Returns the absolute path of the file, and the path inside the file; None for a folder and for a missing path.
+    Returns the absolute path of the file, and the path inside the file.
     """
     above, inside = os.path.join(os.getcwd(), path).rstrip("/") or "/", ""
     while True:
@@ -68,11 +66,7 @@ def is_zarr_folder(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class MetadataLook:
-    """Stamps of the metadata files of local folders, taken before the files are read.
-
-    - `files`: paths of the files, including files that do not exist.
-    - `stamps`: the :func:`stamp` of each file.
-    """
+    """Stamps of the metadata files of local folders, also of missing files, taken before the files are read."""
 
     files: tuple[str, ...]
     stamps: tuple[tuple[int, ...] | None, ...]
@@ -92,10 +86,7 @@ class MetadataLook:
 
 
 def metadata_files(folder: str) -> list[str]:
-    """List the files that may hold the metadata of a folder, in the order in which they are read.
-
-    For a ZIP file or a path inside it, the only such file is the ZIP file.
-    """
+    """List the files that may hold the metadata of a folder, in the order in which they are read; or the ZIP file."""
     if (split := split_archive(folder)) is not None:
         return [split[0]]
     return [f"{folder}/{name}" for name in DOCUMENTS]

@@ -50,8 +50,8 @@ _LEVELS_ABOVE = 8
 class MapReader(TransformationReader):
     """Reads transformations, and opens fields of vectors, of which no voxels are read.
 
-    A field (displacements or coordinates) is an image, or an array with a coordinate system. It has one axis of type
-    displacement or coordinate, along which the components of the vectors are stored.
+    A field is an image, or an array with a coordinate system, with one axis of type displacement or coordinate for the
+    components of the vectors.
     """
 
     def field(self, transform: Transformation, kind: str) -> Field:
@@ -131,10 +131,7 @@ class Edge:
 
 @dataclass
 class Graph:
-    """The coordinate systems of images and scenes, connected by transformations.
-
-    - `axes`: axes of each coordinate system.
-    """
+    """The coordinate systems of images and scenes, with their axes, connected by transformations."""
 
     axes: dict[Node, Axes] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
@@ -193,12 +190,9 @@ class Graph:
         return posixpath.normpath(posixpath.join(location, path)), referred(reference)
 
     def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
-        """Find the shortest path (breadth first) between systems, by transformations that can be computed.
+        """Find the shortest path (breadth first) from a system to a goal, by transformations that can be computed.
 
-        - `goal`: says whether the path may end at a system.
-        - `same`: name of coordinate systems that are taken as one system, wherever they are.
-
-        Returns the last system, and the map to it; None if there is no path.
+        `same` is the name of coordinate systems that are taken as one system, wherever they are.
         """
         paths: dict[Node, list[tuple[Edge, bool]]] = {start: []}
         queue = [start]
@@ -239,9 +233,7 @@ class Graph:
 
 
 def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = None) -> PointMap | None:
-    """Return the map from points of one image to points of another.
-
-    A point has a coordinate along each axis of the system that the levels of its image are mapped to.
+    """Return the map from points of one image to points of another, along the axes of the systems of their levels.
 
     - `system`: name of a coordinate system that both images are mapped to, and through which the map goes.
 

@@ -1,9 +1,7 @@
 """Open an array or a group from any kind of source, read-only; and find the name and folder of an array.
 
-In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; folder and name of an array.
-Errors: ``FileNotFoundError`` for a missing path, ``TypeError`` for a source of another type,
-:class:`~linumpy.errors.SourceError` for a source that is neither an array nor a group or cannot be opened,
-:class:`~linumpy.errors.MetadataError` for an array of impossible shape or chunks.
+Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source that is neither an
+array nor a group or cannot be opened, :class:`~linumpy.errors.MetadataError` for impossible shapes or chunks.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ Source = Any
 
 
 def open_node(source: Source) -> Node:
-    """Open an array or a group.
-
-    - `source`: the source; an open group is returned unchanged.
-    """
+    """Open an array or a group; an open group is returned unchanged."""
     if isinstance(source, zarr.Array):
         return checked_array(source)
     if isinstance(source, zarr.Group):
@@ -97,10 +92,7 @@ def _open_url(url: str) -> Node:
 
 
 def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
-    """Return the store of a URL, and the path in it.
-
-    obstore opens the schemes that it supports; fsspec opens other schemes, and all URLs if obstore is not installed.
-    """
+    """Return the store of a URL, and the path in it: by obstore, or by fsspec for other schemes and without obstore."""
     if is_remote(url):
         try:
             return open_store(url, options)
@@ -113,12 +105,7 @@ def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
 def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> Source:
     """Return the store and path of a URL that is opened with options; without options, return the source unchanged.
 
-    - `source`: a URL, if there are options.
-    - `storage_options`: options as obstore's ``from_url`` takes them (see docs/remote.md), or without obstore as fsspec
-      takes them.
-
-    Raises `ValueError`: the source is no URL, or a URL with a query or fragment.
-    Raises `ImportError`: no installed package opens URLs of this scheme.
+    The options are as obstore's ``from_url`` takes them (see docs/remote.md), or without obstore as fsspec takes them.
     """
     if not storage_options:
         return source
@@ -134,10 +121,7 @@ def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> S
 
 
 def open_at(where: StorePath, *, name: str | None = None) -> Node:
-    """Open the array or group at a path in a store, read-only.
-
-    - `name`: name of the node in messages.
-    """
+    """Open the array or group at a path in a store, read-only; `name` is its name in messages."""
     if name is None and isinstance(where.store, RemoteStore):
         name = str(where)
     node = open_stored(where, name)
@@ -189,10 +173,7 @@ def describe_source(source: Source) -> str:
 
 
 def name_on_disk(array: zarr.Array) -> str:
-    """Return the name of an array, which for a local array is the same whichever path it was opened by.
-
-    Symbolic links and ``..`` are resolved. For an array elsewhere, return the name by :func:`describe_source`.
-    """
+    """Return the name of an array; for a local array the same by whichever path, link or ``..`` it was opened."""
     store = array.store
     if isinstance(store, LocalStore):
         return f"file://{os.path.realpath(store.root / array.path)}"
@@ -223,10 +204,7 @@ def local_path(array: zarr.Array) -> str:
 
 
 def written(array: zarr.Array) -> str:
-    """Return a text that changes when an array is written anew, to distinguish arrays of one path.
-
-    It is the modification time of the metadata, or the stamp of a ZIP file; ``"unknown"`` for an array elsewhere.
-    """
+    """Return a text that changes when an array is written anew, to distinguish arrays of one path: a time or stamp."""
     if isinstance(array.store, ArchiveStore):
         return str(array.store.directory.stamp)
     folder = folder_of(array)

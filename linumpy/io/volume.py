@@ -1,9 +1,6 @@
 """The volumes of an OME-Zarr image: the image at one time and channel, along the axes of space.
 
-In: an image, and optionally a channel and a time. Out: :class:`Volumes`; no voxels are read. A volume is an array of
-any rank, and the selected entry of each axis that is not of space. Errors: ``ValueError`` for a channel or time that
-the image does not have, :class:`~linumpy.errors.SourceError` for a level that it does not have,
-:class:`~linumpy.errors.MetadataError` for axes of several entries that are neither space, time nor channel.
+A volume is an array of any rank, and the selected entry of each axis that is not of space. No voxels are read.
 """
 
 from __future__ import annotations
@@ -104,10 +101,9 @@ def as_volume(array: zarr.Array | Volume) -> Volume:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The selected level, channel and time of an image.
+    """The selected level, time and channel (None: all) of an image.
 
     - `leading`: the kept axes of time and channel: number of the axis in the array, by the name ``"t"`` or ``"c"``.
-    - `time`, `channel`: the entry that the caller selected; None for all entries.
     """
 
     image: OmeZarrImage
@@ -249,13 +245,7 @@ def open_source_volumes(
 ) -> Volumes:
     """Open the volumes of an image, or a single array of two or three axes as a volume with its first voxel at 0 µm.
 
-    - `source`: an image with two or three of the axes of space z, y, x; or an array.
-    - `level`, `channel`, `time`: as for :func:`open_volumes`; level 0 and None for a single array.
     - `spacing`: voxel spacing of level 0 in µm. A single array needs it.
-
-    Raises `FileNotFoundError`, `TypeError`, `SourceError`, `MetadataError`, `ValueError`: as
-    :func:`linumpy.io.source.open_node` and :func:`open_volumes`. An array without `spacing`, and an image with other
-    axes of space, are a `MetadataError`; a level, channel or time of an array is a `ValueError`.
     """
     node = open_node(source)
     if isinstance(node, zarr.Array):
@@ -310,7 +300,10 @@ def select_volumes(
     for kind, entry in (("time", time), ("channel", channel)):
         if entry is None:
             continue
-        _check_entry(kind, entry, counts[kind], image.name)
+        if not is_integer(entry) or not 0 <= entry < counts[kind]:
+            count = counts[kind]
+            text = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
+            raise ValueError(f"{kind}={entry!r}: {image.name} has {text}")
         if kind in kept:
             selected[kept.pop(kind)] = range(entry, entry + 1)
     leading = [kept[kind] for kind in KINDS if kind in kept]
@@ -332,10 +325,3 @@ def _kind(axis: Axis) -> str:
     if axis.type is None:
         return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
     return axis.type
-
-
-def _check_entry(kind: str, entry: object, count: int, name: str) -> None:
-    """Raise ``ValueError`` for a time or channel that an image does not have."""
-    if not is_integer(entry) or not 0 <= entry < count:
-        entries = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
-        raise ValueError(f"{kind}={entry!r}: {name} has {entries}")

@@ -6,9 +6,6 @@ and :func:`write_from_host`. They pass the kind of buffer in each call, which su
 shards. Codecs of shards and of format 2 use the configuration instead, and so run in *host mode*, in which the
 configuration is set to host memory. Any number of threads hold host mode at the same time. One thread holds *GPU mode*,
 which starts when no thread is in host mode. Metadata are the same in both modes and are read in either.
-
-In: an array and a region. Out: voxels. Errors: :class:`~linumpy.errors.ChunkError` from :func:`read_chunks_on_host`,
-and those of zarr-python.
 """
 
 from __future__ import annotations
@@ -41,31 +38,17 @@ _WARN_SECONDS = 10.0
 
 
 def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
-    """Read into host memory by zarr-python, in any process-wide mode of zarr.
+    """Read into host memory by zarr-python, in any process-wide mode of zarr; `selection` is as for basic indexing.
 
-    - `array`: an array of zarr format 2 or 3.
-    - `selection`: as for zarr's basic indexing; by default all of the array.
-
-    Returns voxels in the stored byte order and, with format 2, in the stored memory order (C or F); of shape ``()`` if
-    each axis has an int.
-
-    Raises `Exception`: the error of the store or of a codec.
+    Voxels have the stored byte order and, with format 2, the stored memory order (C or F).
     """
     with host_codecs(array):
         return np.asarray(array.get_basic_selection(selection, prototype=cpu.buffer_prototype))
 
 
 def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
-    """Read a region as :func:`read_on_host` does, but raise an error that names a broken chunk.
-
-    - `array`: an array of zarr format 2 or 3.
-    - `region`: region within the array, of slices of step 1. Omitted axes and bounds cover the whole axis.
-
-    Raises `RegionError`: the region is not within the array.
-    Raises `MemoryError`: there is not enough host memory.
-    """
-    _refuse_empty_shards(array, region)
-    _refuse_cut_blosc(array, region)
+    """Read a region of slices of step 1 as :func:`read_on_host` does, but raise `ChunkError` for a broken chunk."""
+    _refuse_broken_files(array, region)
     try:
         return read_on_host(array, region)
     except (MemoryError, LinumpyError):
@@ -86,25 +69,15 @@ def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
     return without_credentials(str(array.store_path))
 
 
-def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
-    """Raise :class:`ChunkError` for a shard of a local array that is an empty file, as a full disk leaves it."""
-    if array.shards is None or not isinstance(array.store, LocalStore):
-        return
-    for index in _stored_objects(array, region):
-        key = array.metadata.encode_chunk_key(index)
-        try:
-            nbytes = os.stat(array.store.root / array.path / key).st_size
-        except OSError:  # usually it was never written; zarr reports any other error
-            continue
-        if nbytes == 0:
-            raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
+def _refuse_broken_files(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
+    """Raise :class:`ChunkError` for files of a local array that zarr-python reads as if they were whole.
 
-
-def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
-    """Raise :class:`ChunkError` for a Blosc chunk of a local array whose file is shorter than its header says."""
-    if array.shards is not None or not isinstance(array.store, LocalStore):
-        return
-    if not any("Blosc" in type(codec).__name__ for codec in array.compressors[-1:]):
+    They are a shard that is an empty file, as a full disk leaves it, and a Blosc chunk whose file is shorter than its
+    header says.
+    """
+    is_sharded = array.shards is not None
+    is_blosc = not is_sharded and any("Blosc" in type(codec).__name__ for codec in array.compressors[-1:])
+    if not (is_sharded or is_blosc) or not isinstance(array.store, LocalStore):
         return
     for index in _stored_objects(array, region):
         key = array.metadata.encode_chunk_key(index)
@@ -113,8 +86,10 @@ def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> Non
                 header, nbytes = file.read(16), os.fstat(file.fileno()).st_size
         except OSError:  # usually it was never written; zarr reports any other error
             continue
+        if is_sharded and not nbytes:
+            raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
         wanted = int.from_bytes(header[12:], "little")
-        if len(header) < 16 or nbytes < wanted:
+        if is_blosc and (len(header) < 16 or nbytes < wanted):
             says = f", and its Blosc header says {wanted}" if len(header) == 16 else ", fewer than a Blosc header"
             raise ChunkError(f"{array.store_path}/{key} cannot be read: it has {nbytes} bytes{says}")
 
@@ -245,19 +220,15 @@ def host_zarr_context() -> AbstractContextManager[None]:
 
 @contextmanager
 def gpu_mode() -> Iterator[None]:
-    """Hold GPU mode: wait until no thread is in host mode, then switch on zarr's GPU mode.
-
-    Raises `RuntimeError`: the thread is within :func:`host_zarr_context`.
-    """
+    """Hold GPU mode: wait until no thread is in host mode, then switch on zarr's GPU mode."""
     with _mode.gpu(), zarr.config.enable_gpu():
         yield
 
 
 def in_mode_of_caller() -> Callable[[], None]:
-    """Return the initializer for a pool of threads for which the caller waits.
+    """Return the initializer for a pool of threads for which the caller waits, so that they share its GPU mode.
 
-    It lets the threads read on the host while the caller holds GPU mode. Without it they would wait for the end of GPU
-    mode, and the caller for them.
+    Without it they would wait for the end of GPU mode to read on the host, and the caller for them.
     """
     return _mode.for_thread()
 

@@ -29,26 +29,17 @@ def snap_to_edges(coordinates: Array, size: int) -> None:
 
 
 def period(size: np.ndarray | int, mode: str) -> np.ndarray:
-    """Return the period, in voxels, of an image that its boundary mode repeats; at least 1.
-
-    - `size` (int, or int): voxels along the axis.
-    - `mode` (``"reflect"``, ``"mirror"``, ``"wrap"`` or ``"grid-wrap"``): boundary mode.
-    """
+    """Return the period, in voxels, at least 1, of an image that its boundary mode repeats."""
     size = np.asarray(size)
     periods = {"reflect": 2 * size, "mirror": 2 * size - 2, "wrap": size - 1, "grid-wrap": size}
     return np.maximum(1, periods[mode])
 
 
 def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
-    """Map indices beyond the ends of an axis to voxels of the image.
+    """Map indices beyond the ends of an axis of `size` voxels to voxels of the image.
 
-    - `index` (int): voxels, inside or outside of the image.
-    - `size` (int, or int): voxels along the axis, in a shape that broadcasts with the shape of `index`.
-    - `mode`: one of :data:`MODES`.
-
-    Returns (int): from 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and
-    ``"grid-constant"``. With ``"wrap"`` the last voxel, ``size - 1``, coincides with the first voxel of the next period
-    and maps to 0.
+    -1 stands for an index outside the image with ``"constant"`` and ``"grid-constant"``. With ``"wrap"`` the last voxel
+    coincides with the first voxel of the next period and maps to 0.
     """
     if mode == "nearest":
         return np.clip(index, 0, np.asarray(size) - 1)
@@ -67,11 +58,10 @@ def gaussian_radius(sigma: float) -> int:
 
 
 def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Compute the standard deviations of the Gaussian that smooths a source before it is sampled through a matrix.
+    """Compute the standard deviations, in voxels, of the Gaussian that smooths each axis of a source before sampling.
 
-    In voxels, for each axis of the source: (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not
-    coarser. The scale is the length of the axis's row of the matrix: how far one voxel of the output reaches along that
-    axis of the source.
+    (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not coarser. The scale is the length of the
+    axis's row of the matrix: how far one voxel of the output reaches along that axis of the source.
     """
     lengths = []
     for row in matrix:
@@ -83,8 +73,7 @@ def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]
 def centred(old: float, new: float) -> tuple[float, float]:
     """Map voxels along one axis without changing the extent: the centre of new voxel i is at old factor × i + offset.
 
-    `old`, `new`: voxels of the source and of the output; or spacings of the output and of the source.
-
-    Returns: The offset is computed by one division, so that a coordinate of exactly 0 is not rounded below 0.
+    `old`, `new`: voxels of the source and of the output; or spacings of the output and of the source. The offset takes
+    one division, so that a coordinate of exactly 0 is not rounded below 0.
     """
     return old / new, (old - new) / (2 * new)

@@ -1,9 +1,7 @@
 """Codecs of chunks: what decodes stored bytes, and what encodes chunks. Pure: reads names and settings, no bytes.
 
-In: the codecs of a chunk as the metadata list them, or the name of a codec. Out: a :class:`DecodeChain`; an
-:class:`Encoding`, from which the encoders on the device and the codecs of zarr-python are made. Errors:
-:class:`UndecodableError`, with the reason why linumpy cannot decode a chunk; ``ValueError`` for an unknown name,
-``TypeError`` for a name that is no text.
+In: the codecs of a chunk as the metadata list them, or the name of a codec. Out: :class:`DecodeChain`,
+:class:`Encoding`. Errors: :class:`UndecodableError`; ``ValueError`` and ``TypeError`` for names of codecs.
 """
 
 from __future__ import annotations
@@ -69,8 +67,7 @@ class UndecodableError(Exception):
 class DecodeChain:
     """The steps that decode a stored chunk, from the last codec back to the first.
 
-    - `compressor`: a name of :data:`CODECS`, or ``"blosc"``; empty without compression.
-    - `inner`: with Blosc, the compressor of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
+    - `compressor`: a name of :data:`CODECS`, or ``"blosc"``, of whose streams `inner` is the compressor.
     - `stored_checksum`: whether the stored bytes end in a CRC-32C of all bytes before it.
     - `decoded_checksum`: whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
     - `shuffle`: element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
@@ -110,13 +107,10 @@ class DecodeChain:
 
 
 def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> DecodeChain | None:
-    """Parse the codecs that encode the bytes of a chunk; None for raw chunks.
+    """Parse the codecs that encode the bytes of a chunk, of `chunk_nbytes`; None for raw chunks.
 
-    - `codecs`: in the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of
-      numcodecs, the latter with or without ``"numcodecs."`` before them; "numcodecs.crc32c" is refused.
-    - `chunk_nbytes`: size of the bytes that the codecs encode.
-
-    A chain with a `host_filter` is for zarr-python. Raises `UndecodableError` for other codecs.
+    - `codecs`: in the order of encoding; each with ``"name"``, of zarr v3 or numcodecs (with or without "numcodecs."),
+      and its settings. "numcodecs.crc32c" is refused.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
     decoded_checksums = stored_checksums = 0  # inside and outside of the compressed bytes
@@ -161,11 +155,7 @@ def read_array_filter(codec: CodecSettings, dtype: np.dtype, endian: str | None)
     """Parse an array-to-array filter of zarr v3 as the filter of numcodecs that zarr v2 applies to bytes.
 
     - `codec`: ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
-    - `dtype`: data type of the array, in this machine's byte order.
     - `endian`: byte order that the codec 'bytes' writes.
-
-    Returns name and settings, as :func:`read_chain` takes them. Raises `UndecodableError` if numcodecs cannot decode
-    the bytes that zarr v3 stores.
     """
     name, configuration = _plain_name(codec), codec.get("configuration")
     settings = dict(configuration) if isinstance(configuration, Mapping) else {}
@@ -223,10 +213,8 @@ class Encoding:
     """The bytes-to-bytes codecs of a chunk.
 
     - `compressor`: ``"zstd"``, ``"lz4"``, ``"blosc"``, ``"gzip"``, or empty for raw chunks.
-    - `inner`: with Blosc, the encoder of its streams: ``"lz4"`` or ``"zstd"``.
+    - `inner`, `shuffle`: of Blosc: ``"lz4"`` or ``"zstd"``; ``"none"``, ``"byte"`` or ``"bit"``.
     - `preset`: ``"fast"``, or ``"small"``, which takes longer.
-    - `shuffle`: with Blosc: ``"none"``, ``"byte"`` or ``"bit"``.
-    - `itemsize`: bytes of a voxel; the element size of the shuffle.
     - `checksum`: whether a CRC-32C of the stored bytes follows them.
     """
 
@@ -248,11 +236,6 @@ class Encoding:
         assert self.codec is not None
         return self.codec.levels[self.preset]
 
-    @property
-    def not_on_device(self) -> str:
-        """Why the device does not encode such chunks; empty if it does."""
-        return "" if self.codec is not None and self.codec.on_device else f"{self.compressor} is encoded by the host"
-
     def __str__(self) -> str:
         """Return the name that :func:`parse_codec` turns into an equal encoding, apart from `itemsize`."""
         words = [self.compressor or "none"]
@@ -264,13 +247,7 @@ class Encoding:
 
 
 def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
-    """Parse the name of a codec.
-
-    - `codec`: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, ``"blosc:lz4"`` or ``"blosc:zstd"``, followed by any of:
-      ``":byte"`` (the default), ``":bit"`` or ``":none"``, the shuffle of Blosc; ``":small"`` for fewer bytes and more
-      time, not for ``"lz4"`` and ``"none"``; ``"+crc32c"`` at the end for a checksum.
-    - `itemsize`: bytes of a voxel.
-    """
+    """Parse the name of a codec, as :class:`linumpy.write.writer.OmeZarrWriter` documents it."""
     if not isinstance(codec, str):
         raise TypeError(f"codec={codec!r}: pass the name of a codec, such as 'zstd'")
     name, *words = codec.removesuffix(_CHECKSUM).split(":")
@@ -292,13 +269,7 @@ def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
 
 
 def nearest_encoding(codecs: Sequence[CodecSettings], itemsize: int) -> Encoding | None:
-    """Return the encoding most similar to the codecs of an array.
-
-    None if a codec has no counterpart here, or if there are several compressors.
-
-    - `codecs`: bytes-to-bytes codecs in the order of encoding: name, as zarr v3 or numcodecs spell it, and settings.
-    - `itemsize`: bytes of a voxel.
-    """
+    """Return the encoding most similar to the codecs of an array; None if one has no counterpart, or two compress."""
     encoding = Encoding("", itemsize=itemsize)
     for codec in codecs:
         name = _plain_name(codec)

@@ -20,7 +20,6 @@ class ChunkKeys:
     """How the key of a stored object is made from the coordinates of the chunk (or shard).
 
     - `prefix`: text before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, empty in v2.
-    - `separator`: ``"/"`` or ``"."``.
     """
 
     prefix: str
@@ -32,13 +31,7 @@ class ChunkKeys:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How inner chunks are stored in a shard.
-
-    - `chunks_per_shard`: inner chunks along each axis of a shard.
-    - `index_at_end`: whether the index is at the end of the shard; else it is at the start.
-    - `index_big_endian`: whether the numbers of the index are big-endian.
-    - `index_checksum`: whether a CRC-32C follows the index.
-    """
+    """How inner chunks, and the index with their offsets and lengths (uint64), are stored in a shard."""
 
     chunks_per_shard: tuple[int, ...]
     index_at_end: bool
@@ -60,8 +53,7 @@ class ShardLayout:
 class StoredEntries:
     """Entries of a ZIP file that hold the chunks (or shards) of an array.
 
-    - `path`: absolute path of the ZIP file.
-    - `stamp`: state of the ZIP file when its directory was read: device, inode, bytes, and times in nanoseconds.
+    - `stamp`: state of the ZIP file when its directory was read: see :func:`linumpy.io.paths.stamp_of`.
     - `grid`: chunks (or shards) along each axis.
     - `table` (int64, (n, 3)): a row for each entry: number of the chunk (or shard) in C order, ascending; offset of the
       entry's header in the ZIP file; bytes of the entry.
@@ -82,8 +74,6 @@ class RemoteArray:
 
     - `objects`: the store that answers the core's requests: obstore's store, or `store`.
     - `client`: name of the client that sends the requests, for reports.
-    - `path`: path of the array in the store.
-    - `url`: URL of the store, without credentials, for messages.
     """
 
     store: Any
@@ -113,16 +103,13 @@ class ArrayLayout:
 
     - `name`: path or URL, for messages.
     - `root`: local folder of the array; None if the store is not local.
-    - `zarr_format`: 2 or 3.
-    - `shape`, `chunk_shape`: in the order of the array's axes. With shards, `chunk_shape` is the shape of the inner
-      chunks.
+    - `chunk_shape`: of inner chunks, with shards. Like `shape`, in the order of the array's axes.
     - `dtype`: element type, in the byte order of this machine.
     - `swapped`: whether the stored byte order differs from this machine's.
     - `stored_axes`: axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order
       C, ``(2, 1, 0)`` for order F.
     - `keys`: None if the encoding of chunk keys is neither "default" nor "v2".
     - `fill_value`: value of a missing chunk; None for a dtype that is not supported.
-    - `shard`: None without shards.
     - `codecs`: names of the codecs of an (inner) chunk, in the order of encoding.
     - `unsupported`: why the native core cannot read this array; None if it can.
     - `chain`: how a chunk is decoded; None for raw chunks.

@@ -1,9 +1,8 @@
-"""Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are computed from them.
+"""Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are made from them. Pure.
 
-In: the shape of each resolution (level 0 is the finest), and the shape of a stored object (chunk or shard) in it. Out:
-boxes, as tuples of slices, in voxels of a resolution or, where a function says so, in stored objects. Along each axis a
-resolution has half the voxels of the next finer one, rounded up, or as many voxels (an axis of time or channel). Along
-a halved axis voxel ``i`` is the mean of voxels ``2 i`` and ``2 i + 1``, or voxel ``2 i`` at an odd end. Pure.
+Boxes are tuples of slices, in voxels of a resolution (level 0 is the finest) or, where a function says so, in stored
+objects (chunks or shards). Along each axis a resolution has half the voxels of the next finer one, rounded up, or as
+many voxels (an axis of time or channel). Along a halved axis voxel ``i`` is made from voxels ``2 i`` and ``2 i + 1``.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Resolutions of an image and their stored objects.
-
-    - `shapes`: shape of each resolution, finest first.
-    - `stored`: shape of a stored object (chunk or shard) of each resolution.
-    - `itemsize`: bytes of a voxel.
-    """
+    """The shape of each resolution, and of a stored object (chunk or shard) in it, finest first."""
 
     shapes: tuple[tuple[int, ...], ...]
     stored: tuple[tuple[int, ...], ...]
@@ -49,10 +43,7 @@ class Pyramid:
         return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in axes)
 
     def whole(self, level: int, box: Box) -> Box | None:
-        """Return the largest box of whole stored objects within a box; None if it contains none.
-
-        An object that the end of the array cuts counts as whole if the box reaches that end.
-        """
+        """Return the largest box of whole stored objects within a box, also of those that the array's end cuts."""
         result = []
         for b, s, n in zip(box, self.stored[level], self.shapes[level], strict=True):
             start, stop = -(-b.start // s) * s, n if b.stop == n else b.stop // s * s
@@ -124,10 +115,7 @@ def within(box: Box, outer: Box) -> Box:
 
 
 def grown(step: tuple[int, ...], shape: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
-    """Lengthen a box of shape `step` by whole steps, along the last axes first, up to `limit` bytes; return the shape.
-
-    The box is at least one step, and does not exceed `shape`.
-    """
+    """Lengthen a box of shape `step` by whole steps, along the last axes first, up to `limit` bytes and to `shape`."""
     grown_shape = list(step)
     for axis in reversed(range(len(shape))):
         other_axes_nbytes = math.prod(grown_shape) // grown_shape[axis] * itemsize

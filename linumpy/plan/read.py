@@ -1,8 +1,7 @@
-"""Plan a read: a region of an array, the chunks that it touches, the backend that reads it; and cut regions.
+"""Plan a read: a region of an array, the chunks that it touches, the backend that reads it; and cut regions. Pure.
 
-In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`, of which ``str(plan)`` describes the
-read, one property a line; boxes of regular arrays (:func:`cut_by_shape`); a region for each device. Pure. Errors:
-:class:`~linumpy.errors.RegionError`, ``TypeError``.
+In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`; boxes of regular arrays
+(:func:`cut_by_shape`); a region for each device. Errors: :class:`~linumpy.errors.RegionError`, ``TypeError``.
 
 Rectilinear grids: along an axis, a run of stored objects (chunks, or shards) of one length `n` is part of a shifted
 regular grid, in which object `i` begins at ``i · n`` and has the same key. Neighbouring objects of one shape therefore
@@ -28,12 +27,7 @@ from linumpy.plan.region import Region, RegionLike, normalize_region
 
 
 def why_not_gpu_mode(layout: ArrayLayout, region: Region, dtype: np.dtype | None = None, device: int = 0) -> str | None:
-    """Return why zarr's GPU mode is not used for a read; None if it is.
-
-    - `layout`: how the array is stored, in any kind of store.
-    - `dtype`: data type of the result; by default the data type of the array.
-    - `device`: index of the CUDA device of the result.
-    """
+    """Return why zarr's GPU mode is not used for a read to `dtype` (None: the array's) on a device; None if it is."""
     reasons = (
         (layout.zarr_format != 3, "zarr's codec of format 2 takes host memory"),
         (layout.grid != "regular", f"chunk grid {layout.grid!r}"),
@@ -58,10 +52,8 @@ def _is_negative_zero_or_nan(value: np.generic | None) -> bool:
 
 @dataclass(frozen=True)
 class RegularBox:
-    """A box of stored objects of one shape.
+    """A box of stored objects of one shape, with bounds in the regular array of such objects, which share its `layout`.
 
-    - `layout`: the regular array; all boxes of objects of one shape share the record.
-    - `start`, `stop`: bounds of the box in the regular array, in voxels.
     - `offset`: offset of the box from the start of the region, in voxels.
     """
 
@@ -72,11 +64,7 @@ class RegularBox:
 
 
 def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int]) -> Iterator[RegularBox]:
-    """Cut a region of a rectilinear array into boxes of stored objects of one shape.
-
-    - `layout`: an array with a rectilinear grid and the lengths of its stored objects.
-    - `start`, `stop` (rank,): bounds of the region, within the array.
-    """
+    """Cut a region of a rectilinear array into boxes of stored objects of one shape."""
     assert layout.lengths is not None
     axes = [list(_runs(*axis)) for axis in zip(layout.lengths, start, stop, strict=True)]
     for box in itertools.product(*axes):
@@ -85,10 +73,7 @@ def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int])
 
 
 def chunk_range(lengths: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """Return the first stored object along an axis that a range of voxels touches, and one past the last.
-
-    Equal numbers for an empty range. `lengths` holds the voxels of each object along the axis.
-    """
+    """Return the first object along an axis that a range of voxels touches, and one past the last."""
     ends = np.cumsum(lengths)
     first = int(np.searchsorted(ends, start, "right"))
     return first, first if stop <= start else int(np.searchsorted(ends, stop, "left")) + 1
@@ -175,34 +160,26 @@ class ReadPlan:
     @property
     def object_box(self) -> list[tuple[int, int]]:
         """First stored object that the region touches, and one past the last, along each axis."""
-        if self.layout.lengths is not None:
-            return self._object_box(self.layout.lengths)
-        return self._regular_box(self.layout.object_shape)
+        return self._box(self.layout.object_shape, self.layout.lengths)
 
     @property
     def _chunk_box(self) -> list[tuple[int, int]]:
         """First chunk that the region touches, and one past the last, along each axis."""
-        if self.layout.lengths is not None and self.layout.shard is None:
-            return self._object_box(self.layout.lengths)
-        return self._regular_box(self.layout.chunk_shape)
+        return self._box(self.layout.chunk_shape, None if self.layout.shard is not None else self.layout.lengths)
 
-    def _regular_box(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    def _box(self, sizes: tuple[int, ...], lengths: tuple[np.ndarray, ...] | None) -> list[tuple[int, int]]:
+        """Return the first object that the region touches, and one past the last, by axis: of a size, or of lengths."""
+        if lengths is not None:
+            return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
         bounds = zip(self.region.start, self.region.stop, sizes, strict=True)
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
-
-    def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
-        """Return the first stored object (rectilinear grid) that the region touches, and one past the last, by axis."""
-        return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _description(self))
 
 
 def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:
-    """Plan the read of a region, by default of the whole array.
-
-    Raises `RegionError`, `TypeError`: see :func:`~linumpy.plan.region.normalize_region`.
-    """
+    """Plan the read of a region, by default of the whole array."""
     return ReadPlan(layout, normalize_region(region, layout.shape))
 
 
@@ -277,10 +254,7 @@ def _format_nbytes(nbytes: int) -> str:
 def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Region]:
     """Cut a region along the first axis of the result, between stored objects: no two devices read one chunk or shard.
 
-    Returns one for each device, in order. Sizes are as equal as the chunks (or shards) allow; some regions are empty if
-    there are fewer chunks than devices.
-
-    Raises `RegionError`: the region is a single element.
+    Sizes are as equal as the chunks (or shards) allow; some regions are empty if there are fewer chunks than devices.
     """
     if not any(region.kept):
         raise RegionError(f"region {region} is one element: it cannot be cut for {count} devices")

@@ -22,9 +22,8 @@ RegionLike: TypeAlias = AxisIndex | tuple[AxisIndex, ...] | None
 
 @dataclass(frozen=True)
 class Region:
-    """A box of an array.
+    """A box of an array: ``0 <= start <= stop <= length`` along each axis.
 
-    - `start`, `stop`: bounds along each axis of the array, ``0 <= start <= stop <= length``.
     - `kept`: whether the result has the axis; an axis that an int indexes is dropped.
     """
 
@@ -59,11 +58,10 @@ class Region:
 
 
 def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
-    """Resolve a basic index into explicit bounds.
+    """Resolve a basic index, as zarr takes it, into explicit bounds; steps other than 1 are errors.
 
-    - `region`: as zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds
-      and axes reach to the ends; a slice whose stop lies before its start is empty. A bound outside the axis is an
-      error and is not clipped: a region that is partly outside is more often a mistake than intended.
+    A bound outside the axis is an error and is not clipped: a region that is partly outside is more often a mistake
+    than intended.
     """
     items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
     ellipses = sum([item is ... for item in items])

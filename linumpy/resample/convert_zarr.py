@@ -1,9 +1,7 @@
 """Copy images into other chunks, shards, codecs or another version of NGFF, through the device if there is one.
 
-In: an OME-Zarr image or any group of Zarr, with all that is in it; an array, or a TIFF stack, with a spacing. Out: the
-same voxels and metadata in a new folder, which appears complete or not at all. A stopped run leaves its blocks in
-``.NAME.unfinished``, and the same call continues from them. ``linumpy.resample.convert`` plans the copy and copies
-blocks.
+The copy appears complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call
+continues from them. ``linumpy.resample.convert`` plans the copy and copies blocks.
 """
 
 from __future__ import annotations

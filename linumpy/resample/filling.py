@@ -1,9 +1,4 @@
-"""Code that ``resample_zarr`` and ``convert_zarr`` share.
-
-In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`; a work folder whose
-finest level is complete. Out: checked values; :class:`BlockRecord`; the coarser levels. Errors: ``ValueError`` and
-``OSError`` for a path that cannot be a target; those of reading and writing.
-"""
+"""Code that ``resample_zarr`` and ``convert_zarr`` share: checks, records of blocks, coarser levels."""
 
 from __future__ import annotations
 
@@ -12,14 +7,13 @@ import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import zarr
 
-from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import unfinished_beside
 from linumpy.io.paths import absolute
@@ -27,13 +21,12 @@ from linumpy.io.source import describe_source
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.progress import bytes_progress
-from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import scratch_within
 from linumpy.resample.resumable import Resumable
-from linumpy.write.chunks import writing_threads
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.tasks import Finish, done
+from linumpy.write.tasks import Finish, done, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
 
 log = logging.getLogger(__name__)
@@ -85,8 +78,6 @@ class BlockRecord:
 
     - `number`: index of the array among the grids of the request.
     - `stored`: shape of a shard, or else of a chunk, along the axes of a block.
-    - `itemsize`: bytes of a voxel.
-    - `report`: called with the number of bytes of each block.
     - `entries`: index along each axis of time and channel of the array; blocks do not have these axes.
     """
 
@@ -124,16 +115,21 @@ def make_coarser_levels(folder: Path, image: NewImage, device: str, memory_bytes
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
     nbytes = STEP_BYTES if memory_bytes is None else min(STEP_BYTES, memory_bytes // 8)
-    scratch = None if memory_bytes is None else scratch_within(memory_bytes)
     threads = writing_threads()
-    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
-        levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
-        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+    with ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
+        chunks = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
+        if device == "cuda":
+            from linumpy.gpu.kvikio_zarr import OwnReader
+            from linumpy.resample.blocks.on_device import read_to_device
+
+            scratch = None if memory_bytes is None else scratch_within(memory_bytes)
+            reader = scope.enter_context(closing(OwnReader(scratch)))
+        for level, (finer, coarser) in enumerate(itertools.pairwise(chunks), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             finish: Finish = done
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
-                source = pyramid.finer(level, box)
-                factors = pyramid.factors(level)
+                source, factors = pyramid.finer(level, box), pyramid.factors(level)
                 if device == "cuda":
                     block = halve(read_to_device(finer.array, source, reader), image.downsampling, factors)
                 else:

@@ -1,8 +1,4 @@
-"""Identify stored data by a digest, to detect a source that has changed since a run began.
-
-In: an array, or a local path. Out: a digest of the names, sizes and times of its files or objects, or None where a
-store does not report them. Errors: ``OSError``, and those of fsspec.
-"""
+"""Identify stored data by a digest, to detect a source that has changed since a run began."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ def identify_data(array: zarr.Array) -> str | None:
 
     For a local array it covers names, sizes, modification times and inodes of all files, which are not read; a million
     chunks take some seconds. For an array in a ZIP file it covers the ZIP file. For a remote array it covers names,
-    sizes and the server's entity tags or times; it is None if the server does not list them. None for other stores.
+    sizes and the server's entity tags or times. None if the store does not tell these.
     """
     folder, store = folder_of(array), array.store
     if folder is not None:
@@ -48,10 +44,7 @@ def identify_data(array: zarr.Array) -> str | None:
 
 
 def identify_path(path: str | Path) -> str:
-    """Return a digest of the names, sizes, times and inodes of a local file or of the files in a folder.
-
-    Raises `FileNotFoundError`: neither a file nor a folder is at the path.
-    """
+    """Return a digest of the names, sizes, times and inodes of a local file or of the files in a folder."""
     return _digest(_local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))])
 
 

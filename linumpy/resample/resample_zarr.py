@@ -1,10 +1,8 @@
 """Resample an OME-Zarr volume that is larger than memory, block by block, from Zarr to Zarr.
 
-In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
-complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
-``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
-``linumpy.resample.target_images`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
-``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` makes all blocks.
+The output, an image with its labels, appears complete or not at all. A stopped run leaves its blocks in
+``.NAME.unfinished``, and the same call continues from them. ``target_grid`` chooses the grid, ``target_images``
+describes the images to fill, also the labels; ``blocks.plans`` plans the blocks, ``blocks.pipeline`` makes them all.
 """
 
 from __future__ import annotations
@@ -21,18 +19,17 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import is_small
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError
-from linumpy.gpu.devices import checked_devices
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
-from linumpy.io.volume import Volume, Volumes, open_source_volumes
+from linumpy.io.volume import Volumes, open_source_volumes
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
-from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
+from linumpy.resample.blocks.plans import check_limit, memory_of_each
 from linumpy.resample.filling import (
     BlockRecord,
     check_space,
@@ -231,6 +228,7 @@ def resample_zarr(
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
     output_path, ngff_version = checked_output(output, ngff_version)
+    check_limit(memory_bytes)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
     if labels not in LABELS:
@@ -243,7 +241,9 @@ def resample_zarr(
         order = 1 if carried_from(volumes).image_label is None else 0
         if order:
             warn_of_labels(volume.array, "pass order=0 (--order 0) if they are labels, or order=1")
-    _check_dtype(volume, order)
+    kinds = "biuf" if order == 0 else "iuf"
+    if volume.dtype.kind not in kinds or volume.dtype.itemsize > 8 or is_small(volume.dtype):
+        raise TypeError(f"voxels of {volume.dtype} cannot be resampled with order={order}: pass integers or floats")
     new_grid = plan_target_grid(
         volumes, transform_or_spacing, like, coordinate_system, output_shape, spacing_given=spacing is not None
     )
@@ -264,10 +264,11 @@ def resample_zarr(
     method = downsampling or ("mean" if order else "label")
     targets = [target_of("", volumes, grid, carried, method, name=output_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
-    for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = _carried(label.volumes, volumes, new_grid, version, "own", "labels")
-        options = {"name": label.name, "ngff_version": version}
-        targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
+    for name in names:
+        label_volumes, label_grid = plan_labels(volumes, name, regrid, mode, spacing)
+        kept = _carried(label_volumes, volumes, new_grid, version, "own", "labels")
+        options = {"name": name, "ngff_version": version}
+        targets.append(target_of(f"labels/{name}", label_volumes, label_grid, kept, "label", **options))
     # The space is checked before blocks are planned, which takes minutes for a target of 1e30 voxels.
     encoded = any(target.image.compressors is not None for target in targets)
     check_space(output_path, sum(target.image.nbytes for target in targets), encoded=encoded)
@@ -294,10 +295,8 @@ def resample_zarr(
             with progress_or_bar(progress, "resample", voxels_nbytes) as report:
                 for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
                     array_path = str(state.folder / image.folder / "0")
-                    job = BlockJob(
-                        job_sources[number], array_path, planned.plan, 0.0 if number else float(cval), kind,
-                        planned.scratch, batch=planned.batch,
-                    )  # fmt: skip
+                    job = replace(planned, source=job_sources[number], target=array_path)
+                    job = job if number else replace(job, cval=float(cval))
                     for entries, source_volume in image.volumes.volumes.items():
                         record = BlockRecord(state, number, image.stored, image.image.dtype.itemsize, report, entries)
                         volume_job = replace(job, index=source_volume.index, entries=entries)
@@ -317,14 +316,15 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
     if distributed is not None or device == "cpu":
         other = "distributed=" if distributed is not None else "device='cpu'"
         raise ValueError(f"devices={devices!r} are those of this machine: not together with {other}")
+    from linumpy.gpu.devices import checked_devices
+
     return checked_devices(devices)
 
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
-) -> tuple[str, list[BlockPlan]]:
+) -> tuple[str, list[BlockJob]]:
     """Ask the workers for their device, and plan blocks that fit into the memory of each worker."""
-    check_limit(limit)
     capacity = survey(client, needs)
     budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
@@ -350,12 +350,6 @@ def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str |
     elif turned:
         carried = turned_systems(carried, volumes, source, grid.regrid)
     return carried.without(*dropped).on_another_grid()
-
-
-def _check_dtype(array: Volume, order: int) -> None:
-    kinds = "biuf" if order == 0 else "iuf"
-    if array.dtype.kind not in kinds or array.dtype.itemsize > 8 or is_small(array.dtype):
-        raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 
 def _make_missing_blocks(

@@ -1,19 +1,16 @@
 """Fill a folder part by part, in one or several runs; the folder appears at its path when it is complete.
 
-In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A *part* is a
-chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete, everything is in
-``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a lock. A line of
-the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues
-from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or if the folder belongs
-to another request; ``FileExistsError`` for a path that exists; ``OSError``, such as a full disk: complete parts are
-kept.
+A *part* is a chunk or shard of one of the arrays, with an index in the array's grid. Until the folder is complete,
+everything is in ``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a journal; and a
+lock. A line of the journal is written after its parts, so a killed run leaves nothing that looks finished, and the next
+run continues from there.
 
 The first line of the journal holds the request. The others are ``boot`` with the kernel's boot id, at the beginning of
-each run; ``box`` with two corners in the first grid of parts (``box1``, ``box2`` and so on for further grids); and
-``sync``, when all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same
-boot: what a killed process wrote is in the kernel's memory, which a power cut empties. Each line begins with a checksum
-over its own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the
-grid is ignored, and its parts are made again.
+each run; ``box`` with the number of the grid and two corners in it; and ``sync``, when all parts of the lines before
+are on the disk. Parts without a later ``sync`` count only in the same boot: what a killed process wrote is in the
+kernel's memory, which a power cut empties. Each line begins with a checksum over its own text and the first line. A
+line that is incomplete, joined to another line, made of zeros or outside the grid is ignored, and its parts are made
+again.
 """
 
 from __future__ import annotations
@@ -55,117 +52,61 @@ def boot_id() -> str:
         return ""
 
 
-def begin_journal(path: Path, head: Mapping[str, object]) -> None:
-    """Write the first line of a new journal; an existing journal is replaced."""
-    line = _line(0, json.dumps(head))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-    with named_errors(path):
-        try:
-            write_fully(descriptor, line)
-        finally:
-            os.close(descriptor)
+def _line(seed: int, text: str) -> bytes:
+    """Return a line of a journal; `seed` is the checksum of the first line, and 0 for that line itself."""
+    data = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(data, seed), data)
 
 
-class Journal:
-    """An open journal, to which lines are added. Opening it adds a ``boot`` line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | BINARY)
-        try:
-            lines = path.read_bytes()
-            # Remove the incomplete last line of a killed run, so that the next line is not joined to it.
-            os.ftruncate(self._descriptor, lines.rfind(b"\n") + 1)
-            self._seed = _seed(lines.split(b"\n", 1)[0])
-            self._add(f"boot {boot_id()}")
-        except BaseException:
-            self.close()
-            raise
-
-    def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of grid `number` is written."""
-        self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
-
-    def add_sync(self) -> None:
-        """Record that the parts of all lines so far are on the disk, and flush the journal itself."""
-        self._add("sync")
-        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has fsync only
-
-    def close(self) -> None:
-        """Close the file."""
-        with named_errors(self._path):
-            os.close(self._descriptor)
-
-    def _add(self, text: str) -> None:
-        write_fully(self._descriptor, _line(self._seed, text))
+def _text(line: bytes, seed: int) -> str:
+    """Return the text of a line; empty if its checksum is wrong."""
+    if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
+        return ""
+    return line[9:].decode(errors="replace")
 
 
-def read_head(path: Path) -> dict[str, Any] | None:
-    """Read the first line; None for a missing or a broken journal."""
+def _read_journal(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the first line of a journal, empty if it is missing or broken, and the texts of the others."""
+    if not path.exists():
+        return {}, []
+    head, *lines = path.read_bytes().split(b"\n")
     try:
-        text = _text(path.read_bytes().split(b"\n", 1)[0], 0)
-        head = None if text is None else json.loads(text)
-    except (FileNotFoundError, ValueError):
-        return None
-    return head if isinstance(head, dict) else None
+        document = json.loads(_text(head, 0))
+    except ValueError:
+        document = None
+    # The last line has no line end and is incomplete.
+    return document if isinstance(document, dict) else {}, [_text(line, zlib.crc32(head)) for line in lines[:-1]]
 
 
-def has_boxes(path: Path) -> bool:
-    """Return whether the journal records any part of any grid, whether it still counts or not."""
-    head, *lines = path.read_bytes().split(b"\n")
-    return any((_text(line, _seed(head)) or "").startswith("box") for line in lines[:-1])
-
-
-def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Read which parts of each grid are complete: a mask for each grid."""
-    head, *lines = path.read_bytes().split(b"\n")
-    seed, boot, current_boot = _seed(head), "", boot_id()
+def _complete_parts(lines: Sequence[str], grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Read from the lines of a journal which parts of each grid are complete: a mask for each grid."""
+    boot, current_boot = "", boot_id()
     complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
-    numbers = {_box_word(number): number for number in range(len(grids))}
-    for line in lines[:-1]:  # the last line has no line end and is incomplete
-        word, _, text = (_text(line, seed) or "").partition(" ")
+    for line in lines:
+        word, _, text = line.partition(" ")
         if word == "boot":
             boot = text
         elif word == "sync":
             for synced, written in zip(complete, unsynced, strict=True):
                 synced |= written
-        elif word in numbers:
-            number = numbers[word]
-            box = _box(text, grids[number])
+        elif word == "box" and (found := _box(text, grids)) is not None:
+            number, box = found
             unsynced[number][box] = True
             if boot and boot == current_boot:
                 complete[number][box] = True
     return complete
 
 
-def _box_word(number: int) -> str:
-    """Return the first word of the lines of a grid."""
-    return f"box{number}" if number else "box"
-
-
-def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
-    """Parse corners into slices; an empty box if they are not numbers within the grid."""
-    corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
-    start, stop = corners[: len(grid)], corners[len(grid) :]
-    if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):
-        return (slice(0, 0),) * len(grid)
-    return tuple(map(slice, start, stop))
-
-
-def _seed(head: bytes) -> int:
-    """Return the start value of the checksums of all lines after the first line, `head`."""
-    return zlib.crc32(head)
-
-
-def _line(seed: int, text: str) -> bytes:
-    data = text.encode()
-    return b"%08x %s\n" % (zlib.crc32(data, seed), data)
-
-
-def _text(line: bytes, seed: int) -> str | None:
-    """Return the text of a line; None if its checksum is wrong."""
-    if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
+def _box(text: str, grids: Sequence[tuple[int, ...]]) -> tuple[int, tuple[slice, ...]] | None:
+    """Parse the number of a grid and corners in it; None if they are not numbers within the grid."""
+    number, *corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)] or [len(grids)]
+    rank = len(grids[number]) if number < len(grids) else 0
+    if not rank or len(corners) != 2 * rank:
         return None
-    return line[9:].decode(errors="replace")
+    start, stop = corners[:rank], corners[rank:]
+    if not all(0 <= a < b <= n for a, b, n in zip(start, stop, grids[number], strict=True)):
+        return None
+    return number, tuple(map(slice, start, stop))
 
 
 log = logging.getLogger(__name__)
@@ -182,8 +123,7 @@ class Request:
     - `kind`: name of the function that makes the parts, such as ``"resample_zarr"``.
     - `grid`: number of parts along each axis of the first array.
     - `settings`: names and values of the caller's parameters that the bytes of the parts depend on.
-    - `origin`: names and digests of the source data. Parts that were made from other data cannot be completed, and are
-      removed.
+    - `origin`: names and digests of the source data. Parts of other data cannot be completed, and are removed.
     - `beside`: the same number of parts for each further array in the folder, such as labels.
     """
 
@@ -212,29 +152,45 @@ class Request:
 class Resumable:
     """A folder that is being filled; made by :func:`resumable_folder`.
 
-    - `complete` (bool): mask of the complete parts of the first array.
-    - `grids`: mask of the complete parts of each array; the first is `complete`.
+    - `grids`: mask of the complete parts of each array.
     """
 
-    def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
+    def __init__(self, folder: Path, journal: Path, request: Request, descriptor: int | None) -> None:
         self.folder = folder
-        self.complete, self.grids = grids[0], grids
-        self._journal = journal
-        self._descriptor = descriptor
-        self._synced = time.monotonic()
+        self._descriptor, self._synced = descriptor, time.monotonic()
+        self._path, self._journal = journal, os.open(journal, os.O_RDWR | os.O_APPEND | BINARY)
+        try:
+            lines = journal.read_bytes()
+            # Remove the incomplete last line of a killed run, so that the next line is not joined to it.
+            os.ftruncate(self._journal, lines.rfind(b"\n") + 1)
+            self._seed = zlib.crc32(lines.split(b"\n", 1)[0])
+            self._append(f"boot {boot_id()}")
+            self.grids = _complete_parts(_read_journal(journal)[1], (request.grid, *request.beside))
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
         """Record that a box of parts of array `number` is complete; all bytes of the parts must have been written."""
-        self._journal.add_box(start, stop, number)
+        self._append(" ".join(map(str, ("box", number, *start, *stop))))
         self.grids[number][tuple(map(slice, start, stop))] = True
         if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
             sync_file_system(self._descriptor)
-            self._journal.add_sync()
+            self._append("sync")
+            getattr(os, "fdatasync", os.fsync)(self._journal)  # macOS has fsync only
             self._synced = time.monotonic()
 
     def holds(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> bool:
         """Return whether all parts of a box of array `number` are complete."""
         return bool(self.grids[number][tuple(map(slice, start, stop))].all())
+
+    def close(self) -> None:
+        """Close the journal."""
+        with named_errors(self._path):
+            os.close(self._journal)
+
+    def _append(self, text: str) -> None:
+        write_fully(self._journal, _line(self._seed, text))
 
 
 @contextmanager
@@ -248,15 +204,9 @@ def resumable_folder(
 ) -> Iterator[Resumable]:
     """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
 
-    - `path`: path of the finished folder.
-    - `request`: the parameters of the run.
     - `create`: takes a path, and makes the folder there, without parts.
-    - `overwrite`: whether to replace an existing Zarr folder.
     - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts
       of a stopped run count only on this machine, until its next boot.
-
-    Raises `FileExistsError`, `FileNotFoundError`: the path exists; its parent folder does not.
-    Raises `OSError`: the disk is full. Complete parts are kept, and the next run continues from there.
     """
     recover(path)
     check_target(path, overwrite=overwrite)
@@ -265,9 +215,7 @@ def resumable_folder(
         check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
         with opened_folder(folder) as descriptor:
-            with closing(Journal(work / _JOURNAL)) as journal:
-                complete = read_boxes(work / _JOURNAL, (request.grid, *request.beside))
-                state = Resumable(folder, complete, journal, descriptor if durable else None)
+            with closing(Resumable(folder, work / _JOURNAL, request, descriptor if durable else None)) as state:
                 yield state
             if all(grid.all() for grid in state.grids):
                 if durable:
@@ -307,7 +255,9 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
     except BaseException:
         remove_work(work)  # no part is complete, so there is nothing to continue
         raise
-    begin_journal(work / _JOURNAL, {"request": request.as_json(), "inode": empty.stat().st_ino})
+    document = {"request": request.as_json(), "inode": empty.stat().st_ino}
+    with named_errors(path):
+        (work / _JOURNAL).write_bytes(_line(0, json.dumps(document)))
     empty.rename(folder)
     return folder
 
@@ -315,10 +265,10 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
 def _can_continue(path: Path, work: Path, request: Request) -> bool:
     """Return whether an earlier run with this request can be continued.
 
-    Raises an error if a run with another request has made parts from the same source data.
+    `ResumeError` if a run with another request has made parts from the same source data.
     """
-    head = read_head(work / _JOURNAL)
-    if head is None or not isinstance(head.get("request"), dict):
+    head, lines = _read_journal(work / _JOURNAL)
+    if not isinstance(head.get("request"), dict):
         return False
     # A folder with another inode is a replaced target, which was exchanged with the finished folder and has no parts.
     if head.get("inode") not in [folder.stat().st_ino for folder in work.glob(f"{_FOLDER}-????????")]:
@@ -330,7 +280,7 @@ def _can_continue(path: Path, work: Path, request: Request) -> bool:
         log.warning("%s: removed what a stopped run had left: it was made from another %s", path, text)
         return False
     if different:
-        if not has_boxes(work / _JOURNAL):
+        if not any(line.startswith("box") for line in lines):
             return False
         raise ResumeError(
             f"{work} holds the beginning of another request, which differs in {', '.join(different)}: "

@@ -1,10 +1,8 @@
 """Plan the grid to which an image is resampled: by a spacing, a matrix, another image's grid, or a coordinate system.
 
-In: the volumes of a source, and the caller's parameters. Out: :class:`TargetGrid`. Errors: ``ValueError`` and
-``TypeError`` for parameters that do not fit together, :class:`~linumpy.errors.MetadataError` for coordinate systems and
-axes that do not fit.
-
 Two images are aligned in µm, unless a scene contains both or the caller names a coordinate system of both (NGFF 0.6).
+Errors: ``ValueError`` and ``TypeError`` for parameters that do not fit together, :class:`~linumpy.errors.MetadataError`
+for coordinate systems and axes that do not fit.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,19 +20,17 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems
 from linumpy.io.ome import open_image
-from linumpy.io.scenes import map_between, map_from_system
 from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
 from linumpy.plan.grid.regrid import Regrid, plan_regrid, without_rounding
-from linumpy.write.new_image import LEADING_AXES
+from linumpy.write.new_image import described_axes
 
 
 @dataclass(frozen=True)
 class TargetGrid:
     """A grid for the output, and the defaults that follow from it.
 
-    - `regrid`: shape, spacing, origin, and the map to voxels of the source.
     - `smoothed`: default for whether to smooth the source where the grid is coarser.
     - `mode`: default extension of the source beyond its edges.
     - `carried`: metadata of the image, or of the coordinate system, that the grid is taken from.
@@ -51,10 +46,9 @@ class TargetGrid:
 
     @property
     def scaled(self) -> tuple[tuple[float, ...], ...]:
-        """The matrix from steps of one output voxel to steps in the source, in voxels.
+        """The matrix from steps of one output voxel to steps in the source, in voxels, without fields of displacements.
 
-        Fields of displacements are left out. With a field of coordinates, of which no single step is known, the matrix
-        is the identity.
+        With a field of coordinates, of which no single step is known, the matrix is the identity.
         """
         regrid = self.regrid
         linear = np.eye(len(regrid.shape))
@@ -102,6 +96,8 @@ def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_give
             f"{like.name} has the axes of space {like.names}, and {volumes.name} {volumes.names}: "
             "like= needs an image with the same ones"
         )
+    from linumpy.io.scenes import map_between
+
     between: PointMap | None = None
     if like.chosen is not None and volumes.chosen is not None:
         between = map_between(like.chosen.image, volumes.chosen.image, system)
@@ -166,6 +162,8 @@ def _plan_in_system(
     volumes: Volumes, spacing: ArrayLike, system: str, output_shape: Sequence[int] | None
 ) -> TargetGrid:
     """Plan a grid in a coordinate system, with a spacing in µm, that covers the source."""
+    from linumpy.io.scenes import map_from_system
+
     chosen = volumes.chosen
     if chosen is None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
@@ -228,21 +226,11 @@ def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
 def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: Regrid) -> Carried:
     """Describe turned axes in NGFF 0.6: the new image gets a system of its own, with a transformation to the source's.
 
-    `volumes` are the volumes of the image, or of labels in it; `source` are the volumes of the image, to whose voxels
-    `regrid` maps.
+    `volumes` are those of the image, or of labels in it; `source` is the image, to whose voxels `regrid` maps.
     """
     systems = carried.systems or Systems(INTRINSIC, (), ())
     units = [carried.units.get(name, "micrometer") for name in volumes.axes]
-    axes: list[dict[str, Any]] = [
-        {"name": name, "type": LEADING_AXES[name]} | ({"unit": unit} if unit else {})
-        for name in volumes.leading
-        for unit in [carried.leading[name].unit]
-    ]
-    axes += [
-        {"name": name, "type": "space", "unit": unit}
-        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
-        for name, unit in zip(volumes.axes, units, strict=True)
-    ]
+    axes = described_axes(volumes.leading + volumes.axes, carried)
     # The map from coordinates of the output to coordinates of the source, in µm.
     source_spacing, new_spacing = np.array(source.spacing), np.array(regrid.spacing)
     linear = source_spacing[:, None] * np.array(regrid.matrix) / new_spacing

@@ -1,12 +1,8 @@
 """The images that one call of ``resample_zarr`` fills: the target, and the labels in it.
 
-In: the volumes of a source, the new grid (a :class:`~linumpy.plan.grid.regrid.Regrid`), the metadata to keep. Out: the
-label images and the grid that maps voxels of the new image to their nearest voxels; a :class:`TargetImage` for each
-image; a :class:`~linumpy.resample.resumable.Request` with everything that the images depend on; a function that makes
-the empty images. Labels and image are aligned in µm, so labels may be coarser than their image, or cover a part of it.
-Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for a source that changed during
-the run, :class:`~linumpy.errors.MetadataError` for labels that do not exist, cannot be resampled, or have no known
-position.
+Labels and image are aligned in µm, so labels may be coarser than their image, or cover a part of it. Errors:
+:class:`~linumpy.errors.SourceError` for a source that changed during the run, :class:`~linumpy.errors.MetadataError`
+for labels that do not exist, cannot be resampled, or have no known position.
 """
 
 from __future__ import annotations
@@ -30,7 +26,8 @@ from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid, without_rounding
-from linumpy.resample.blocks.plans import BlockPlan, plan_blocks
+from linumpy.resample.blocks.pipeline import BlockJob
+from linumpy.resample.blocks.plans import plan_blocks
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.version import __version__
@@ -42,37 +39,15 @@ LABELS = ("resample", "drop")
 _ADVICE = "correct its metadata, or pass labels='drop'"
 
 
-@dataclass(frozen=True)
-class LabelImage:
-    """A label image to resample.
-
-    - `name`: name in the metadata of the group ``labels``.
-    - `volumes`: the selected volumes: of the resolution that fits the image's, at the image's times and channels.
-    - `grid`: the map from voxels of the new image to the nearest voxels of the labels.
-    """
-
-    name: str
-    volumes: Volumes
-    grid: AffineGrid
-
-
 def plan_labels(
-    volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Spacing | None
-) -> list[LabelImage]:
-    """Open the label images inside an image, and plan the map of each to the new grid of the image.
+    volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spacing | None
+) -> tuple[Volumes, AffineGrid]:
+    """Open a label image inside an image; return its volumes, and the map from voxels of the new grid to the nearest.
 
-    - `volumes`: the selected volumes of the image.
-    - `names`: names of the label images.
-    - `regrid`: the new grid of the image.
     - `mode`: how the image is extended beyond its edges. Labels with the image's grid are extended by the same mode;
       other labels are 0 there.
-    - `spacing`: voxel spacing in µm that replaces the spacing in the metadata of the image, and of labels of the same
-      shape.
+    - `spacing`: voxel spacing in µm that replaces that of the image, and of labels of the same shape.
     """
-    return [_plan_labels(volumes, name, regrid, mode, spacing) for name in names]
-
-
-def _plan_labels(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spacing | None) -> LabelImage:
     chosen = volumes.chosen
     assert chosen is not None  # a single array has no labels
     labels = _select_for_image(_open_labels(chosen.image, name, spacing), chosen, volumes)
@@ -88,8 +63,7 @@ def _plan_labels(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing
     matrix, offset = _map_to_labels(volumes, labels, regrid)
     has_same_grid = labels.first.shape == volumes.first.shape and (matrix, offset) == (regrid.matrix, regrid.offset)
     labels_mode = mode if has_same_grid else "grid-constant"
-    grid = AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, labels_mode, (), regrid.warp)
-    return LabelImage(name, labels, grid)
+    return labels, AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, labels_mode, (), regrid.warp)
 
 
 def _open_labels(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrImage:
@@ -181,7 +155,6 @@ class TargetImage:
     """An image to fill: the target itself, or labels in it.
 
     - `folder`: path within the target; empty for the target itself.
-    - `volumes`: the volumes of the source.
     - `grid`: the map from voxels of the image to voxels of the source.
     - `carried`: metadata that the image takes from the source.
     """
@@ -209,7 +182,7 @@ class TargetImage:
         return (*self.volumes.leading_shape, *along)
 
 
-def plan_target(image: TargetImage, device: str, memory_bytes: int | None) -> BlockPlan:
+def plan_target(image: TargetImage, device: str, memory_bytes: int | None) -> BlockJob:
     """Plan the blocks of an image by :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     new, encoding = image.image, image.image.encoding
     if encoding is not None and not (encoding.compressor or encoding.checksum or new.shards):
@@ -228,10 +201,7 @@ def plan_target_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image to which volumes are resampled; `options` are those of :func:`plan_image`.
-
-    `axes` are the axes of space of the image; None for those of the volumes.
-    """
+    """Plan the image to which volumes are resampled, by :func:`plan_image`, which takes the `options`."""
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,

@@ -1,9 +1,8 @@
 """Carry out the tiles of a volume, here or on the workers of a dask cluster.
 
-In: names of tiles, and functions that read, compute and write a tile. Out: the written tiles. In this process the three
-steps of different tiles overlap (``linumpy.resample.blocks.overlap``). On a cluster, workers read and compute, and this
-process writes the results that they send: workers need access to the source only. Errors: those of the three functions
-and of ``linumpy.resample.workers``.
+In this process reading, computing and writing of different tiles overlap (``linumpy.resample.blocks.overlap``). On a
+cluster, workers read and compute, and this process writes the results that they send: workers need access to the source
+only.
 """
 
 from __future__ import annotations
@@ -58,11 +57,10 @@ class TileWork:
         *,
         done: Callable[[Name], object] = nothing,
     ) -> None:
-        """Read, compute and write each tile.
+        """Read, compute and write each tile, as :func:`linumpy.resample.blocks.overlap.work_through` does.
 
-        - `names`, `read`, `compute`, `write`, `done`: as for :func:`linumpy.resample.blocks.overlap.work_through`. On a
-          cluster `read` and `compute` are sent to workers with all objects to which they refer, and this thread calls
-          `write` and `done`, in any order.
+        On a cluster `read` and `compute` are sent to workers with all objects to which they refer, and this thread
+        calls `write` and `done`, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, device=self.device, done=done)

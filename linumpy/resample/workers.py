@@ -1,10 +1,8 @@
 """Carry out tasks, such as the blocks of a volume, on the workers of a dask cluster.
 
-In: the caller's `distributed`; tasks, or a job whose blocks have numbers. Out: a client (:func:`client_of`), results in
-the order in which tasks end (:func:`carry_out_on`), the device and the memory that all workers have (:func:`survey`),
-blocks (:func:`make_on`). Workers get bytes, and functions that need only Python: a worker without linumpy can report
-that. dask is imported inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and its
-missing requirement; :class:`~linumpy.errors.GpuUnavailableError`; the errors of tasks.
+Workers get bytes, and functions that need only Python: a worker without linumpy can report that. dask is imported
+inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and its missing requirement;
+:class:`~linumpy.errors.GpuUnavailableError`; the errors of tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 #: Maximum number of submitted tasks for each thread, unless the caller requests more.
 _TASKS_PER_THREAD = 4
 #: Seconds between two counts of the threads.
@@ -43,15 +43,9 @@ _COUNT_SECONDS = 1.0
 
 @contextmanager
 def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
-    """Yield the client of the caller's `distributed`; a client that this function makes is closed at the end.
+    """Yield the client of the caller's `distributed`: a client, a cluster, the address of a scheduler, or None.
 
-    - `distributed`: a client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields
-      None.
-
-    Raises `TypeError`: a value of another type, or an asynchronous client or cluster (``asynchronous=True``).
-    Raises `ValueError`: a client or cluster that is closed or failed; a str that is not an address.
-    Raises `ConnectionError`: no scheduler answers at the address.
-    Raises `ImportError`: ``distributed`` is not installed.
+    A client that this function makes is closed at the end.
     """
     if distributed is None:
         yield None
@@ -65,7 +59,13 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
             "of a scheduler"
         )
     if isinstance(distributed, str):
-        with _connected(distributed) as client:
+        if ":" not in distributed:
+            raise ValueError(f"distributed={distributed!r}: no address of a scheduler, such as 'tcp://host:8786'")
+        try:
+            connected = Client(distributed, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise ConnectionError(f"distributed={distributed!r}: no dask scheduler answers there: {error}") from error
+        with connected as client:
             yield client
         return
     kind = "client" if isinstance(distributed, Client) else "cluster"
@@ -81,17 +81,6 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
             yield client
 
 
-def _connected(address: str) -> Client:
-    from distributed import Client
-
-    if ":" not in address:
-        raise ValueError(f"distributed={address!r}: no address of a scheduler, such as 'tcp://host:8786'")
-    try:
-        return Client(address, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise ConnectionError(f"distributed={address!r}: no dask scheduler answers there: {error}") from error
-
-
 def carry_out_on(
     client: Client,
     names: Iterable[Name],
@@ -104,24 +93,25 @@ def carry_out_on(
 ) -> None:
     """Carry out tasks on the workers of a dask cluster; only a few tasks for each thread are submitted at a time.
 
-    - `client`: client of the cluster. Workers that join later take part.
-    - `names`: a name of each task.
+    Workers that join later take part. If a task or `settle` fails, submitted tasks are cancelled.
+
     - `submit`: takes the name of a task, submits the task, and returns its future.
     - `settle`: called with the name and the result of each completed task, in this thread, in any order.
     - `task_name`, `memory_parameter`: for errors: a description of a task, and the parameter of which a smaller value
       makes tasks take less memory.
     - `min_pending`: number of tasks to submit even if the workers have few threads.
-
-    Raises `Exception`: a task failed with this error, or `settle` did; submitted tasks are cancelled.
     """
     from distributed import KilledWorker, as_completed
 
-    waiting, threads = iter(names), _Threads(client)
+    waiting, threads, counted = iter(names), 0, -_COUNT_SECONDS
     completed = as_completed(loop=client.loop)
     pending: dict[Future, Name] = {}
 
     def fill() -> None:
-        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads.count(), 1):
+        nonlocal threads, counted
+        if time.monotonic() - counted >= _COUNT_SECONDS:
+            threads, counted = sum(client.nthreads().values()), time.monotonic()
+        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads, 1):
             for name in waiting:
                 future = submit(name)
                 pending[future] = name
@@ -146,35 +136,6 @@ def carry_out_on(
         client.cancel(list(pending))
 
 
-class _Threads:
-    """Counts the threads of all workers, at most once a second."""
-
-    def __init__(self, client: Client) -> None:
-        self._client, self._count, self._counted = client, 0, -_COUNT_SECONDS
-
-    def count(self) -> int:
-        now = time.monotonic()
-        if now - self._counted >= _COUNT_SECONDS:
-            self._count, self._counted = sum(self._client.nthreads().values()), now
-        return self._count
-
-
-class WorkerJob(Protocol):
-    """The parameters of all blocks of a volume, which can be pickled."""
-
-    @property
-    def target(self) -> str:
-        """Path of the array to write."""
-
-    @property
-    def device(self) -> str:
-        """``"cuda"`` or ``"cpu"``."""
-
-
-JobOf = TypeVar("JobOf", bound=WorkerJob)
-
-log = logging.getLogger(__name__)
-
 #: Share of the free memory of a host or a device for blocks; limit of a thread's blocks in host memory, in bytes.
 _SHARE, _MAX_NBYTES = 0.8, 8 * 2**30
 #: Shares of a worker's memory limit: planned for blocks, and the most that blocks may take. At 0.8 dask starts no
@@ -192,8 +153,7 @@ class Needs:
 
     - `source`: folder of the array to read; empty for tiles, which need no check of folders: the task opens its source,
       and the caller writes.
-    - `metadata`: digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the
-      path.
+    - `metadata`: :func:`metadata_digest` of the array: another machine may have other data at the path.
     - `device` (``"auto"``, ``"cuda"`` or ``"cpu"``): the caller's choice of a device.
     - `block_nbytes`: bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
     - `version`: version of linumpy: another version may make other voxels.
@@ -231,15 +191,11 @@ def needs_of(source: str, target: Path, device: str) -> Needs:
 
 def metadata_digest(folder: str) -> str:
     """Return a digest of the metadata of an array in a folder or a ZIP file."""
-    digest = hashlib.sha256()
-    if (split := split_archive(folder)) is not None:
-        store = ArchiveStore(split[0])
-        for name in ("zarr.json", ".zarray"):
-            digest.update(store.read(f"{split[1]}/{name}".lstrip("/")) or b"")
-        return digest.hexdigest()
+    digest, split = hashlib.sha256(), split_archive(folder)
     for name in ("zarr.json", ".zarray"):
-        path = Path(folder, name)
-        if path.is_file():
+        if split is not None:
+            digest.update(ArchiveStore(split[0]).read(f"{split[1]}/{name}".lstrip("/")) or b"")
+        elif (path := Path(folder, name)).is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -248,7 +204,7 @@ def metadata_digest(folder: str) -> str:
 class Capacity:
     """The device and memory that all workers have.
 
-    - `kind` (``"cuda"`` or ``"cpu"``): device of all workers: the GPU only if each worker has a GPU.
+    - `kind`: ``"cuda"`` if each worker has a GPU, or else ``"cpu"``.
     - `nbytes`: bytes that every thread of every worker has for its blocks.
     - `reason`: the worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
@@ -361,8 +317,8 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
 
 def make_on(
     client: Client,
-    make: Callable[[JobOf, int], object],
-    job: JobOf,
+    make: Callable[[Any, int], object],
+    job: Any,
     needs: Needs,
     blocks: Mapping[int, Name],
     done: Callable[[Name], object],
@@ -371,18 +327,11 @@ def make_on(
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost worker.
 
-    Only a few blocks for each thread are submitted at a time, so that dask's graph stays small for any volume. Workers
-    that join later take part.
-
-    - `client`: client of a cluster whose workers see the paths of source and target.
     - `make`: function, defined in a module, that takes the job and the number of a block and makes the block; making a
       block twice must be harmless.
-    - `job`: the parameters of the blocks.
-    - `blocks`: a name (such as a box) of each block to make, by its number.
-    - `done`: called with the name of each block that is made, in this thread.
+    - `job`: the parameters of all blocks, which can be pickled, among them `target` and `device`.
+    - `blocks`: a name (such as a box) of each block to make, by its number; `done` is called with it, in this thread.
     - `block_name`: a description of a block, for errors.
-
-    Raises `Exception`: `make` failed with this error, whose note names the worker.
     """
     payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _worker_function("make_sent_block")
 
@@ -401,7 +350,7 @@ def make_on(
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     """Make a block, on a worker; return a text that names the requirement the worker lacks, empty if it lacks none."""
     needs, make, job = pickle.loads(payload)
-    lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
+    lacking = needs.lacking() or _lacking_for_blocks(needs, job.device, worker)
     if lacking:
         return f"worker {worker.address} lacks {lacking}"
     try:
@@ -414,9 +363,9 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, device: str, worker: Worker) -> str:
     """Return a text about the GPU or memory that a worker lacks; a worker that joined late was not in the survey."""
-    if job.device == "cuda":
+    if device == "cuda":
         missing = why_no_cuda()
         return f"a GPU: {missing}" if missing else ""
     limit, threads = int(worker.memory_manager.memory_limit or 0), worker.state.nthreads

@@ -47,8 +47,9 @@ from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.prediction import Prediction, as_array, name_of
-from linumpy.write.chunks import Chunks, writing_threads
+from linumpy.write.chunks import Chunks
 from linumpy.write.new_image import NewImage
+from linumpy.write.tasks import writing_threads
 from linumpy.write.writer import Progress
 
 Model = Callable[[Any], Any]
@@ -264,7 +265,7 @@ class _PredictionRun:
         sides = [range(0, n, width * unit) for n, width, unit in zip(shape[1:], widths, units[1:], strict=True)]
         for corner in itertools.product(*sides):
             across = tuple(slice(a, min(a + side.step, n)) for a, side, n in zip(corner, sides, shape[1:], strict=True))
-            complete = self._state.complete[self._stored_parts(time, (slice(0, shape[0]), *across))]
+            complete = self._state.grids[0][self._stored_parts(time, (slice(0, shape[0]), *across))]
             axes = tuple(axis for axis in range(complete.ndim) if axis != len(self._task.leading))
             planes = np.asarray(complete.all(axis=axes))
             done = len(planes) if planes.all() else int(planes.argmin())

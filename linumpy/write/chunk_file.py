@@ -10,14 +10,15 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from linumpy.core.files import write_files
 from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
-from linumpy.io.output.syscalls import BINARY
+from linumpy.io.output.syscalls import named_errors
 from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout, ShardLayout
 from linumpy.plan.pyramid import Box
@@ -29,61 +30,35 @@ _MAX_BUFFERS = 1024
 
 
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
-    """Write buffers to a file, one after another, with as few system calls for each group as possible.
+    """Write groups of buffers to a file, one after another; return the bytes written.
 
-    - `path`: path of the file; an existing file is truncated first.
-    - `groups`: the buffers. A group must stay valid only until the next group is requested.
-
-    Returns bytes written.
+    A group is written by as few system calls as possible, and must stay valid only until the next group is requested.
     """
     nbytes = 0
-    with _new_file(path) as descriptor:
+    with named_errors(Path(path)), open(path, "wb", buffering=0) as file:
         for group in groups:
             for first in range(0, len(group), _MAX_BUFFERS):
-                views = [_view(buffer) for buffer in group[first : first + _MAX_BUFFERS]]
-                nbytes += _write_all(descriptor, views, path)
+                nbytes += _write_all(file.fileno(), group[first : first + _MAX_BUFFERS])
     return nbytes
 
 
-@contextmanager
-def _new_file(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-    try:
-        yield descriptor
-    except BaseException:
-        with suppress(OSError):
-            os.close(descriptor)
-        raise
-    try:
-        os.close(descriptor)  # network file systems report failed writes here
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def _view(buffer: Bytes) -> memoryview:
-    return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
-
-
-def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int:
-    remaining, nbytes = list(buffers), 0
-    try:
-        while remaining:
-            # Windows has no `writev`.
-            count = os.writev(descriptor, remaining) if hasattr(os, "writev") else os.write(descriptor, remaining[0])
-            nbytes += count
-            while remaining and count >= len(remaining[0]):
-                count -= len(remaining.pop(0))
-            if count:
-                remaining[0] = remaining[0][count:]
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+def _write_all(descriptor: int, buffers: Sequence[Bytes]) -> int:
+    remaining = [memoryview(b.reshape(-1).view(np.uint8) if isinstance(b, np.ndarray) else b) for b in buffers]  # type: ignore[arg-type]
+    nbytes = 0
+    while remaining:
+        # Windows has no `writev`.
+        count = os.writev(descriptor, remaining) if hasattr(os, "writev") else os.write(descriptor, remaining[0])
+        nbytes += count
+        while remaining and count >= len(remaining[0]):
+            count -= len(remaining.pop(0))
+        if count:
+            remaining[0] = remaining[0][count:]
     return nbytes
 
 
 class ChunkFiles:
     """The files of the chunks (or shards) of a local array.
 
-    - `layout`: layout of the array, with a root and keys.
     - `renamed`: whether to write each file under a temporary name and rename it when it is complete, as zarr does:
       needed where another process may write the same chunk at the same time.
     """
@@ -97,11 +72,7 @@ class ChunkFiles:
         self._folders: set[str] = set()
 
     def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
-        """Make the folders of the files of a box, and return the paths of the files, the last axis fastest.
-
-        - `box`: voxels of whole chunks (or shards).
-        - `shape`: shape of a chunk (or shard).
-        """
+        """Make the folders for a box of whole objects of a shape; return the paths of files, the last axis fastest."""
         *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
         paths, separator = [], self._keys.separator
         for lead in itertools.product(*outer):
@@ -128,10 +99,7 @@ class ChunkFiles:
     def write_many(
         self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False
     ) -> int:
-        """Write each file from one contiguous range of bytes, and return the size of all files.
-
-        - `paths`, `data`, `bounds`, `with_checksum`: as for :func:`linumpy.core.files.write_files`.
-        """
+        """Write files as :func:`linumpy.core.files.write_files`; return the size of all files."""
         if why_no_core() is None:
             write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)
             return int(np.diff(bounds).sum()) + len(paths) * CHECKSUM_NBYTES * with_checksum
@@ -152,20 +120,16 @@ _MISSING = 2**64 - 1
 
 
 def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> np.ndarray:
-    """Return the number of stored bytes of each of several consecutive chunks; 0 for a chunk that is not stored.
+    """Return the stored bytes of each of several consecutive chunks; 0 for those that hold only the fill value.
 
     - `offsets` (int64): offset of each chunk, and the end of the last chunk.
-    - `is_fill` (bool): which chunks hold only the fill value, and are not stored.
     - `with_checksum`: whether a CRC-32C follows each chunk.
     """
     return np.where(is_fill, 0, np.diff(offsets) + CHECKSUM_NBYTES * with_checksum)
 
 
 def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> list[tuple[int, int]]:
-    """Return begin and end of each span of stored bytes; adjacent chunks form one span unless checksums follow them.
-
-    Parameters are those of :func:`stored_sizes`.
-    """
+    """Return begin and end of each span of stored bytes; adjacent chunks form one span unless checksums follow them."""
     stored = ~is_fill
     if with_checksum:
         return [(int(offsets[k]), int(offsets[k + 1])) for k in np.flatnonzero(stored).tolist()]
@@ -179,7 +143,6 @@ def file_groups(
     """Yield the bytes of a file in order: of a chunk, or of a shard with its index before or after its inner chunks.
 
     - `sizes` (int64): stored bytes of each chunk; 0 for inner chunks that are not stored.
-    - `shard`: layout of the shard; None for a chunk in a file of its own.
     - `slots` (int64): with shards, the number of each inner chunk in the index.
     """
     if shard is None:
@@ -195,7 +158,7 @@ def file_groups(
 
 
 def shard_index(shard: ShardLayout, slots: np.ndarray, sizes: np.ndarray) -> bytes:
-    """Return the encoded index of a shard whose inner chunks are stored consecutively; parameters of `file_groups`."""
+    """Return the encoded index of a shard whose inner chunks are stored consecutively."""
     ends = np.cumsum(sizes) + (0 if shard.index_at_end else shard.index_nbytes)
     stored = sizes > 0
     index = np.full((shard.count, 2), _MISSING, ">u8" if shard.index_big_endian else "<u8")

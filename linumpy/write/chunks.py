@@ -1,18 +1,15 @@
 """Write whole chunks and shards of an array, raw or encoded, from the host or the device.
 
-In: boxes of whole stored objects (chunks or shards), as NumPy or CuPy arrays. Out: files. Raw chunks have the encoding
-that changes no byte. As in zarr, an edge chunk is written whole, with the fill value beyond the edge; an object with an
-encoding or shards that holds only the fill value has no file, and such an inner chunk is missing in its shard.
+As in zarr, an edge chunk is written whole, with the fill value beyond the edge; an object with an encoding or shards
+that holds only the fill value has no file, and such an inner chunk is missing in its shard.
 
-A device array is cut into chunks and encoded on CuPy's current stream, in batches; threads of the host copy the stored
-bytes to pinned memory, a piece at a time, and write them while the next batches are encoded. kvikio writes raw chunks
-where it may use GPUDirect Storage (``linumpy.write.device_chunks``). The same threads encode host arrays, and device
-arrays whose chunks the device does not encode (``why_host``). zarr-python writes arrays that are not in a local folder,
-and arrays whose codecs, byte order or axis order linumpy does not write. Errors: ``OSError``, such as a full disk, and
-the errors of zarr-python.
+A device array is cut into chunks and encoded on CuPy's current stream, in batches; threads of the host write the stored
+bytes while the next batches are encoded (``linumpy.write.device_chunks``). The same threads encode host arrays, and
+device arrays whose chunks the device does not encode. zarr-python writes arrays that are not in a local folder, and
+arrays whose codecs, byte order or axis order linumpy does not write.
 
-Files are written under their final names, so the folder of the array must have a temporary name until the array is
-complete. Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
+Files get their final names at once, so the folder of the array must have a temporary name until the array is complete.
+Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
 """
 
 from __future__ import annotations
@@ -28,22 +25,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
 from zarr.buffer import cpu
 
 from linumpy.arrays import Array
-from linumpy.device import free_memory, is_device_array, to_host, usable_cores
+from linumpy.device import free_memory, is_device_array, to_host
 from linumpy.io.codecs import checksum, encoding_of, host_encoder
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
-from linumpy.plan.codecs import Encoding
+from linumpy.plan.codecs import CHECKSUM_NBYTES, Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
 from linumpy.write.chunk_file import Bytes, ChunkFiles, file_groups, stored_sizes, stored_spans
-from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks, task_count
+from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks
 
 if TYPE_CHECKING:
     from cupy.cuda import Event
@@ -63,17 +60,11 @@ _BUDGET_SHARE = 0.5
 _PIECE_NBYTES = 2**19
 
 
-def writing_threads() -> int:
-    """Return how many threads write chunks from host memory."""
-    return max(4, min(16, usable_cores()))
-
-
 @dataclass(frozen=True)
 class Batch:
     """The size of the batches that the device encodes.
 
-    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host
-      encodes.
+    - `nbytes`: bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none: the host encodes.
     - `pending`: number of batches whose stored bytes may be on the device at the same time, while they are written.
     - `device_nbytes`: device memory that writing takes beyond a block.
     """
@@ -120,8 +111,10 @@ def why_not_on_device(encoding: Encoding, chunk_nbytes: int) -> str:
     """Return why the device does not encode such chunks; empty if it does."""
     from linumpy.gpu.codecs.encode import encoding_nbytes
 
-    if encoding.not_on_device or not encoding.compressor:
-        return encoding.not_on_device
+    if encoding.codec is None or not encoding.codec.on_device:
+        return f"{encoding.compressor} is encoded by the host"
+    if not encoding.compressor:
+        return ""
     try:
         encoding_nbytes(1, chunk_nbytes, replace(encoding, checksum=False))
     except (NotImplementedError, ValueError) as error:
@@ -134,32 +127,13 @@ def _warn_once(why: str) -> None:
     log.warning("%s: chunks are copied to the host, which encodes them", why)
 
 
-class Chunks(Protocol):
-    """A writer of the chunks of an array; `stored_nbytes` counts the bytes of the files that were written."""
-
-    array: zarr.Array
-    stored_nbytes: int
-
-    @property
-    def why_host(self) -> str:
-        """Why the host encodes chunks of device arrays; empty if the device does."""
-
-    def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards), and return a function that waits until it is written.
-
-        `block` may change when this returns; a device array, by work on CuPy's current stream.
-        """
-
-
 def chunks_of(
     array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False, batch: Batch | None = None
 ) -> Chunks:
     """Choose how the chunks of an array, which is open for writing, are written.
 
     - `pool`: the threads that write; the caller shuts the pool down.
-    - `renamed`: as for :class:`linumpy.write.chunk_file.ChunkFiles`.
-    - `batch`: the batches that a device encodes; by default batches that take up to an eighth of the device's free
-      memory.
+    - `batch`: the batches that a device encodes; by default those that take an eighth of the device's free memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     is_plain = not layout.swapped and layout.stored_axes == tuple(range(layout.rank))
@@ -185,11 +159,8 @@ class ZarrChunks:
         self.why_host = "zarr-python applies " + (" and ".join(layout.codecs) or "the order of bytes and axes")
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Copy a device array to the host, and write it by zarr before this returns.
-
-        zarr runs in a thread of the pool, since it continues a write whose caller is interrupted: shutting down the
-        pool waits for that write.
-        """
+        """Copy a device array to the host, and write it by zarr before this returns."""
+        # zarr continues a write whose caller is interrupted: the shutdown of the pool waits for it.
         block = to_host(block)
         with host_codecs(self.array):
             self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
@@ -212,10 +183,7 @@ class _Object:
 
 
 class LocalChunks:
-    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards.
-
-    `encoding` is the encoding of the (inner) chunks; the other parameters are those of :func:`chunks_of`.
-    """
+    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards."""
 
     def __init__(
         self,
@@ -259,10 +227,7 @@ class LocalChunks:
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); see :meth:`Chunks.start`.
-
-        Chunks of host arrays, and chunks that the host encodes, are written before this returns.
-        """
+        """Start to write a box; chunks that the host encodes are written before this returns."""
         if is_device_array(block):
             if not self.why_host:
                 layout = self._layout
@@ -280,7 +245,12 @@ class LocalChunks:
         paths = self._files.paths(box, layout.object_shape)
         for path, unit in zip(paths, split(box, layout.object_shape), strict=True):
             counts = tuple(-(-n // c) for n, c in zip(shape_of(unit), layout.chunk_shape, strict=True))
-            slots = None if layout.shard is None else _slots(counts, layout.shard.chunks_per_shard)
+            slots = None
+            if (
+                layout.shard is not None
+            ):  # the numbers of its chunks in the index, some of which may lie beyond the edge
+                slots = np.arange(layout.shard.count).reshape(layout.shard.chunks_per_shard)
+                slots = slots[tuple(map(slice, counts))].reshape(-1)
             objects.append(_Object(path, unit, slots, math.prod(counts)))
         return objects
 
@@ -297,7 +267,7 @@ class LocalChunks:
             self.stored_nbytes += nbytes
 
     def _start_batch(self, box: Box, block: Array) -> tuple[Event, Finish]:
-        """Start to encode a batch on the device, and start the tasks that copy the stored bytes and write files.
+        """Start to encode a batch on the device, and the tasks that copy the stored bytes and write files.
 
         Returns the event after which `block` may change, and a function that waits for the files.
         """
@@ -318,8 +288,11 @@ class LocalChunks:
                 return stored_bytes.block_copied, finish
         else:
             count, write_some = len(objects), partial(self._write_shards, stored_bytes, objects)
-        tasks = task_count(count, self._threads, self._batch.pending if layout.shard is None else 1)
-        return stored_bytes.block_copied, self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
+        # Batches of chunks share the threads. More tasks than threads would contend for Python's lock (the GIL).
+        threads = max(1, self._threads // self._batch.pending) if layout.shard is None else self._threads
+        return stored_bytes.block_copied, self._pending.add(
+            start_tasks(self._pool, min(count, threads), write_some, range(count))
+        )
 
     def _write_chunks(self, stored_bytes: StoredBytes, paths: list[str], numbers: Sequence[int]) -> None:
         from linumpy.write.device_chunks import write_chunk_files
@@ -333,7 +306,7 @@ class LocalChunks:
         self._add_stored(nbytes)
 
     def _write_shards(self, stored_bytes: StoredBytes, objects: list[_Object], numbers: Sequence[int]) -> None:
-        from linumpy.write.device_chunks import PinnedSpans, split_bytes
+        from linumpy.write.device_chunks import span_groups, split_bytes
 
         firsts = [0, *itertools.accumulate(object_.count for object_ in objects)]  # number of each shard's first chunk
         with_checksum = self.encoding.checksum
@@ -344,7 +317,7 @@ class LocalChunks:
             sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
             spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
             with stored_bytes.copied_to_host(split_bytes(int(offsets[0]), int(offsets[-1]))) as copies:
-                self._write(objects[number], PinnedSpans(copies).groups(spans, with_checksum=with_checksum), sizes)
+                self._write(objects[number], span_groups(copies, spans, with_checksum=with_checksum), sizes)
 
     def _write_from_host(self, box: Box, block: np.ndarray) -> None:
         """Write chunks in threads of the pool; the thread that encodes the last chunk of an object writes its file."""
@@ -371,9 +344,14 @@ class LocalChunks:
                 remaining[number] -= 1
                 is_complete = not remaining[number]
             if is_complete:
-                stored, encoded[number] = [_with_checksum(chunk, self.encoding) for chunk in encoded[number]], []
-                sizes = np.array([sum(map(len, buffers)) for buffers in stored])
-                self._write(objects[number], [[buffer for buffers in stored for buffer in buffers]], sizes)
+                stored, encoded[number] = encoded[number], []
+                tail = CHECKSUM_NBYTES if self.encoding.checksum else 0
+                sizes = np.array([0 if chunk is None else len(chunk) + tail for chunk in stored])
+                buffers: list[Bytes] = []
+                for chunk in stored:
+                    if chunk is not None:
+                        buffers += [chunk, checksum(chunk)] if tail else [chunk]
+                self._write(objects[number], [buffers], sizes)
 
         in_tasks(self._pool, self._threads, write, range(len(chunks)))
 
@@ -412,20 +390,11 @@ class LocalChunks:
         return self._encode_on_host(chunk)
 
 
-def _with_checksum(chunk: Bytes | None, encoding: Encoding) -> list[Bytes]:
-    """Return the buffers of a chunk in its file; an empty list for a chunk that is not stored."""
-    if chunk is None:
-        return []
-    return [chunk, checksum(chunk)] if encoding.checksum else [chunk]
-
-
-def _slots(counts: Sequence[int], chunks_per_shard: Sequence[int]) -> np.ndarray:
-    """Return the numbers, in a shard's index, of the first `counts` inner chunks along each axis."""
-    corner = np.ix_(*map(np.arange, counts))
-    return np.asarray(np.ravel_multi_index(np.broadcast_arrays(*corner), chunks_per_shard)).reshape(-1)  # type: ignore[call-overload, no-any-return]
-
-
 def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Box]:
     """Cut a chunk into boxes that are consecutive in its file, of at most :data:`_PIECE_NBYTES` or one voxel."""
     step = grown((1,) * len(shape), shape, itemsize, _PIECE_NBYTES)
     return list(split(tuple(slice(0, n) for n in shape), step))
+
+
+#: A writer of the chunks of an array; `stored_nbytes` counts the bytes of the files that were written.
+Chunks = LocalChunks | ZarrChunks

@@ -1,8 +1,5 @@
 """Write the chunks of device arrays to files, or copy their stored bytes to pinned host memory; read boxes back.
 
-In: device arrays of whole chunks. Out: files of raw chunks; the stored bytes of chunks in pinned memory; boxes of
-written arrays in device memory, from which coarser chunks are made. Errors: ``OSError``, such as a full disk.
-
 Blocks are copied on the device, so that the voxels of each chunk are contiguous. cuFile writes raw chunks from there,
 many at the same time; a chunk that kvikio fails to write is written again from host memory, and if that fails, too, the
 error is the system's own. In kvikio's compat mode, or without kvikio, stored bytes are copied to pinned memory, and
@@ -20,7 +17,7 @@ import logging
 import math
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -40,7 +37,6 @@ from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
     from cupy.cuda import Event, Stream
-    from kvikio import CuFile
     from kvikio.cufile import IOFuture
 
 #: Maximum bytes of each of the two pinned buffers of a writing thread.
@@ -68,7 +64,6 @@ def write_by_kvikio(stored_bytes: StoredBytes, paths: list[str], files: ChunkFil
 class StoredBytes:
     """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
-    - `arena` (uint8): the bytes.
     - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
     - `block_copied`: event after which the voxels that the chunks were made from may change.
     - `is_fill` (bool): which chunks hold only the fill value; by default none.
@@ -130,13 +125,10 @@ def start_encoding(
     *,
     keep_fill: bool = False,
 ) -> StoredBytes:
-    """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
+    """Start to cut blocks into chunks, and to encode the chunks without checksums, on CuPy's current stream.
 
-    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest.
-    - `chunk_shape`: voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is
-      encoded whole.
-    - `fill_value`: value beyond the edge.
-    - `encoding`: an encoding that the device supports. Its checksum is not applied here.
+    - `parts`: blocks; the chunks are ordered block by block, in each of them the last axis fastest. The last chunks
+      along an axis may be cut, and are encoded whole, with the fill value beyond the edge.
     - `keep_fill`: whether chunks that hold only the fill value are stored like others.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
@@ -179,9 +171,7 @@ def write_chunk_files(
 ) -> int:
     """Copy chunks to the host, write each to its file, and return the size of all files.
 
-    - `offsets` (int64): offset of each chunk in the arena, and the end of the last chunk.
-    - `is_fill` (bool): which chunks hold only the fill value: their files are removed.
-    - `with_checksum`: whether a CRC-32C follows each chunk.
+    Parameters are as for :class:`StoredBytes`; files of chunks that hold only the fill value are removed.
     """
     nbytes, stored_numbers = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
@@ -191,7 +181,7 @@ def write_chunk_files(
     if len(sizes) and sizes.max() > _PINNED_NBYTES:
         for number, (begin, end) in zip(stored_numbers.tolist(), bounds.tolist(), strict=True):
             with stored_bytes.copied_to_host(split_bytes(begin, end)) as copies:
-                groups = PinnedSpans(copies).groups([(begin, end)], with_checksum=with_checksum)
+                groups = span_groups(copies, [(begin, end)], with_checksum=with_checksum)
                 nbytes += files.write(paths[number], groups)
         return nbytes
     runs = list(_runs(bounds, _PINNED_NBYTES))
@@ -223,16 +213,15 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
 
     - `arena` (uint8): device memory; all work that writes it must be complete.
     - `pieces`: begin and end of each piece in the arena.
-    - `stream`: stream of the copies.
-    - yields begin of a piece in the arena.
-    - yields (uint8) the piece, valid until the next iteration.
+
+    Yields the begin of a piece, and its bytes, which are valid until the next iteration.
     """
     cupy = require_cuda()
     if not pieces:
         return
     # A power of two: CuPy's pool reuses memory of equal size only, and pinning memory takes longer than copy and write.
     size = 1 << (max(1, *(end - begin for begin, end in pieces)) - 1).bit_length()
-    buffers = [_pinned(cupy, size) for _ in pieces[:2]]
+    buffers = [np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size) for _ in pieces[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Event]:
         begin, end = pieces[number]
@@ -253,52 +242,38 @@ def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Strea
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 
 
-class PinnedSpans:
-    """Reads spans of the arena from the pieces of it that :func:`pinned_copies` yields.
+def span_groups(
+    pieces: Iterator[tuple[int, np.ndarray]], spans: Iterable[tuple[int, int]], *, with_checksum: bool = False
+) -> Iterator[list[Bytes]]:
+    """Yield the bytes of ascending spans, and their CRC-32Cs, from pieces of :func:`pinned_copies`.
 
-    - `pieces`: begin of each piece in the arena, and its bytes.
+    They come in groups of buffers, each valid until the next.
     """
-
-    def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
-        self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
-
-    def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
-        """Yield the bytes of spans in groups of buffers; a group is valid until the next group is requested.
-
-        - `spans`: begin and end of each span, in increasing order without overlap.
-        - `with_checksum`: whether the CRC-32C of each span follows it.
-        """
-        group: list[Bytes] = []
-        for begin, end in spans:
-            crc = Checksum()
-            while begin < end:
-                while begin >= self._begin + len(self._piece):
-                    if group:
-                        yield group
-                        group = []
-                    self._begin, self._piece = next(self._pieces)
-                part = self._piece[begin - self._begin : end - self._begin]
-                if with_checksum:
-                    crc.add(part)
-                group.append(part)
-                begin += len(part)
+    group: list[Bytes] = []
+    piece_begin, piece = 0, np.empty(0, np.uint8)
+    for begin, end in spans:
+        crc = Checksum()
+        while begin < end:
+            while begin >= piece_begin + len(piece):
+                if group:
+                    yield group
+                    group = []
+                piece_begin, piece = next(pieces)
+            part = piece[begin - piece_begin : end - piece_begin]
             if with_checksum:
-                group.append(crc.stored())
-        if group:
-            yield group
-
-
-def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+                crc.add(part)
+            group.append(part)
+            begin += len(part)
+        if with_checksum:
+            group.append(crc.stored())
+    if group:
+        yield group
 
 
 def cut_into_chunks(
     block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic, out: Array | None = None
 ) -> Array:
-    """Copy a block into an array of shape (grid, chunk), in which the voxels of each chunk are contiguous.
-
-    Voxels beyond the edge of the block are the fill value. Returns `out`, or a new array.
-    """
+    """Copy a block into an array of shape (grid, chunk); voxels beyond the edge of the block are the fill value."""
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
     chunks = xp.empty((*grid, *chunk_shape), dtype) if out is None else out
@@ -336,55 +311,47 @@ def write_rows(paths: list[str], rows: Array) -> None:
     with PROCESS.take(min_share, max_share) as share, transfer_settings():
         step = share.descriptors // _DESCRIPTORS_PER_FILE
         for begin in range(0, len(paths), step):
-            batch = _RowWrites(rows.shape[1])
-            try:
-                batch.start(paths[begin : begin + step], rows[begin : begin + step])
-            finally:
-                batch.wait()
-            if batch.failed:
-                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.failures())
-            for index in batch.failed:
+            batch = rows[begin : begin + step]
+            failed = _write_batch(paths[begin : begin + step], batch)
+            if failed:
+                reason = next(iter(failed.values()))
+                log.warning(
+                    "kvikio did not write %d chunks (%s); they are written from host memory", len(failed), reason
+                )
+            for index in failed:
                 # Raises the system's error instead of kvikio's. A temporary error does not come back.
-                write_file(paths[begin + index], [[to_host(rows[begin + index])]])
+                write_file(paths[begin + index], [[to_host(batch[index])]])
 
 
-class _RowWrites:
-    """Files of equal size that kvikio writes at the same time."""
+def _write_batch(paths: Sequence[str], rows: Array) -> dict[int, str]:
+    """Write rows at the same time; return the reasons of those that failed, by their numbers.
 
-    def __init__(self, nbytes: int) -> None:
-        self.failed: dict[int, str] = {}
-        self._nbytes = nbytes
-        self._files: list[CuFile] = []
-        self._futures: list[tuple[int, IOFuture]] = []
+    All writes have ended when this returns or raises, since they use the rows: an interrupt is raised at the end.
+    """
+    import kvikio
 
-    def start(self, paths: list[str], rows: Array) -> None:
-        """Open all files and start their writes."""
-        import kvikio
-
-        for index, path in enumerate(paths):
-            try:
-                self._files.append(kvikio.CuFile(path, "w"))
-                self._futures.append((index, self._files[-1].pwrite(rows[index])))
-            except (RuntimeError, OSError) as error:
-                self.failed[index] = str(error)
-
-    def wait(self) -> None:
-        """Wait for all writes, and record those that failed. An interrupt is raised at the end: writes use the rows."""
-        interrupt: BaseException | None = None
-        for index, future in self._futures:
-            try:
-                count = future.get()
-                if count != self._nbytes:
-                    self.failed[index] = f"{count} of {self._nbytes} bytes"
-            except (RuntimeError, OSError) as error:
-                self.failed[index] = str(error)
-            except BaseException as error:
-                interrupt = error
-        for file in self._files:
-            file.close()
-        if interrupt is not None:
-            raise interrupt
-
-    def failures(self) -> tuple[int, str]:
-        """Return how many writes failed, and the reason of the first failure."""
-        return len(self.failed), next(iter(self.failed.values()))
+    failed: dict[int, str] = {}
+    futures: list[tuple[int, IOFuture]] = []
+    with ExitStack() as scope:
+        try:
+            for index, path in enumerate(paths):
+                try:
+                    file = kvikio.CuFile(path, "w")
+                    scope.callback(file.close)
+                    futures.append((index, file.pwrite(rows[index])))
+                except (RuntimeError, OSError) as error:
+                    failed[index] = str(error)
+        finally:
+            interrupt: BaseException | None = None
+            for index, future in futures:
+                try:
+                    count = future.get()
+                    if count != rows.shape[1]:
+                        failed[index] = f"{count} of {rows.shape[1]} bytes"
+                except (RuntimeError, OSError) as error:
+                    failed[index] = str(error)
+                except BaseException as error:
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
+    return failed

@@ -1,12 +1,7 @@
 """Write whole chunks of a resolution and the coarser chunks made from them; the state of an image that is written.
 
-In: boxes of whole chunks or shards, on host or device, from several threads. Out: files of all resolutions;
-:class:`WriteReport`. ``chunks`` writes the chunks of one array, ``pyramid`` halves voxels. Errors: those of writing and
-of reading written chunks back; ``ValueError`` for a region that shares a chunk with a region that another thread is
-writing, for a region that is written outside the ``with`` block, and for an image of which a region was not written
-because of an error.
-
-A *unit* is a stored object (chunk or shard); ``Pyramid.units`` maps a box of voxels to the grid of units.
+A *unit* is a stored object (chunk or shard); ``Pyramid.units`` maps a box of voxels to the grid of units. Threads may
+write at the same time; ``ValueError`` for a region that shares a chunk with one that another thread is writing.
 """
 
 from __future__ import annotations
@@ -94,7 +89,6 @@ class WriteState:
 
         - `whole`: the whole chunks (or shards) of the region, which no other thread may touch; None if there are none.
         - `box`: the region, in voxels of the finest resolution.
-        - `name`: the region, as errors name it.
         """
         with self.lock:
             if not self._open:
@@ -149,8 +143,7 @@ class WriteState:
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
         """Yield boxes of coarser chunks (or shards) that written regions touch and that are not stored.
 
-        The resolution is cut into steps, each made from at most about `nbytes` of finer voxels. A step of which all
-        chunks are missing is one box; otherwise each missing chunk is a box.
+        A step of at most about `nbytes` of finer voxels is one box if all its chunks are missing, else a box for each.
         """
         step = self._pyramid.step(level - 1, nbytes, first=1)
         everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
@@ -168,14 +161,7 @@ class WriteState:
 
 
 class Levels:
-    """The arrays of an image, finest first, while they are written.
-
-    - `chunks`: writer of each resolution's chunks.
-    - `pyramid`: plan of the resolutions: the finer voxels that each chunk is made from.
-    - `downsampling`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
-    - `pool`: threads that halve voxels on the host.
-    - `threads`: number of threads in the pool.
-    """
+    """The arrays of an image, finest first, while they are written."""
 
     def __init__(
         self,
@@ -193,7 +179,7 @@ class Levels:
     def store(self, level: int, box: Box, block: Array) -> list[Finish]:
         """Start to write whole chunks, and all coarser chunks that are made from these chunks alone.
 
-        Returns a function for each resolution, which waits until the chunks of the resolution are stored.
+        Returns a function for each resolution, which waits until its chunks are stored.
         """
         finish = self._chunks[level].start(box, block)
 

@@ -1,8 +1,7 @@
 """Plan an OME-Zarr image, and create the image without voxels.
 
-In: shape, dtype, voxel spacing in µm, and the parameters of storage. Out: :class:`NewImage`, checked before anything is
-written, which creates the folder with metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and empty arrays. Errors:
-``ValueError`` for values that do not fit, ``TypeError`` for values of another type, ``OSError`` for a full disk.
+Out: :class:`NewImage`, checked before anything is written, which creates the folder with metadata (NGFF 0.5 or 0.6 in
+zarr v3, 0.4 in v2) and empty arrays. Errors: ``ValueError`` and ``TypeError`` for values that do not fit.
 
 Formats: https://ngff.openmicroscopy.org/0.6/, https://ngff.openmicroscopy.org/0.5/ and
 https://ngff.openmicroscopy.org/0.4/, section "multiscales".
@@ -49,15 +48,10 @@ class NewImage:
     """A checked plan of an OME-Zarr image.
 
     - `shapes`: shape of each resolution, finest first.
-    - `dtype`: data type of a voxel.
-    - `chunks`: chunk shape of the finest resolution.
-    - `shards`: shard shape of all resolutions.
+    - `chunks`, `shards`: chunk shape of the finest resolution; shard shape of all resolutions.
     - `compressors`: as for zarr; None for raw chunks.
     - `encoding`: the encoding that `compressors` express; None if the caller passed `compressors`, None among them.
     - `metadata`: attributes of the group: the NGFF attributes (from 0.5 on below ``"ome"``), and the caller's.
-    - `fill_value`: value of voxels that are never written.
-    - `ngff_version`: ``"0.6"``, ``"0.5"`` or ``"0.4"``.
-    - `downsampling`: method that makes the coarser resolutions, one of :data:`DOWNSAMPLING`.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -159,10 +153,7 @@ def plan_image(
     attributes: Mapping[str, object] | None = None,
     carried: Carried | None = None,
 ) -> NewImage:
-    """Check the parameters of an image, and choose the parameters that the caller left out.
-
-    Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`; nothing is written.
-    """
+    """Check the parameters of :class:`linumpy.write.writer.OmeZarrWriter`, and choose what the caller left out."""
     shape, dtype, carried = _integers("shape", shape), np.dtype(dtype), carried or Carried()
     if ngff_version is None:
         ngff_version = carried.ngff_version if carried.ngff_version in ZARR_FORMATS else "0.5"
@@ -298,10 +289,7 @@ def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
 
 
 def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
-    """Return, for each level and axis, the number of voxels of the finest level that a voxel of the level spans.
-
-    The leading axes (time and channel), and axes of one voxel, are not halved.
-    """
+    """Return, for each level and axis, how many voxels of the finest level one of the level spans: 1 along t and c."""
     max_levels = (max(shape[leading:], default=1) - 1).bit_length() + 1
     if not 1 <= levels <= max_levels:
         raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {max_levels} resolutions")
@@ -337,6 +325,20 @@ def _names(
     return names
 
 
+def described_axes(names: Sequence[str], carried: Carried) -> list[dict[str, Any]]:
+    """Return the axes of a new image as NGFF describes them, with the units and orientations of its source."""
+    axes: list[dict[str, Any]] = []
+    for name in names:
+        if name in LEADING_AXES:
+            unit = carried.leading.get(name, LeadingAxis()).unit
+            axes.append({"name": name, "type": LEADING_AXES[name]} | ({"unit": unit} if unit is not None else {}))
+        else:
+            axes.append({"name": name, "type": "space", "unit": carried.units.get(name, "micrometer")})
+        if name in carried.orientations:
+            axes[-1]["orientation"] = dict(carried.orientations[name])
+    return axes
+
+
 def _metadata(
     name: str,
     names: list[str],
@@ -347,11 +349,7 @@ def _metadata(
     version: str,
     carried: Carried,
 ) -> dict[str, Any]:
-    """Return the NGFF attributes: axes, spacing and position of each level, metadata of channels and labels.
-
-    `spacing`, `origin` and `factors` are along the axes of space; `carried` has the units of these axes, the
-    coordinates along the other axes, and the metadata of channels and labels.
-    """
+    """Return the NGFF attributes; `spacing`, `origin` and `factors` are along the axes of space."""
     leading_count = len(names) - len(spacing)
     start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
     leading = [carried.leading.get(name, LeadingAxis()) for name in names[:leading_count]]
@@ -368,16 +366,7 @@ def _metadata(
             {"type": "translation", "translation": [axis.translation for axis in leading] + translation},
         ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
-    axes: list[dict[str, Any]] = [
-        {"name": name, "type": LEADING_AXES[name]} | ({"unit": axis.unit} if axis.unit is not None else {})
-        for name, axis in zip(names[:leading_count], leading, strict=True)
-    ]
-    axes += [
-        {"name": name, "type": "space", "unit": unit}
-        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
-        for name, unit in zip(names[leading_count:], units, strict=True)
-    ]
-    image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
+    image: dict[str, Any] = {"name": name, "axes": described_axes(names, carried), "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
         image["metadata"] = {

@@ -1,7 +1,7 @@
 """Halve an image: take the mean of 2 × 2 × … voxels, the most frequent value, or the first voxel.
 
 In: a NumPy or CuPy array. Out: an array of the same module and dtype, half as long (rounded up) along all axes or along
-selected axes. Host and device give the same bits. Errors: none of its own.
+selected axes. Host and device give the same bits.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
 float64 (float16 in float32) and rounded once. The last voxel along an axis of odd length counts twice. Of equally
@@ -27,12 +27,7 @@ _PIECE_NBYTES = 2**17
 def halved(
     finer: np.ndarray, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """Make a box of a coarser resolution from the next finer resolution, on the host.
-
-    - `finer`: all voxels of the finer resolution.
-    - `box`: box in voxels of the coarser resolution.
-    - `downsampling`, `factors`: as for :func:`halve`.
-    """
+    """Make a box of a coarser resolution, in its voxels, from all voxels of the next finer resolution, on the host."""
     factors = factors or (2,) * len(box)
     sizes = zip(box, finer.shape, factors, strict=True)
     finer_box = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in sizes)
@@ -40,14 +35,10 @@ def halved(
 
 
 def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Array:
-    """Halve a block that begins at even voxels of the image.
+    """Halve a block that begins at even voxels of the image; the result has this machine's byte order.
 
-    - `block`: of bools, integers or floats.
-    - `downsampling` (``"mean"``, ``"label"`` or ``"nearest"``): the mean of 2 × 2 × … voxels; their most frequent
-      value, for labels; or the first voxel.
+    - `downsampling`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
     - `factors`: for each axis 2, or 1 for an axis that is not halved, such as the channels; by default 2 for all axes.
-
-    Returns like `block`, in this machine's byte order.
     """
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     factors = factors or (2,) * block.ndim
@@ -58,7 +49,12 @@ def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | N
         return _most_frequent(xp, block, factors)
     axes = [axis for axis, (n, f) in enumerate(zip(block.shape, factors, strict=True)) if n > 1 and f > 1]
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
+        if dtype.kind == "f":
+            sum_dtype = np.dtype(np.float32 if dtype.itemsize == 2 else np.float64)
+            # The factor is a power of two, so the product is exact.
+            mean = _sums(xp, block, axes, sum_dtype) * sum_dtype.type(0.5 ** len(axes))
+        else:
+            mean = _mean_of_integers(xp, block, axes)
     return mean.astype(dtype)
 
 
@@ -104,12 +100,6 @@ def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Ar
             result = xp.where(count > largest_count, value, result)
         xp.maximum(largest_count, count, out=largest_count)
     return result
-
-
-def _mean_of_floats(xp: ModuleType, block: Array, axes: list[int]) -> Array:
-    sum_dtype = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
-    # The factor is a power of two, so the product is exact.
-    return _sums(xp, block, axes, sum_dtype) * sum_dtype.type(0.5 ** len(axes))
 
 
 def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:

@@ -1,6 +1,5 @@
 """Check a region of an image and its voxels, and buffer the chunks that it cuts until other regions complete them.
 
-In: regions and their voxels; parts of stored objects (chunks or shards). Out: checked boxes; whole stored objects.
 Errors: those of ``OmeZarrWriter.write``; :class:`BufferFullError`, a ``ValueError``, if the buffer would exceed the
 caller's limit.
 """
@@ -24,10 +23,7 @@ from linumpy.plan.region import RegionLike, normalize_region
 def checked_block(
     region: RegionLike, block: Array | ArrayLike, shape: tuple[int, ...], dtype: np.dtype
 ) -> tuple[Box, Array]:
-    """Check a region and its voxels; return the box of the region, and the voxels with all axes of the box.
-
-    Errors are those of ``OmeZarrWriter.write``.
-    """
+    """Check a region and its voxels; return the box of the region, and the voxels with all axes of the box."""
     normalized = normalize_region(region, shape)
     box = tuple(slice(a, b) for a, b in zip(normalized.start, normalized.stop, strict=True))
     if not normalized.size:
@@ -49,14 +45,6 @@ def region_text(box: Box) -> str:
     return "[" + ", ".join(f"{b.start}:{b.stop}" for b in box) + "]"
 
 
-def cut_refusal(region: str, unit: Box, stored: tuple[int, ...], kind: str) -> str:
-    """Return the error message for a region that cuts `unit`, a ``"chunk"`` or ``"shard"`` (`kind`)."""
-    return (
-        f"region {region} cuts the {kind} {region_text(unit)}: write whole {kind}s of {stored} (only the end of the "
-        f"image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
-    )
-
-
 class BufferFullError(ValueError):
     """The buffer would exceed the caller's limit; nothing of the region was written."""
 
@@ -71,10 +59,9 @@ class _Incomplete:
 
 
 class CutChunks:
-    """The buffer of incomplete stored objects. Not thread-safe.
+    """The buffer of incomplete stored objects, on host and device together. Not thread-safe.
 
-    - `limit`: maximum bytes of the buffer, on host and device together: the voxels, and a byte per voxel for the mask.
-    - `itemsize`: bytes of a voxel.
+    - `limit`: maximum bytes of the buffer: the voxels, and a byte per voxel for the mask.
     """
 
     def __init__(self, limit: int, itemsize: int) -> None:
@@ -98,9 +85,7 @@ class CutChunks:
     def add(
         self, box: Box, part: Box, voxels: Array, initial_of: Callable[[ModuleType, Box], tuple[Array, bool]]
     ) -> Array | None:
-        """Add a part of a stored object; return the voxels of the object if it is complete, else None.
-
-        A complete object is removed from the buffer.
+        """Add a part of a stored object; if the object is complete, remove it from the buffer and return its voxels.
 
         - `initial_of`: (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them
           count as written. The object is buffered in the memory of its first part.
@@ -112,7 +97,8 @@ class CutChunks:
             incomplete = self._incomplete[corner] = _Incomplete(box, initial, np.full(shape_of(box), not is_written))
             self._nbytes += self._buffer_nbytes(box)
         inside = within(part, box)
-        incomplete.voxels[inside] = _in_memory_of(incomplete.voxels, voxels)
+        buffer = incomplete.voxels
+        buffer[inside] = array_module(buffer).asarray(voxels) if is_device_array(buffer) else to_host(voxels)
         incomplete.missing[inside] = False
         if incomplete.missing.any():
             return None
@@ -139,10 +125,3 @@ class CutChunks:
 
 def _corner(box: Box) -> tuple[int, ...]:
     return tuple(b.start for b in box)
-
-
-def _in_memory_of(buffer: Array, voxels: Array) -> Array:
-    """Copy voxels to the memory, host or device, that a buffer is in."""
-    if is_device_array(buffer):
-        return array_module(buffer).asarray(voxels)  # type: ignore[no-any-return]
-    return to_host(voxels)

@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 
+from linumpy.device import usable_cores
+
 #: A function that waits until a write that was started is complete, and raises its error.
 Finish = Callable[[], None]
 
 
-def done() -> None:
+def writing_threads() -> int:
+    """Return how many threads write chunks from host memory."""
+    return max(4, min(16, usable_cores()))
+
+
+def done(*_: object) -> None:
     """Return at once: the :data:`Finish` of a write that is already complete."""
 
 
@@ -59,14 +66,6 @@ def start_tasks(
     """Cut the numbers into `tasks` consecutive parts, and start to call a function with each part."""
     edges = [k * len(numbers) // tasks for k in range(tasks + 1)] if tasks else []
     return [pool.submit(work, numbers[a:b]) for a, b in itertools.pairwise(edges)]
-
-
-def task_count(count: int, threads: int, writes: int) -> int:
-    """Return the number of tasks for a write of `count` objects, if `writes` such writes share the threads.
-
-    More tasks than threads would contend for Python's lock (the GIL).
-    """
-    return min(count, max(1, threads // writes))
 
 
 def wait_for(futures: Sequence[Future[None]]) -> None:

@@ -2,10 +2,8 @@
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.4 (zarr v2), 0.5 or 0.6 (zarr
 v3), or an ``.ozx`` file. The image is written in a work folder beside its path, and the folder is renamed when the
-image is complete and on the disk: a killed run leaves nothing that looks finished. Raw chunks of a device array are
-written by GPUDirect Storage where kvikio offers it, and elsewhere through pinned memory; other chunks are encoded on
-the device if it supports the codec, and only stored bytes are copied to the host. Errors: ``FileExistsError``,
-``ValueError`` for values and regions that do not fit, ``TypeError`` for other types, ``OSError`` for a full disk.
+image is complete and on the disk: a killed run leaves nothing that looks finished. Chunks of device arrays are encoded
+on the device if it supports the codec, and only stored bytes are copied to the host.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from linumpy.io.paths import absolute
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
-from linumpy.write.chunks import Chunks, chunks_of, read_back, writing_threads
+from linumpy.write.chunks import Chunks, chunks_of, read_back
 from linumpy.write.levels import Levels, WriteReport, WriteState
 from linumpy.write.new_image import plan_image
-from linumpy.write.regions import CutChunks, checked_block, cut_refusal, region_text
-from linumpy.write.tasks import Finish, finish_all
+from linumpy.write.regions import CutChunks, checked_block, region_text
+from linumpy.write.tasks import Finish, finish_all, writing_threads
 
 log = logging.getLogger(__name__)
 
@@ -303,8 +301,11 @@ class OmeZarrWriter:
         cut_parts = [] if whole == box else [part for part in parts if self._pyramid.whole(0, part) is None]
         name = region_text(box)
         if cut_parts and not self._cut.limit:
-            unit = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0]))
-            raise ValueError(cut_refusal(name, unit, self.stored, self._image.object_name))
+            unit, kind = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0])), self._image.object_name
+            raise ValueError(
+                f"region {name} cuts the {kind} {region_text(unit)}: write whole {kind}s of {self.stored} (only the "
+                f"end of the image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
+            )
         on_device = is_device_array(voxels)
         with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
             self._on_device = self._on_device or on_device

@@ -86,9 +86,7 @@ def by_hand(folder, *, unit="micrometer", dataset=None, whole=(), names="zyx", s
 def test_dataset_comes_before_multiscale(tmp_path):
     """x → 3 (2 x + 5) + 7, as NGFF has the transformations of a dataset applied before those of all."""
     by_hand(
-        tmp_path / "i",
-        dataset=(scale(2, 2, 2), translation(5, 5, 5)),
-        whole=(scale(3, 3, 3), translation(7, 7, 7)),
+        tmp_path / "i", dataset=(scale(2, 2, 2), translation(5, 5, 5)), whole=(scale(3, 3, 3), translation(7, 7, 7))
     )
     image = open_image(tmp_path / "i")
     assert image.spacing == ((6.0, 6.0, 6.0),)
@@ -101,15 +99,6 @@ def test_axes_that_are_not_of_space_are_left_out(tmp_path):
     image = open_image(tmp_path / "i")
     assert image.spacing == ((1.0, 2.0, 3.0),)
     assert image.spatial_axes == (2, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("unit", "micrometers"),
-    [("angstrom", 1e-4), ("nanometer", 1e-3), ("micrometer", 1), ("millimeter", 1e3), ("inch", 25400), ("meter", 1e6)],
-)
-def test_units_of_length(tmp_path, unit, micrometers):
-    by_hand(tmp_path / "i", unit=unit)
-    assert open_image(tmp_path / "i").spacing[0] == pytest.approx(np.array([1, 2, 3]) * micrometers)
 
 
 def test_prefixes_are_powers_of_ten():
@@ -269,6 +258,8 @@ def test_nobody_guesses_a_scale(tmp_path):
         ([{"name": name, "unit": "micrometer"} for name in "zyx"], "axis 'z' has no type"),
         ([{"name": name, "type": "space", "unit": "micrometer"} for name in "zyy"], "same name"),
         ([{"name": name, "type": "channel"} for name in "abc"], "none of the axes a, b, c is of type space"),
+        (5, "names no axes"),
+        ([{"name": "x", "type": ["space"]}], r"axis 'x' has the type \['space'\]"),
         ([{"name": name, "type": "space", "unit": ["micrometer"]} for name in "zyx"], "unknown unit"),
         ([{"name": name, "type": "space", "unit": "pixel"} for name in "zyx"], "unknown unit 'pixel'; pass spacing="),
     ],
@@ -291,12 +282,6 @@ def test_datasets_that_cannot_be_read(tmp_path, datasets):
     for ask in (lambda: open_image(group), lambda: open_level(group, 0)):
         with pytest.raises(MetadataError, match="datasets are no list of paths"):
             ask()
-
-
-def test_axes_one_voxel_wide(tmp_path):
-    by_hand(tmp_path / "i", shape=(1, 1, 1))
-    array, spacing = read_omezarr(tmp_path / "i")
-    assert (array.shape, spacing) == ((1, 1, 1), (1.0, 2.0, 3.0))
 
 
 def test_axes_and_array_must_agree(tmp_path):
@@ -404,27 +389,6 @@ def test_two_axes(tmp_path, capsys):
         points, found = create_sampler("zarr", "cpu", source=source, spline_order=0, spacing=(3, 2, 1)).sample(99)
         x, y = np.clip((points[:, :2] * (6, 5)).astype(int), 0, (5, 4)).T
         assert np.array_equal(found[0], values[y, x])
-
-
-def test_the_reader_takes_images(tmp_path):
-    from linumpy.gpu import plan_zarr_read
-
-    by_ome_zarr_py(tmp_path / "i", "0.5")
-    assert plan_zarr_read(tmp_path / "i", level=1).shape == (4, 6, 8)
-    with pytest.raises(SourceError, match="no resolution level 2: it has 2"):
-        plan_zarr_read(tmp_path / "i", level=2)
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [(5, "names no axes"), ([{"name": "x", "type": ["space"]}], r"axis 'x' has the type \['space'\]")],
-)
-def test_axes_of_the_wrong_type(tmp_path, axes, message):
-    group = zarr.create_group(tmp_path / "a")
-    group.create_array("0", shape=(4,), dtype="u1")
-    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": [{"path": "0"}]}]}
-    with pytest.raises(MetadataError, match=message):
-        open_image(tmp_path / "a")
 
 
 def test_a_metadata_document_that_is_a_list(tmp_path):

@@ -1,6 +1,5 @@
 """If this fails, metadata or labels of an image are lost or wrong after it was resampled."""
 
-import json
 import logging
 from contextlib import suppress
 
@@ -170,6 +169,14 @@ def label(folder, name, voxels, spacing=(10.0, 6.0, 5.0), origin=(100, 50, 0), v
     return colors
 
 
+def labelled_cells(folder):
+    """An image with labels on its grid; the labels are returned."""
+    labelled(folder)
+    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
+    label(folder, "cells", cells)
+    return cells
+
+
 def nearest(image, labels, voxels):
     """For each voxel of an image the label at its centre, by µm; 0 where there is none. No rounding lies at an edge."""
     axes = []
@@ -330,9 +337,7 @@ def test_labels_without_a_place_of_their_own(tmp_path):
 
 
 def test_a_spacing_of_the_callers_is_that_of_labels_too(tmp_path):
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells)
+    cells = labelled_cells(tmp_path / "a")
     resample_zarr(tmp_path / "a", tmp_path / "b", (20, 12, 10), spacing=(20, 12, 10), **HERE)
     found = open_image(tmp_path / "b/labels/cells")
     assert found.spacing == ((20, 12, 10),)
@@ -396,9 +401,7 @@ def test_a_run_that_stops_anywhere_goes_on_with_labels_and_metadata(tmp_path, mo
 
 
 def test_a_stopped_run_is_gone_on_with_only_for_the_same_labels(tmp_path, monkeypatch, caplog):
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells)
+    cells = labelled_cells(tmp_path / "a")
     real = pipeline.make_blocks
 
     def stop_at_labels(job, blocks, done):
@@ -421,39 +424,15 @@ def test_a_stopped_run_is_gone_on_with_only_for_the_same_labels(tmp_path, monkey
     assert np.array_equal(found.levels[0][...], nearest(found, open_image(tmp_path / "a/labels/cells"), cells + 1))
 
 
-def test_what_the_target_says_is_what_json_holds(tmp_path):
-    """Metadata of a target are those of the source, so carried over twice they are the same."""
-    foreign_image(tmp_path / "a")
-    resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, **HERE)
-    resample_zarr(tmp_path / "b", tmp_path / "c", 2.0, **HERE)
-    first, second = (json.loads((tmp_path / one / "zarr.json").read_text())["attributes"] for one in "bc")
-    del first["linumpy"], second["linumpy"]
-    assert first == second
-
-
 def test_labels_on_the_workers_of_dask(tmp_path):
     distributed = pytest.importorskip("distributed")
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells)
+    labelled_cells(tmp_path / "a")
     options = {"chunks": (4, 4, 10), "levels": 2, **HERE}
     resample_zarr(tmp_path / "a", tmp_path / "alone", (14.0, 5.0, 7.0), **options)
     workers = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(**workers) as cluster, distributed.Client(cluster) as client:
         resample_zarr(tmp_path / "a", tmp_path / "b", (14.0, 5.0, 7.0), distributed=client, **options)
     assert contents(tmp_path / "b") == contents(tmp_path / "alone")
-
-
-def test_a_label_image_by_itself_keeps_its_colors_only_where_labels_stay_labels(tmp_path, caplog):
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    colors = label(tmp_path / "a", "cells", cells)
-    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "nearest", 7.0, order=0, **HERE)
-    assert said(tmp_path / "nearest")[0]["image-label"] == colors
-    assert not caplog.records
-    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, order=1, **HERE)
-    assert "image-label" not in said(tmp_path / "linear")[0]
-    assert "'image-label' of NGFF" in caplog.text
 
 
 def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
@@ -466,17 +445,9 @@ def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
     assert [axis.unit for axis in open_image(tmp_path / "b").axes] == [None, None, *["micrometer"] * 3]
 
 
-def test_names_of_version_and_type_are_refused_clearly(tmp_path):
-    foreign_image(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"ngff_version='0\.9': choose one of 0\.6, 0\.5, 0\.4"):
-        resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
-
-
 @pytest.mark.gpu
 def test_labels_on_a_device(tmp_path, cupy):
-    labelled(tmp_path / "a")
-    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells)
+    cells = labelled_cells(tmp_path / "a")
     label(tmp_path / "a", "part", cells[:5, :6, :7].astype("i2"), (20.3, 12.1, 4.9), (93, 58, 7))
     for number, wanted in enumerate(
         [(14.3, 5.1, 7.7), np.array([[0.91, 0.13, 0], [-0.21, 1.1, 0.07], [0, 0.11, 0.87]])]

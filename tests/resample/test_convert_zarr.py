@@ -693,10 +693,7 @@ def test_planes_of_tiff_that_are_missing(tmp_path, caplog):
     (tmp_path / "shaped.tif").write_bytes(whole.replace(b'"shape": [5,', b'"shape": [7,'))
     with pytest.raises(SourceError, match=r"shaped\.tif is cut off or broken: it ends before the last of 7 planes"):
         convert_zarr(tmp_path / "shaped.tif", tmp_path / "b", spacing=(3, 2, 1), missing="fill", **HERE)
-    for source, planes, count in [
-        (tmp_path / "few.ome.tif", "t 5, t 6, t 7", 3),
-        (files[0], "z 2", 1),
-    ]:
+    for source, planes, count in [(tmp_path / "few.ome.tif", "t 5, t 6, t 7", 3), (files[0], "z 2", 1)]:
         caplog.clear()
         with pytest.raises(SourceError, match=rf"{source.name}: {count} of \d planes .*: {planes}\. .*missing='fill'"):
             convert_zarr(source, tmp_path / "b", spacing=(3, 2, 1), **HERE)
@@ -804,11 +801,7 @@ def test_tiff_that_is_cut_off_or_broken(tmp_path):
     for name, source in [("raw.tif", "raw.tif"), ("zlib.tif", "zlib.tif"), ("pages/p2.tif", "pages"),
                          ("pages/p3.tif", "pages")]:  # fmt: skip
         whole = (tmp_path / name).read_bytes()
-        for broken in (
-            whole[: len(whole) // 3],
-            whole[: len(whole) // 2] + b"\xaa" * 200,
-            whole[: -len(whole) // 20],
-        ):
+        for broken in (whole[: len(whole) // 3], whole[: len(whole) // 2] + b"\xaa" * 200, whole[: -len(whole) // 20]):
             (tmp_path / name).write_bytes(broken)
             with pytest.raises(SourceError, match=name):
                 convert_zarr(tmp_path / source, tmp_path / "b", **options)

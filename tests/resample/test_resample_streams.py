@@ -21,7 +21,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.point_map import Field, affine
 from linumpy.resample import filling
-from linumpy.resample.blocks import overlap, pipeline
+from linumpy.resample.blocks import on_device, overlap, pipeline, warp
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks
 from linumpy.write.new_image import plan_image
 from tests.support.gpu import reference
@@ -110,12 +110,7 @@ def current():
 
 
 FAKE = types.SimpleNamespace(
-    empty=empty,
-    cuda=types.SimpleNamespace(
-        Device=Device,
-        Stream=Stream,
-        get_current_stream=current,
-    ),
+    empty=empty, cuda=types.SimpleNamespace(Device=Device, Stream=Stream, get_current_stream=current)
 )
 
 
@@ -132,7 +127,7 @@ def device(monkeypatch):
     def transform(source, grid, block, cval, out):
         current().put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
 
-    real_warped = pipeline.make_warped
+    real_warped = warp.make_warped
 
     def warped(grid, block, cval, out, read, read_field, limit):
         """What is read is needed at once: the extrema of coordinates are copied to the host."""
@@ -163,10 +158,10 @@ def device(monkeypatch):
     monkeypatch.setattr(overlap, "_streams", streams)
     monkeypatch.setattr(overlap, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(pipeline, "write_block", write)
-    monkeypatch.setattr(pipeline, "require_cuda", lambda: FAKE)
-    monkeypatch.setattr(pipeline, "read_region_into", read)
+    monkeypatch.setattr(on_device, "require_cuda", lambda: FAKE)
+    monkeypatch.setattr(on_device, "read_region_into", read)
     monkeypatch.setattr(pipeline, "make_box", transform)
-    monkeypatch.setattr(pipeline, "make_warped", warped)
+    monkeypatch.setattr(warp, "make_warped", warped)
 
 
 @pytest.fixture

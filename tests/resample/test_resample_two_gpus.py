@@ -37,10 +37,7 @@ def workers_by_environment(names):
 @contextmanager
 def workers_by_dask_cuda(names):
     dask_cuda = pytest.importorskip("dask_cuda")
-    with (
-        dask_cuda.LocalCUDACluster(n_workers=len(names), dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
+    with dask_cuda.LocalCUDACluster(n_workers=len(names), dashboard_address=None) as cluster, Client(cluster) as client:
         client.wait_for_workers(len(names))
         yield client
 

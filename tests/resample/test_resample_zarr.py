@@ -21,14 +21,7 @@ from scipy import ndimage
 from skimage.transform import resize as skimage_resize
 from zarr.codecs import ZstdCodec
 
-from linumpy.errors import (
-    ChunkError,
-    DeviceMemoryError,
-    GpuUnavailableError,
-    MetadataError,
-    ResumeError,
-    SourceError,
-)
+from linumpy.errors import ChunkError, DeviceMemoryError, GpuUnavailableError, MetadataError, ResumeError, SourceError
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
@@ -121,13 +114,6 @@ def test_a_chosen_time_and_channel(tmp_path):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, chunks=(1, 1, 4, 4, 4), **HERE)
 
 
-def test_single_times_and_channels_are_left_out(tmp_path):
-    image = volume((1, 1, 6, 7, 8))
-    write_omezarr(tmp_path / "a", image, (10.0, 6.0, 5.0), axes="tczyx")
-    resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), **HERE)
-    assert same(result(tmp_path / "b"), image[0, 0])
-
-
 def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
     image, real, made = times_and_channels(tmp_path / "a"), resample_blocks.write_block, []
 
@@ -201,16 +187,6 @@ def test_a_coarser_spacing_is_smoothed(tmp_path, spacing, dtype):
     truth = skimage_resize(image.astype("f8"), got.shape, **options)
     rounding = {"f2": 8.0, "f4": 0.01, "f8": 1e-8}.get(dtype, 0.51)
     assert np.abs(got.astype("f8") - truth).max() <= rounding
-
-
-def test_stripes_finer_than_the_new_spacing_vanish(tmp_path):
-    """Sampled as they are they would turn up as broad stripes that are nowhere in the image."""
-    stripes = np.tile(np.sin(np.arange(400) * 2 * np.pi / 4.3).astype("f4"), (8, 1))
-    write_omezarr(tmp_path / "a", stripes, (1.0, 1.0), chunks=(8, 50))
-    resample_zarr(tmp_path / "a", tmp_path / "smooth", (1.0, 5.0), **HERE)
-    resample_zarr(tmp_path / "a", tmp_path / "not", (1.0, 5.0), anti_aliasing=False, **HERE)
-    assert np.abs(result(tmp_path / "smooth")[:, 2:-2]).max() < 0.02
-    assert np.abs(result(tmp_path / "not")).max() > 0.5
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u8", "i8"])
@@ -338,13 +314,7 @@ def test_any_transform_is_that_in_memory(tmp_path_factory, data, seed):
 def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
     image = volume((20, 20, 20), "i4")
     array = zarr.create_array(
-        tmp_path / "a",
-        shape=image.shape,
-        chunks=(8, 8, 8),
-        dtype=">i4",
-        zarr_format=2,
-        compressors=None,
-        fill_value=7,
+        tmp_path / "a", shape=image.shape, chunks=(8, 8, 8), dtype=">i4", zarr_format=2, compressors=None, fill_value=7
     )
     array[8:, :, 3:] = image[8:, :, 3:]
     image[:8] = image[:, :, :3] = 7
@@ -406,16 +376,6 @@ def test_the_transform_is_kept_beside_the_metadata(tmp_path):
     assert open_image(tmp_path / "b").origin == ((40.0, 0.0, 0.0),)
 
 
-def test_a_finer_spacing_has_no_black_rim(tmp_path):
-    """Nor is a voxel lost that lies exactly on the first one of the source."""
-    write_omezarr(tmp_path / "a", np.array([[10.0, 20, 30]] * 3, "f4"), (3, 3))
-    resample_zarr(tmp_path / "a", tmp_path / "b", 1.0, **HERE)
-    row = result(tmp_path / "b")[4]
-    assert np.allclose(row, [10, 10, 10 + 10 / 3, 10 + 20 / 3, 20, 20 + 10 / 3, 20 + 20 / 3, 30, 30])
-    resample_zarr(tmp_path / "a", tmp_path / "c", 1.0, mode="constant", **HERE)
-    assert np.allclose(result(tmp_path / "c")[4, 1:-1], row[1:-1])
-
-
 def test_the_source_is_not_replaced(tmp_path):
     write(tmp_path / "a", volume())
     for target in ("a", "a/0"):
@@ -475,26 +435,6 @@ def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeyp
     assert frozenset(["read", "make"]) in together
     assert frozenset(["make", "write"]) in together
     assert most["read"] <= 3
-
-
-def test_blocks_read_only_their_boxes(tmp_path, monkeypatch):
-    """Each voxel of the source is read few times, and no read is larger than the memory allows."""
-    shapes = []
-    read = resample_blocks.HostStage.read
-
-    def note(stage, block):
-        shapes.append(block.source_shape)
-        return read(stage, block)
-
-    monkeypatch.setattr(resample_blocks.HostStage, "read", note)
-    image = volume((60, 60, 60))
-    write(tmp_path / "a", image, spacing=(5.0, 5.0, 5.0))
-    options = {"anti_aliasing": False, "chunks": (10,) * 3, "memory_bytes": 100_000, **HERE}
-    resample_zarr(tmp_path / "a", tmp_path / "b", 10.0, **options)
-    sizes = np.prod(shapes, axis=1)
-    assert len(sizes) == 27
-    assert sizes.max() * 2 * 2 < 100_000
-    assert sizes.sum() < 2 * image.size
 
 
 RUN = """
@@ -754,16 +694,6 @@ def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monk
     resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
     coarser = result(tmp_path / "b", 1)
     assert same(coarser, halved(result(tmp_path / "b"), tuple(slice(0, n) for n in coarser.shape)))
-
-
-def test_an_existing_target(tmp_path):
-    write(tmp_path / "a", volume())
-    write(tmp_path / "b", volume((3, 3, 3)))
-    with pytest.raises(FileExistsError, match="exists"):
-        resample_zarr(tmp_path / "a", tmp_path / "b", 20.0, **HERE)
-    assert result(tmp_path / "b").shape == (3, 3, 3)
-    resample_zarr(tmp_path / "a", tmp_path / "b", 20.0, overwrite=True, **HERE)
-    assert result(tmp_path / "b").shape == (15, 12, 13)
 
 
 def test_broken_data_raises_and_the_rest_is_kept(tmp_path):

@@ -3,13 +3,9 @@
 import asyncio
 import errno
 import itertools
-import math
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,7 +27,7 @@ from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write import chunk_file, levels, writer
-from linumpy.write.chunks import LocalChunks, ZarrChunks, _pieces
+from linumpy.write.chunks import LocalChunks, ZarrChunks
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
@@ -187,13 +183,7 @@ def test_times_and_channels(tmp_path, version, axes):
     leading = sum(name in "tc" for name in axes)
     shape = (3, 5)[-leading:] + (6, 9, 8)[: len(axes) - leading]
     data, sizes = values(shape), (5.0, 2.0, 3.0)[: len(axes) - leading]
-    options = {
-        "axes": axes,
-        "ngff_version": version,
-        "levels": 3,
-        "origin": sizes,
-        "attributes": {"linumpy": {"a": 1}},
-    }
+    options = {"axes": axes, "ngff_version": version, "levels": 3, "origin": sizes, "attributes": {"linumpy": {"a": 1}}}
     with OmeZarrWriter(tmp_path / "i", shape, "u2", sizes, **options) as target:
         assert target.stored == (1,) * leading + shape[leading:]
         for number, part in enumerate(data):  # the first of the leading axes entry by entry
@@ -246,13 +236,6 @@ def test_times_in_chunks_and_shards_of_several(tmp_path):
     assert np.array_equal(levels_of(tmp_path / "i")[1], np.array(expected))
 
 
-def test_more_than_three_axes_are_named(tmp_path):
-    with pytest.raises(ValueError, match="name them by axes=, such as 'tczyx'"):
-        OmeZarrWriter(tmp_path / "i", (2, 4, 4, 4), "u2", (1, 1, 1))
-    with pytest.raises(ValueError, match="NGFF reserves ome"):
-        OmeZarrWriter(tmp_path / "i", (4, 4, 4), "u2", (1, 1, 1), attributes={"ome": 1})
-
-
 @pytest.mark.parametrize("version", ["0.6", "0.5", "0.4"])
 def test_ngff_zarr_opens_it(tmp_path, version):
     ngff_zarr = pytest.importorskip("ngff_zarr")
@@ -269,17 +252,6 @@ def test_ngff_zarr_opens_it(tmp_path, version):
         assert set(image.axes_units.values()) == {"micrometer"}
         data = halve(data)
     assert len(images) == 3
-
-
-@pytest.mark.parametrize("version", ["0.6", "0.5", "0.4"])
-def test_linumpy_opens_it(tmp_path, version):
-    data = values((5, 6, 7), "f4")
-    with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (5, 2, 3), ngff_version=version, levels=2) as target:
-        target[...] = data
-    image = open_image(tmp_path / "i")
-    assert image.version == version
-    assert image.spacing == ((5.0, 2.0, 3.0), (10.0, 4.0, 6.0))
-    assert image.origin == ((0.0, 0.0, 0.0), (2.5, 1.0, 1.5))
 
 
 def test_big_endian_goes_through_zarr(tmp_path):
@@ -315,16 +287,6 @@ def test_where_zarr_is_in_its_gpu_mode(tmp_path, options):
         for region in boxes_of((20, 20), (8, 8)):
             target[region] = data[region]
     assert_pyramid(tmp_path / "i", data, 3)
-
-
-def test_regions_as_numpy_takes_them(tmp_path):
-    data = values((4, 6, 8))
-    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), chunks=(1, 3, 8)) as target:
-        target[0] = data[0]
-        target[1, :3] = data[1, :3]
-        target[-3, -3:, ...] = data[1, 3:]
-        target[2:, ..., 0:8] = data[2:]
-    assert_pyramid(tmp_path / "i", data, 1)
 
 
 def test_what_is_not_written_is_fill_value_at_every_level(tmp_path):
@@ -422,14 +384,6 @@ def test_shards_are_what_regions_must_not_cut(tmp_path):
         target[0:2] = np.zeros((2, 20), "u2")
 
 
-def test_a_block_of_another_dtype(tmp_path):
-    with (
-        OmeZarrWriter(tmp_path / "i", (10, 20), "u2", (1, 1)) as target,
-        pytest.raises(TypeError, match="the block is of float32, the image of uint16: round and cast it first"),
-    ):
-        target[...] = np.zeros((10, 20), "f4")
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -449,6 +403,7 @@ def test_a_block_of_another_dtype(tmp_path):
         ),
         ({"shape": (10, 0)}, ValueError, "has no voxels"),
         ({"shape": (10, -1)}, ValueError, "has no voxels"),
+        ({"shape": (5,), "spacing": (1,)}, ValueError, "an image has two or three axes of space"),
         ({"dtype": "c8"}, TypeError, "no real numbers"),
         ({"dtype": np.longdouble}, TypeError, "no real numbers of 1 to 8 bytes"),
         ({"compressors": "brotli"}, (ValueError, TypeError), "takes codecs of zarr.codecs"),
@@ -467,6 +422,19 @@ def test_a_block_of_another_dtype(tmp_path):
         ({"buffer_bytes": -1}, ValueError, "buffer_bytes=-1: pass a number of bytes"),
         ({"buffer_bytes": "1 GiB"}, ValueError, "buffer_bytes='1 GiB': pass a number of bytes"),
         ({"dtype": "f2", "fill_value": 1e9}, ValueError, "fill_value=1000000000.0 is no value of float16"),
+        ({"shape": (2, 4, 4, 4)}, ValueError, "name them by axes=, such as 'tczyx'"),
+        ({"attributes": {"ome": 1}}, ValueError, "NGFF reserves ome"),
+        ({"axes": 5}, TypeError, "axes=5"),
+        ({"axes": (0, 1, 2)}, TypeError, "axes="),
+        ({"name": 1j}, TypeError, "name=1j"),
+        ({"attributes": "a"}, TypeError, "attributes='a'"),
+        ({"attributes": {"a": {1, 2}}}, TypeError, r"attributes=\{'a': \{1, 2\}\}: .* JSON"),
+        ({"attributes": {"a": [1, b"b"]}}, TypeError, r"attributes=\{'a': .*: .* JSON"),
+        ({"progress": 3}, TypeError, "progress=3: pass a function"),
+        ({"ngff_version": ["0.5"]}, ValueError, "ngff_version="),
+        ({"fill_value": 10**30}, ValueError, "fill_value="),
+        ({"buffer_bytes": np.inf}, ValueError, "buffer_bytes=inf"),
+        ({"compressors": {}}, ValueError, "compressors={}"),
     ],
 )
 def test_images_that_cannot_be(tmp_path, options, error, message):
@@ -497,15 +465,6 @@ def test_a_name_as_long_as_names_may_be(tmp_path):
                 target[...] = np.ones((4, 4), "u2")
         assert levels_of(tmp_path / name)[0].all()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_masked_voxels_are_refused(tmp_path):
-    block = np.ma.masked_equal(np.arange(16, dtype="u2").reshape(4, 4), 3)
-    with OmeZarrWriter(tmp_path / "i", (4, 4), "u2", (1, 1)) as target:
-        with pytest.raises(TypeError, match="masked"):
-            target[...] = block
-        target[...] = np.ma.asarray(block.filled(7))
-    assert levels_of(tmp_path / "i")[0][0].tolist() == [0, 1, 2, 7]
 
 
 def test_what_waited_in_a_block_that_failed_does_not_come_back(tmp_path):
@@ -616,16 +575,6 @@ def test_what_is_already_written_is_kept_when_it_is_cut_later(tmp_path):
     assert_pyramid(tmp_path / "i", expected, 3)
 
 
-def test_a_whole_chunk_takes_the_place_of_what_waited(tmp_path):
-    data = values((4, 12))
-    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1), chunks=(4, 4), buffer_bytes=2**20) as target:
-        target[0:2, 0:12] = data[0:2] + 1
-        target[0:4, 0:8] = data[:, 0:8]
-        target[0:4, 9:12] = data[:, 9:12]
-        target[0:4, 8:9] = data[:, 8:9]
-    assert_pyramid(tmp_path / "i", data, 1)
-
-
 # --- Threads.
 
 
@@ -634,10 +583,7 @@ def test_several_threads_write(tmp_path, cut):
     data = values((24, 30, 40))
     step = (5, 7, 9) if cut else (4, 8, 8)
     options = {"chunks": (4, 4, 4), "levels": 3, "buffer_bytes": 2**20 if cut else 0}
-    with (
-        OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target, ThreadPoolExecutor(8) as pool:
         regions = boxes_of(data.shape, step)
         random.Random(1).shuffle(regions)
         list(pool.map(lambda region: target.write(region, data[region]), regions))
@@ -735,99 +681,6 @@ def test_an_error_of_the_end_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-WRITE = (
-    "import sys, time, numpy as np; from zarr.codecs import ZstdCodec\n"
-    "from linumpy.write.writer import OmeZarrWriter\n"
-    "data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype('u2')\n"
-    "options = dict(chunks=(8, 16, 16), levels=3, compressors=ZstdCodec() if sys.argv[2] == 'zstd' else None)\n"
-    "with OmeZarrWriter(sys.argv[1], data.shape, 'u2', (1, 1, 1), **options) as target:\n"
-    "    print('begun', flush=True)\n"
-    "    for z in range(0, 32, 8):\n"
-    "        target[z:z + 8] = data[z:z + 8]\n"
-    "        if len(sys.argv) > 3: print('half way', flush=True); time.sleep(60)\n"
-    "print('done', flush=True)\n"
-)
-
-
-# What is killed at each of its calls (test_crashes.py) is written with zstd, too.
-@pytest.mark.parametrize("codec", ["raw", pytest.param("zstd", marks=pytest.mark.slow)])
-def test_killed_at_any_moment(tmp_path, codec):
-    """Whatever stands in its place is all of the image."""
-    data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")
-    finished = 0
-    for number, wait in enumerate(["half way", 0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, "done"]):
-        path = tmp_path / str(number) / "i"
-        path.parent.mkdir()
-        command = [sys.executable, "-c", WRITE, path, codec, *["stop"] * (wait == "half way")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "begun\n"
-        if isinstance(wait, str):
-            assert process.stdout.readline() == f"{wait}\n"
-        else:
-            time.sleep(wait)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        if path.exists():
-            finished += 1
-            assert_pyramid(path, data, 3)
-        else:
-            assert all(one.name.startswith(".i.part-") for one in path.parent.iterdir())
-    assert 1 <= finished < 9
-
-
-@pytest.mark.parametrize("codec", [pytest.param("raw", marks=pytest.mark.slow), "zstd"])
-def test_interrupted_at_any_moment(tmp_path, codec):
-    """All of the image, or nothing, not even under another name."""
-    data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")
-    for number, wait in enumerate([0.0, 0.01, 0.03, 0.1]):
-        path = tmp_path / str(number) / "i"
-        path.parent.mkdir()
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITE, path, codec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert process.stdout.readline() == "begun\n"
-        time.sleep(wait)
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        process.stdout.close()
-        if path.exists():
-            assert_pyramid(path, data, 3)
-        assert [one.name for one in path.parent.iterdir()] in ([], ["i"])
-
-
-UNCHECKED = "from linumpy.write import new_image\nnew_image.check_free_space = lambda *words, **options: None\n"
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_a_disk_that_is_full(tmp_path, codec):
-    """The real thing, where this system lets a user mount one: 1 MiB of disk for 1 MiB of voxels and a pyramid."""
-    script = (
-        f'mount -t tmpfs -o size=1m tmpfs "{tmp_path}" || exit 99\n'
-        f'"$0" -c "$1" "{tmp_path}/i" {codec} 2>&1 | tail -n 1\nls -A "{tmp_path}"'
-    )
-    result = subprocess.run(
-        # That it cannot fit is said before the work; here another program takes the space meanwhile.
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, f"{UNCHECKED}{WRITE}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode == 99 or "unshare" in result.stderr:
-        pytest.skip(f"no disk of one's own here: {result.stderr.strip()}")
-    assert result.stdout == f"OSError: [Errno 28] No space left on device; nothing is left of: '{tmp_path}/i'\n"
-
-
-def test_pieces_of_a_chunk_are_contiguous_in_its_file(monkeypatch):
-    for limit in (1, 50, 2**19):
-        monkeypatch.setattr("linumpy.write.chunks._PIECE_NBYTES", limit)
-        for shape in [(5,), (1, 1, 1), (3, 4, 5), (7, 1, 3), (2, 3, 4, 5)]:
-            numbers = np.arange(math.prod(shape), dtype="u2").reshape(shape)
-            found = [numbers[place].ravel() for place in _pieces(shape, 2)]
-            assert np.array_equal(np.concatenate(found), numbers.ravel())
-            assert all(one.nbytes <= limit or one.size == 1 for one in found) or limit == 1 or len(shape) == 1
-
-
 @pytest.mark.parametrize(("regions", "said"), [([], "4 of 4 chunks"), ([0], "3 of 4 chunks"), ([0, 1, 2, 3], "")])
 def test_chunks_that_were_not_written_are_told(tmp_path, caplog, regions, said):
     with OmeZarrWriter(tmp_path / "a.zarr", (8, 8), "u2", (1, 1), chunks=(4, 4), fill_value=7) as writer:
@@ -837,25 +690,3 @@ def test_chunks_that_were_not_written_are_told(tmp_path, caplog, regions, said):
     told = [record.getMessage() for record in caplog.records if record.name == "linumpy.write.writer"]
     assert told == ([f"{tmp_path}/a.zarr: {said} were not written and hold the fill value 7"] if said else [])
     assert (zarr.open_group(tmp_path / "a.zarr", mode="r")["0"][...] == 7).sum() == 16 * (4 - len(regions))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"axes": 5}, TypeError, "axes=5"),
-        ({"axes": (0, 1, 2)}, TypeError, "axes="),
-        ({"name": 1j}, TypeError, "name=1j"),
-        ({"attributes": "a"}, TypeError, "attributes='a'"),
-        ({"attributes": {"a": {1, 2}}}, TypeError, r"attributes=\{'a': \{1, 2\}\}: .* JSON"),
-        ({"attributes": {"a": [1, b"b"]}}, TypeError, r"attributes=\{'a': .*: .* JSON"),
-        ({"progress": 3}, TypeError, "progress=3: pass a function"),
-        ({"ngff_version": ["0.5"]}, ValueError, "ngff_version="),
-        ({"fill_value": 10**30}, ValueError, "fill_value="),
-        ({"buffer_bytes": np.inf}, ValueError, "buffer_bytes=inf"),
-        ({"compressors": {}}, ValueError, "compressors={}"),
-    ],
-)
-def test_wrong_types_are_named(tmp_path, options, error, message):
-    with pytest.raises(error, match=message), OmeZarrWriter(tmp_path / "a", (4, 4, 4), "u2", (1, 1, 1), **options):
-        pass
-    assert not list(tmp_path.iterdir())

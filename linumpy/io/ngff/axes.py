@@ -1,11 +1,8 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
 In: the stored metadata in the form of versions 0.4 and 0.5, into which :mod:`linumpy.io.ngff.coordinate_systems`
-converts 0.6. Out: :class:`Axis` records; for each level the step between voxels and the position of the first voxel
-(the origin), in the units of the axes and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for
-metadata that is missing or ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes.
-
-Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
+converts 0.6. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or
+ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes.
 """
 
 from __future__ import annotations
@@ -26,47 +23,29 @@ Spacing = Sequence[float] | Mapping[str, float]
 #: Length in µm of units by their symbols, which NGFF does not list; the micro sign is U+00B5 or U+03BC.
 SYMBOLS = {"nm": 1e-3, "um": 1.0, "\u00b5m": 1.0, "\u03bcm": 1.0, "\u00b5": 1.0, "\u03bc": 1.0, "mm": 1e3}
 
+#: Powers of ten of the prefixes of the metre that NGFF names.
+_PREFIXES = {
+    "yocto": -24, "zepto": -21, "atto": -18, "femto": -15, "pico": -12, "nano": -9, "micro": -6, "milli": -3,
+    "centi": -2, "deci": -1, "": 0, "hecto": 2, "kilo": 3, "mega": 6, "giga": 9, "tera": 12, "peta": 15, "exa": 18,
+    "zetta": 21, "yotta": 24,
+}  # fmt: skip
+
 #: Length in µm of each unit that NGFF names, and of the symbols.
 MICROMETERS = {
     **SYMBOLS,
-    "yoctometer": 1e-18,
-    "zeptometer": 1e-15,
-    "attometer": 1e-12,
-    "femtometer": 1e-9,
-    "picometer": 1e-6,
+    **{f"{prefix}meter": float(f"1e{power + 6}") for prefix, power in _PREFIXES.items()},
     "angstrom": 1e-4,
-    "nanometer": 1e-3,
-    "micrometer": 1.0,
-    "millimeter": 1e3,
-    "centimeter": 1e4,
-    "decimeter": 1e5,
     "inch": 25_400.0,
     "foot": 304_800.0,
     "yard": 914_400.0,
-    "meter": 1e6,
-    "hectometer": 1e8,
-    "kilometer": 1e9,
     "mile": 1_609_344_000.0,
-    "megameter": 1e12,
-    "gigameter": 1e15,
-    "terameter": 1e18,
     "parsec": 3.0856775814913673e22,
-    "petameter": 1e21,
-    "exameter": 1e24,
-    "zettameter": 1e27,
-    "yottameter": 1e30,
 }
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of an image.
-
-    - `name`: name, such as ``"z"``.
-    - `type`: ``"space"``, ``"time"``, ``"channel"`` or another type; None if the metadata has no type.
-    - `unit`: unit as the metadata spells it; None without a unit.
-    - `orientation`: anatomical orientation in the metadata (RFC-4); None without an orientation.
-    """
+    """An axis of an image, with its type, unit and anatomical orientation (RFC-4), None where the metadata has none."""
 
     name: str
     type: str | None
@@ -76,10 +55,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Placement:
-    """The position of a resolution level: numbers in µm along the axes of type space, in the order of the axes.
-
-    - `origin`: position of the centre of the first voxel.
-    """
+    """The spacing of a level and the centre of its first voxel, in µm along the axes of type space, in their order."""
 
     spacing: tuple[float, ...]
     origin: tuple[float, ...]
@@ -87,10 +63,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`.
-
-    - `reason`: the message of the error, with the image, the axis, and the parameter to pass.
-    """
+    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`."""
 
     reason: str
 
@@ -130,7 +103,12 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4, 0.5 and 0.6 are read)")
     axes = tuple(
-        Axis(str(axis["name"]), axis.get("type"), axis.get("unit"), _mapping(axis.get("orientation")))
+        Axis(
+            str(axis["name"]),
+            axis.get("type"),
+            axis.get("unit"),
+            axis["orientation"] if isinstance(axis.get("orientation"), Mapping) else None,
+        )
         for axis in described
     )
     if len({axis.name for axis in axes}) < len(axes):
@@ -146,10 +124,6 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     if not spatial_axes_of(axes):
         raise MetadataError(f"{name}: none of the axes {', '.join(a.name for a in axes)} is of type space")
     return axes
-
-
-def _mapping(value: Any) -> Mapping[str, Any] | None:
-    return value if isinstance(value, Mapping) else None
 
 
 def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
@@ -191,12 +165,7 @@ def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[st
 def compose_scales(
     transformations: list[Mapping[str, Any]], rank: int, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compose scales and translations in order.
-
-    - `transformations`: metadata of the transformations, each of type scale, translation or identity.
-    - `name`: name of the image, for messages.
-    - returns `step`, `origin`: step between voxels and position of the first voxel along each axis.
-    """
+    """Compose scales, translations and identities in order: step between voxels and position of the first, by axis."""
     step, origin = [1.0] * rank, [0.0] * rank
     for transformation in transformations:
         kind = transformation.get("type")
@@ -225,12 +194,9 @@ def is_number(value: Any) -> bool:
 def place_levels(
     steps: NumbersOfLevels, origins: NumbersOfLevels, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
 ) -> tuple[Placement | Unplaced, ...]:
-    """Convert steps and origins to µm along the axes of space, for each level.
+    """Convert steps and origins of levels, along all axes in their units, to µm along the axes of space.
 
-    - `steps`, `origins`: for each level, along all axes, the step between voxels and the position of the first voxel,
-      in the units of the axes.
     - `spacing_given`: the voxel spacing of level 0 in µm, which replaces the units; None to use the units.
-    - `name`: name of the image, for messages.
     """
     spatial = spatial_axes_of(axes)
     for step in steps:

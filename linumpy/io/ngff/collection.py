@@ -1,7 +1,4 @@
-"""Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes.
-
-In: a group. Out: the kind of the group, and the paths of its images in the order of the metadata. Only metadata is
-read. Errors: none of its own.
+"""Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes. Only metadata is read.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "plate", "well",
 "labels" and "bf2raw" (marked by the attribute ``bioformats2raw.layout``);
@@ -17,6 +14,7 @@ from typing import Any
 import zarr
 
 from linumpy.io.metadata import member_names, open_members, open_optional
+from linumpy.io.ngff.axes import mappings_in
 
 _BIOFORMATS2RAW = "bioformats2raw.layout"
 #: Attributes that identify a group of images, and the kind of the group in words. The first one that it has counts.
@@ -93,19 +91,13 @@ def _series(group: zarr.Group) -> list[str]:
 
 def _paths(holder: Any, key: str) -> list[str]:
     """Return the paths in a list of wells or images."""
-    entries = holder.get(key) if isinstance(holder, Mapping) else None
-    entries = entries if isinstance(entries, list) else []
-    return [entry["path"] for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("path"), str)]
+    entries = mappings_in(holder, key) if isinstance(holder, Mapping) else []
+    return [entry["path"] for entry in entries if isinstance(entry.get("path"), str)]
 
 
 def _in_scene(scene: Any) -> list[str]:
     """Return the paths of the images between whose coordinate systems a scene has transformations."""
-    transformations = scene.get("coordinateTransformations") if isinstance(scene, Mapping) else None
-    ends = [
-        transformation.get(end)
-        for transformation in (transformations if isinstance(transformations, list) else [])
-        if isinstance(transformation, Mapping)
-        for end in ("input", "output")
-    ]
+    transformations = mappings_in(scene, "coordinateTransformations") if isinstance(scene, Mapping) else []
+    ends = [transformation.get(end) for transformation in transformations for end in ("input", "output")]
     paths = [end.get("path") for end in ends if isinstance(end, Mapping)]
     return list(dict.fromkeys(path for path in paths if isinstance(path, str) and path))

@@ -1,12 +1,9 @@
 """Convert the coordinate systems of NGFF 0.6 (RFC-5) to the axes, scales and translations of 0.5, and back.
 
-In: the metadata of a multiscale image. Out: the metadata with ``axes``, in the order of the arrays, and with
-transformations of the types scale and translation only. Errors: :class:`~linumpy.errors.MetadataError` for missing or
-ambiguous metadata, and :class:`TurnedLevelError` for levels that are not scaled and translated along the axes.
-
 In 0.6 each level has one transformation, to the coordinate system of the image. Transformations from that system to
 other systems (such as an atlas) are left out. But if the system of the image has no axes of space, the first system
-with axes of space to which it is mapped takes its place.
+with axes of space to which it is mapped takes its place. Errors: :class:`~linumpy.errors.MetadataError`, and
+:class:`TurnedLevelError` for levels that are not scaled and translated along the axes.
 
 Format: https://ngff.openmicroscopy.org/rfc/5/
 """
@@ -24,8 +21,8 @@ from linumpy.io.ngff.axes import datasets_of, transformation_list
 from linumpy.io.ngff.transformations import (
     Metadata,
     Transformation,
+    TransformationReader,
     UnknownTransformationError,
-    read_map,
     transformation_error,
 )
 from linumpy.plan.grid.point_map import PointMap, as_matrix, compose
@@ -41,8 +38,7 @@ INTRINSIC = "physical"
 class Systems:
     """Coordinate systems of an image of NGFF 0.6, as the metadata describe them.
 
-    - `intrinsic`: name of the system of the image, to which all levels are mapped. If that system has no axes of space,
-      the name of the one that is used instead.
+    - `intrinsic`: name of the system to which all levels are mapped, or that is used in its place.
     - `transformations`: transformations from the system `intrinsic` to others.
     """
 
@@ -101,7 +97,7 @@ def _level_matrix(dataset: Metadata, further: list[Transformation], rank: int, n
     steps: PointMap = ()
     for transformation in (_level_transformation(dataset, name), *further):
         try:
-            steps = compose(steps, read_map(transformation, rank, None, name))
+            steps = compose(steps, TransformationReader(None, name).read(transformation, rank))
         except UnknownTransformationError as error:
             raise _level_error(error.transformation, name) from None
     matrix = as_matrix(steps, rank)
@@ -170,10 +166,9 @@ def _axes_of_systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
 
 
 def _image_system(multiscale: Multiscale, name: str) -> tuple[str, list[Transformation]]:
-    """Return the name of the image's coordinate system, and transformations to apply after the levels' transformations.
+    """Return the name of the image's coordinate system, and transformations to apply after those of the levels.
 
-    Usually this is the system that the levels are mapped to, and the list is empty. If that system has no axes of
-    space, it is the first system with axes of space to which that system is mapped, by the transformation in the list.
+    Usually this is the system that the levels are mapped to, and the list is empty; see the module's docstring.
     """
     systems = _axes_of_systems(multiscale, name)
     names = dict.fromkeys(

@@ -1,12 +1,8 @@
 """Read coordinate transformations of NGFF (RFC-5) as maps of points.
 
-In: the metadata of a transformation, and the group that has it. Out: a
-:data:`~linumpy.plan.grid.point_map.PointMap`. Errors: :class:`~linumpy.errors.MetadataError` for transformations that
-cannot be read or inverted, of the type :class:`UnknownTransformationError` if the metadata alone do not say what it is.
-
 Supported types: identity, scale, translation, rotation, affine, mapAxis, projectAxis, sequence, byDimension, bijection,
 and ``inverseOf`` of drafts; displacements and coordinates by :mod:`linumpy.io.scenes`. Matrices may be stored in
-arrays.
+arrays. :class:`UnknownTransformationError` if the metadata alone do not say what a transformation is.
 
 Format: https://ngff.openmicroscopy.org/0.6/, section "coordinateTransformations metadata".
 """
@@ -32,7 +28,6 @@ from linumpy.plan.grid.point_map import (
     compose,
     inverted,
     outputs_of,
-    scaling,
     within_point,
 )
 
@@ -70,20 +65,6 @@ def is_invertible(transformation: Transformation) -> bool:
         inner = [part.get("transformation", part) for part in parts if isinstance(part, Mapping)]
         return all(isinstance(part, Mapping) and is_invertible(part) for part in inner)
     return kind in (*_INVERTIBLE, "bijection", "inverseOf")
-
-
-def read_map(
-    transformation: Transformation, rank: int, group: zarr.Group | None, name: str, *, inverse: bool = False
-) -> PointMap:
-    """Read a transformation that is no field.
-
-    - `rank`: number of coordinates of the points to map.
-    - `group`: the group whose metadata have the transformation, to which paths of arrays are relative; None to read no
-      arrays.
-    - `name`: name of that group, for messages.
-    - `inverse`: whether to return the inverse, from outputs to inputs.
-    """
-    return TransformationReader(group, name).read(transformation, rank, inverse)
 
 
 @dataclass(frozen=True)
@@ -158,10 +139,7 @@ class TransformationReader:
         return steps
 
     def _by_dimension(self, transform: Transformation, rank: int, inverse: bool) -> PointMap:
-        """Read parts that map some of the coordinates each.
-
-        The map gathers the inputs of all parts side by side, applies each part to its own, and sorts the outputs.
-        """
+        """Read parts that map some coordinates each: gather all inputs, apply each part, sort the outputs."""
         input_axes: list[int] = []
         output_axes: list[int] = []
         parts = []
@@ -212,7 +190,7 @@ class TransformationReader:
         if values.ndim != len(wanted) or any(w not in (None, n) for w, n in zip(wanted, values.shape, strict=True)):
             raise self.error(transform, f"has numbers of shape {values.shape}, and points have {rank} coordinates")
         if kind == "scale":
-            return scaling(values.tolist(), [0.0] * rank)
+            return affine(np.diag(values), np.zeros(rank))
         if kind == "translation":
             return affine(np.eye(rank), values)
         return affine(values, np.zeros(rank)) if kind == "rotation" else affine(values[:, :-1], values[:, -1])
@@ -239,7 +217,8 @@ class TransformationReader:
             values = np.asarray(array[...], np.float64)
         else:
             stored: Any = transform.get(kind)
-            flat = [n for row in stored for n in (row if isinstance(row, list) else [row])] if _is_list(stored) else []
+            rows = stored if isinstance(stored, list) else []
+            flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
             try:
                 values = np.array(stored if flat and all(map(is_number, flat)) else np.nan, np.float64)
             except ValueError:  # rows of different lengths
@@ -247,10 +226,6 @@ class TransformationReader:
         if not np.isfinite(values).all():
             raise self.error(transform, f"has no {kind} of numbers")
         return values
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and bool(value)
 
 
 def _is_index(value: object) -> bool:

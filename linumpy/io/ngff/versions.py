@@ -1,12 +1,8 @@
 """Convert the attributes of a group to another version of NGFF.
 
-In: attributes, and a version. Out: attributes with the same meaning in that version, and descriptions of the metadata
-that the version cannot express. Errors: :class:`~linumpy.errors.MetadataError` for an image of 0.6 whose coordinates
-are not a scale and translation along the axes, which earlier versions cannot express.
-
-Formats: https://ngff.openmicroscopy.org/0.4/, https://ngff.openmicroscopy.org/0.5/ and
-https://ngff.openmicroscopy.org/0.6/: 0.5 has all attributes of 0.4 below ``ome``, with one version; 0.6 has
-transformations between named coordinate systems.
+0.5 has all attributes of 0.4 below ``ome``, with one version; 0.6 has transformations between named coordinate systems.
+Errors: :class:`~linumpy.errors.MetadataError` for an image of 0.6 whose coordinates are not a scale and translation
+along the axes, which earlier versions cannot express.
 """
 
 from __future__ import annotations
@@ -54,13 +50,9 @@ def image_version(attributes: Metadata, image: Multiscale, name: str) -> str:
 
 
 def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
-    """Convert attributes to a version of NGFF.
+    """Convert the attributes of a group, of any version, to a version of NGFF; others are unchanged.
 
-    - `attributes`: attributes of a group, of any version or without NGFF.
-    - `version` (``"0.4"``, ``"0.5"`` or ``"0.6"``): the version to convert to.
-    - `name`: name of the group, for messages.
-    - returns `attributes`: the attributes in that version; attributes that NGFF does not define are unchanged.
-    - returns `dropped`: descriptions of the metadata that are lost.
+    Returns the attributes, and descriptions of the metadata that are lost.
     """
     source_version, dropped = version_of(attributes), []
     if source_version is None or source_version == version:
@@ -111,8 +103,7 @@ def _convert_multiscale(image: Multiscale, version: str, name: str) -> tuple[dic
 def _to_systems(image: Multiscale, name: str) -> tuple[dict[str, Any], list[str]]:
     """Convert a multiscale image of 0.4 or 0.5 to 0.6; return also descriptions of transformations that are lost.
 
-    Transformations that apply to all levels are appended to the transformations of each level, since 0.6 has only the
-    latter.
+    Transformations that apply to all levels are appended to those of each level, since 0.6 has only the latter.
     """
     common = common_transformations(image, name)
     others = [one for one in transformation_list(image, name) if one not in common]

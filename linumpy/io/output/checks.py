@@ -1,9 +1,4 @@
-"""Checks of the paths of outputs, before any work.
-
-In: paths that a caller passes. Out: nothing, except the NGFF version from :func:`checked_version`. Errors:
-``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder, ``ValueError`` for a path
-that no output may have, ``OSError`` for too little free space.
-"""
+"""Checks of the paths of outputs, before any work."""
 
 from __future__ import annotations
 
@@ -26,10 +21,7 @@ _FILE_SUFFIXES = (
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Check the path of an OME-Zarr image to write.
-
-    - `overwrite`: whether the path may be a Zarr folder or an ``.ozx`` file, which is then replaced.
-    """
+    """Check the path of an OME-Zarr image to write; `overwrite` allows a Zarr folder or an ``.ozx`` file there."""
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
         kinds = "a folder, *.ome.zarr, or a ZIP file, *.ozx"
@@ -81,10 +73,7 @@ def refuse_url(path: Path) -> None:
 
 
 def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
-    """Check that outputs neither replace a source, nor lie inside a source, nor overlap each other.
-
-    - `outputs`, `sources`: paths to write, and paths to read; URLs among the sources are ignored.
-    """
+    """Check that outputs neither replace nor lie inside a source (URLs are ignored), nor overlap each other."""
     # Path.resolve would raise RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(path))) for path in outputs]
     read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
@@ -99,12 +88,7 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
 
 
 def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
-    """Check that an output fits on its file system.
-
-    - `path`: path of the output, which need not exist.
-    - `nbytes`: bytes of the voxels.
-    - `encoded`: whether voxels are compressed; the ratio of compression is then assumed to be 100.
-    """
+    """Check that voxels fit on the file system of a path; if they are `encoded`, compressed 100 times."""
     folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
     if needed > free:

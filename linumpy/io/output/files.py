@@ -1,9 +1,7 @@
 """Write a single file, complete or not at all.
 
-In: the path of a file. Out: a temporary file beside it, which is flushed and renamed when the block that fills it ends
-without an error. If a killed process left a temporary file, the next run that writes to the path removes it. Errors:
-``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder, ``ValueError`` for a path
-that no output may have, ``OSError`` for a full disk.
+A temporary file beside it is flushed and renamed when the block that fills it ends without an error. If a killed
+process left a temporary file, the next run that writes to the path removes it.
 """
 
 from __future__ import annotations
@@ -41,11 +39,7 @@ def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...]
 
 @contextmanager
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a temporary file, which is renamed to `path` when the block ends without an error.
-
-    - `overwrite`: whether to replace an existing file.
-
-    Yields the temporary file, which exists and is empty.
+    """Yield a temporary file, empty, which is renamed to `path` when the block ends without an error.
 
     After any error nothing remains of the output, and an existing file is unchanged.
     """

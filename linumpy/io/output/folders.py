@@ -1,11 +1,8 @@
 """Output folders and ``.ozx`` files that appear complete or not at all: filled under a temporary name, then renamed.
 
 A *work folder* beside the output, whose name begins with a dot, holds the new folder while it is filled, and a lock,
-which shows whether the process that fills it still runs. In: the path of an output. Out: the empty new folder, which is
-renamed to that path when its block ends without an error, and removed otherwise. A killed process leaves its work
-folder. The next process that writes to the same path removes it, and restores the output that the killed process was
-replacing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError`` for a missing parent folder,
-``ValueError`` for a path that no output may have, ``OSError`` for a full disk.
+which shows whether the process that fills it still runs. A killed process leaves its work folder. The next process that
+writes to the same path removes it, and restores the output that the killed process was replacing.
 
 An ``.ozx`` file is a ZIP file as RFC-9 of NGFF (https://ngff.openmicroscopy.org/rfc/9/) requires. Its entries are not
 compressed. The ``zarr.json`` of the root is the first entry. Then come the ``zarr.json`` of folders, breadth first,
@@ -61,14 +58,11 @@ _UNFINISHED = ".unfinished"
 
 @contextmanager
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary folder, which is renamed to `path` when the block ends without an error.
+    """Yield a temporary folder, empty, which is renamed to `path` when the block ends without an error.
 
     - `path`: the folder to make, or the ``.ozx`` file into which the finished folder is packed.
-    - `overwrite`: whether to replace an existing Zarr folder or ``.ozx`` file.
     - `durable`: whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written
       output.
-
-    Yields the temporary folder, which exists and is empty.
 
     After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
     """
@@ -79,7 +73,14 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
         try:
             temporary = work / _IMAGE
             temporary.mkdir()
-            yield from _filled(temporary, path, overwrite, durable)
+            with opened_folder(temporary) as opened:
+                yield temporary
+                if not is_named(opened, temporary):
+                    text = "another process removed the unfinished folder; its voxels are lost"
+                    raise OSError(errno.ENOENT, text, str(path))
+                if durable:
+                    sync_file_system(opened)
+                rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
         finally:
             try:
                 if (work / _IMAGE).exists():
@@ -88,17 +89,6 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
             finally:
                 unlock(descriptor)
     remove_unfinished(path)
-
-
-def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
-    """Yield the temporary folder; then flush it and rename it to the path of the output."""
-    with opened_folder(temporary) as descriptor:
-        yield temporary
-        if not is_named(descriptor, temporary):
-            raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
-        if durable:
-            sync_file_system(descriptor)
-        rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
 
 
 @contextmanager
@@ -145,12 +135,9 @@ def _new_work(path: Path) -> tuple[Path, int]:
 
 
 def lock_work(work: Path) -> tuple[int, bool]:
-    """Lock a work folder, and make it if it does not exist.
+    """Lock a work folder, and make it if it does not exist; `BlockingIOError` if another run holds the lock.
 
-    - returns `descriptor`: descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
-    - returns `locked`: False where the file system has no locks.
-
-    Raises `BlockingIOError`: another run holds the lock.
+    Returns the descriptor of the lock, for `unlock`, and False where the file system has no locks.
     """
     while True:
         # With exist_ok=True, mkdir would raise if the folder is removed between its two checks.
@@ -173,11 +160,7 @@ def lock_work(work: Path) -> tuple[int, bool]:
 
 
 def recover(path: Path) -> None:
-    """Clean up after killed runs that wrote to a path.
-
-    An output that was being replaced is restored. Work folders and temporary files of ended processes are removed,
-    except for a work folder that another run may continue.
-    """
+    """Clean up after killed runs that wrote to a path, except for a work folder that another run may continue."""
     removed: list[str] = []
     without_lock: list[str] = []
     for work in _left_beside(path):
@@ -228,8 +211,7 @@ def _left_beside(path: Path) -> list[Path]:
 def _claimed(work: Path) -> Iterator[bool | None]:
     """Lock a work folder or temporary file, to find out whether its process has ended.
 
-    Yields True if it is locked here, so that its process has ended; False if the file system has no locks; None if a
-    run holds it, or it was removed.
+    Yields True if it is locked here; False if the file system has no locks; None if a run holds it, or it was removed.
     """
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
@@ -260,10 +242,7 @@ def remove_work(work: Path) -> None:
 
 
 def clear_work(work: Path) -> bool:
-    """Remove all entries of a work folder except for the lock; return whether that succeeded.
-
-    Several attempts are made, since interrupted threads may still write a last file.
-    """
+    """Remove all of a work folder but the lock, in several attempts: stopped threads may still write a last file."""
     for delay in (0.0, 0.05, 0.2, 1.0):
         time.sleep(delay)
         for entry in _entries_except_lock(work):
@@ -289,10 +268,8 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
     """Rename the finished folder to the path of the output, atomically.
 
     A replaced output is in the work folder afterwards. For an ``.ozx`` path the folder is packed into a file, which is
-    renamed; the folder remains in the work folder.
-
-    If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work folder;
-    :func:`recover` restores it from there if the process is killed before the second rename.
+    renamed. If the file system cannot exchange two names, the old output is first renamed to ``old`` in the work
+    folder; :func:`recover` restores it from there if the process is killed before the second rename.
     """
     if is_archive(path):
         with named_errors(path):
@@ -303,7 +280,12 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
             if not os.path.lexists(path):
                 rename_new(temporary, path)
             elif not exchange(temporary, path):
-                _replace_in_two_steps(temporary, path)
+                path.rename(temporary.parent / _OLD)
+                try:
+                    rename_new(temporary, path)
+                except OSError:
+                    put_back(temporary.parent, path)
+                    raise
             break
         except (FileExistsError, FileNotFoundError):
             # Another process made or removed the output in between: check and try again.
@@ -311,16 +293,6 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
                 raise
     if durable:
         sync_path(path.parent)
-
-
-def _replace_in_two_steps(temporary: Path, path: Path) -> None:
-    old = temporary.parent / _OLD
-    path.rename(old)
-    try:
-        rename_new(temporary, path)
-    except OSError:
-        put_back(temporary.parent, path)
-        raise
 
 
 def drop_partial_files(folder: Path) -> None:
@@ -338,20 +310,15 @@ _METADATA = "zarr.json"
 
 
 def pack(folder: Path, file: Path, *, durable: bool) -> Path:
-    """Pack a folder into a file.
-
-    - `folder`: folder of an OME-Zarr image.
-    - `file`: the file to write or overwrite.
-    - `durable`: whether to flush the file to the disk.
-
-    Returns `file`.
-    """
+    """Pack the folder of an OME-Zarr image into a file, which is overwritten; return the file."""
     names = [
         os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files
     ]
     with open(file, "w+b") as stream:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            archive.comment = _comment(folder)
+            ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
+            central = {"centralDirectory": {"jsonFirst": True}}
+            archive.comment = json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
             for name in sorted(names, key=_sort_key):
                 _add(archive, folder / name, name)
         _use_zip64(stream)
@@ -367,13 +334,6 @@ def _sort_key(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
     is_metadata = parts[-1] == _METADATA
     numbered = [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
     return not is_metadata, len(parts) if is_metadata else 0, numbered
-
-
-def _comment(folder: Path) -> bytes:
-    """Return the comment of the file, as RFC-9 defines it."""
-    ome = json.loads((folder / _METADATA).read_bytes())["attributes"]["ome"]
-    central = {"centralDirectory": {"jsonFirst": True}}
-    return json.dumps({"ome": {"version": ome["version"], "zipFile": central}}).encode()
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:

@@ -1,7 +1,7 @@
 """Results of a stage as a JSON file: its numbers, and what a user should know of them, in one form for all stages.
 
-In: numbers by name, warnings, and the reason if the stage left the data as they were. Out: a JSON object with the keys
-``warnings`` (a list of sentences) and ``left_out`` (the reason; empty if the data were changed) at its end.
+At the end of the object are ``warnings`` (a list of sentences) and ``left_out`` (the reason why the stage left the data
+as they were; empty if the data were changed).
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ def write_result(
     left_out: str = "",
     overwrite: bool = False,
 ) -> None:
-    """Write the result of a stage. NaN and infinities, which JSON does not have, are written as null.
-
-    Raises `FileExistsError`: the file exists, and `overwrite` is False.
-    """
+    """Write the result of a stage. NaN and infinities, which JSON does not have, are written as null."""
     document = {**content, "warnings": list(warnings), "left_out": left_out}
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path, overwrite=overwrite) as temporary:
@@ -37,10 +34,7 @@ def write_result(
 
 
 def read_result(path: str | Path) -> dict[str, JSON]:
-    """Read a file of :func:`write_result`; it may lack warnings, as files of earlier versions do.
-
-    Raises `FileNotFoundError`: the file does not exist. `ValueError`: the file is no JSON object.
-    """
+    """Read a file of :func:`write_result`; ``ValueError`` if it is no JSON object."""
     document = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")

@@ -1,7 +1,6 @@
 """System calls for safe writing that Python's ``os`` lacks, and locks that end with their process.
 
-In: paths and descriptors. Out: names exchanged or renamed without replacing, bytes on the disk, locks. Errors:
-``OSError`` of the system. :func:`exchange` and :func:`lock` return False if the file system lacks the call.
+:func:`exchange` and :func:`lock` return False if the file system lacks the call.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def rename_new(first: Path, second: Path) -> None:
-    """Rename without replacing.
-
-    Raises `FileExistsError`: the new name exists. If the file system lacks the call, this is checked just before the
-    rename, not atomically.
-    """
+    """Rename without replacing. Without the system call, this is checked just before the rename, not atomically."""
     if _rename(first, second, _NOREPLACE):
         return
     if os.path.lexists(second):
@@ -115,12 +110,10 @@ def sync_path(path: Path) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed or the process ends, even if it is killed.
+    """Lock a file until its descriptor is closed or the process ends; `BlockingIOError` if another descriptor holds it.
 
-    Returns whether the file is locked; False if the file system has no locks, or on Windows, whose locks would keep
-    others from reading and removing the file: what a killed run leaves is then named in a warning, and not removed.
-
-    Raises `BlockingIOError`: another descriptor, of this process or another, holds the lock.
+    Returns False if the file system has no locks, or on Windows, whose locks would keep others from reading and
+    removing the file: what a killed run leaves is then named in a warning, and not removed.
     """
     if fcntl is None:
         return False

@@ -1,9 +1,7 @@
 """Object stores by URL, through obstore: S3, Google Cloud Storage, Azure, and HTTP servers.
 
-In: a URL and options. Out: a :class:`RemoteStore` for zarr-python and a path in it; and for the native core a
-:class:`~linumpy.plan.layout.RemoteArray`, the store and path of an array. Names and messages have no credentials.
-Errors: ``ImportError`` without obstore, ``ValueError`` for a URL with a query or fragment, ``RuntimeError`` in a
-process that was forked after obstore was used, and obstore's own exceptions, for instance for unknown options.
+Names and messages have no credentials. Errors: ``ImportError`` without obstore, ``ValueError`` for a URL with a query
+or fragment, ``RuntimeError`` in a process that was forked after obstore was used, and obstore's own exceptions.
 """
 
 from __future__ import annotations
@@ -42,10 +40,7 @@ class AccessError(ChunkError, PermissionError):
 
 
 class RemoteStore(ObjectStore[Any]):
-    """An object store that is named by its URL, without credentials.
-
-    - `url`: URL of the store without credentials, its name in messages.
-    """
+    """An object store that is named by its URL, without credentials."""
 
     def __init__(self, store: Any, url: str) -> None:
         super().__init__(store, read_only=True)
@@ -137,12 +132,7 @@ def check_process() -> None:
 
 
 def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[RemoteStore, str]:
-    """Return the store of a URL, and the path in it. Calls with the same server and the same options share the store.
-
-    - `url`: a URL with one of :data:`SCHEMES`.
-    - `options`: options as obstore's ``from_url`` takes them: settings of the store, ``client_options``,
-      ``retry_config``, ``credential_provider``.
-    """
+    """Return the store of a URL, and the path in it; calls with the same server and options share the store."""
     global _is_used
     check_process()
     parts = urlsplit(url)

@@ -1,9 +1,8 @@
 """TIFF stacks as arrays of zarr, for conversion.
 
-In: a file of one or more pages, or of a set of files (OME-TIFF); or a folder of files of one page each, in the order of
-the numbers in their names. Out: a :class:`TiffStack`, whose array tifffile reads by pages, strips or tiles, as they are
-stored. tifffile is imported inside functions; its warnings are logged. Errors: ``ImportError`` without tifffile,
-``FileNotFoundError``, :class:`~linumpy.errors.SourceError` for files that are broken, incomplete or no stack,
+A stack is a file of one or more pages, or of a set of files (OME-TIFF); or a folder of files of one page each, in the
+order of the numbers in their names. tifffile reads it by pages, strips or tiles, as they are stored; its warnings are
+logged. Errors: :class:`~linumpy.errors.SourceError` for files that are broken, incomplete or no stack,
 :class:`~linumpy.errors.MetadataError` for axes that are not converted.
 """
 
@@ -50,9 +49,7 @@ class TiffStack:
     - `axes`: names of the axes of the stack in NGFF, such as ``"tczyx"``.
     - `order`: for each axis of the stack, its index among the axes of `array`, whose other axes have one entry.
     - `files`: paths of the files: of a folder one for each plane along z, in order.
-    - `file`: the (first) file.
-    - `series`: the series of pages in the (first) file.
-    - `is_folder`: whether the files are those of a folder.
+    - `file`, `series`: the (first) file, and the series of pages in it.
     """
 
     array: zarr.Array
@@ -72,22 +69,16 @@ def tiff_files(path: str | Path) -> list[str]:
     if not path.is_dir() or is_zarr_folder(path):
         return []
     names = (file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
-    return sorted(map(str, names), key=_numbers)
-
-
-def _numbers(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by the numbers in a name: ``page10`` comes after ``page9``."""
-    return [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)]
+    # By the numbers in the names: page10 comes after page9.
+    return sorted(
+        map(str, names),
+        key=lambda name: [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)],
+    )
 
 
 @contextmanager
 def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
-    """Open a stack, whose voxels can be read within the block.
-
-    - `files`: files from :func:`tiff_files`.
-    - `missing` (``"error"`` or ``"fill"``): whether planes that the metadata declare and no file holds are an error, or
-      are read as 0.
-    """
+    """Open a stack, whose voxels can be read within the block; `missing` is as for :func:`linumpy.convert_zarr`."""
     with needs("tifffile", "export"):
         import tifffile
     name = files[0] if len(files) == 1 else os.path.dirname(files[0])
@@ -127,10 +118,7 @@ def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
 
 @contextmanager
 def _opened(tifffile: ModuleType, name: str, logged: set[str]) -> Iterator[tuple[TiffFile, list[TiffPageSeries]]]:
-    """Open a file, log tifffile's warnings, and yield the file and its series of pages.
-
-    A warning that was logged for another file is not logged again; `logged` keeps them.
-    """
+    """Open a file, log tifffile's warnings that are not in `logged` yet, and yield the file and its series of pages."""
     with ExitStack() as scope:
         try:
             with _messages() as (errors, warnings):
@@ -210,8 +198,7 @@ def _check_planes(name: str, series: TiffPageSeries, missing: str) -> None:
 def _axes(stored: str, shape: tuple[int, ...], kept: str, name: str) -> tuple[str, tuple[int, ...]]:
     """Return the names of the axes of a stack in NGFF, and the index of each among the stored axes.
 
-    `stored` and `shape` are of the stored axes, with tifffile's names; `kept` are those that a stack keeps even if they
-    have one entry. `MetadataError` for axes that are not converted.
+    `kept` are axes that a stack keeps even if they have one entry.
     """
     indices = [axis for axis, (label, n) in enumerate(zip(stored, shape, strict=True)) if n > 1 or label in kept]
     names = [_AXES.get(stored[axis], "?") for axis in indices]
@@ -260,9 +247,6 @@ def _warn_of_gaps(files: list[str]) -> None:
 
 
 def _kept_axes(file: TiffFile, series: TiffPageSeries) -> str:
-    """Return tifffile's names of the axes that a stack keeps even if they have one entry.
-
-    A file whose metadata give a spacing of planes is a volume, also of one plane.
-    """
+    """Return the axes that a stack keeps even if they have one entry: a file with a spacing of planes is a volume."""
     has_spacing = "spacing" in (file.imagej_metadata or {}) or "PhysicalSizeZ=" in (file.ome_metadata or "")
     return series.axes + ("Z" if has_spacing else "")

@@ -1,12 +1,9 @@
 """ZIP files that hold Zarr arrays: their directories, a read-only store for zarr-python, entries for the native core.
 
-The directory of a ZIP file is the list of its entries, at the end of the file. In: the path of a ZIP file. Out: an
-:class:`ArchiveStore`, and the :class:`~linumpy.plan.layout.StoredEntries` of an array. Errors: ``OSError`` for a file
-that cannot be opened; :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or
-whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
-
 No file stays open. Each read opens the file and checks that its directory was read from the same file. So stores can be
-pickled, and used by several threads and in child processes.
+pickled, and used by several threads and in child processes. Errors: :class:`~linumpy.errors.SourceError` for a file
+that is no ZIP file, is cut off or encrypted, or whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -62,12 +59,10 @@ _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, s
 
 
 class Directory:
-    """The directory of a ZIP file.
+    """The directory of a ZIP file: the list of its entries, at the end of the file.
 
-    - `path`: absolute path of the file.
     - `stamp`: stamp of the file when its directory was read: see :func:`linumpy.io.paths.stamp`.
     - `entries`: entries by name, without folders; the last entry of several with the same name.
-    - `names`: names of the entries, sorted.
     - `verified`: names of the entries whose CRC-32 has been compared with the directory.
     """
 
@@ -162,14 +157,10 @@ def read_directory(path: str) -> Directory:
 
 
 def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[int, ...]) -> StoredEntries:
-    """List the entries that hold the chunks (or shards) of an array.
+    """List the entries that hold the chunks (or shards) of the array in a folder, in a `grid` of chunks (or shards).
 
-    - `directory`: directory of the ZIP file.
-    - `folder`: path of the array in the ZIP file.
-    - `grid`: number of chunks (or shards) along each axis.
-
-    Returns the entries. ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because
-    the chunks of the grid cannot be numbered in 64 bits.
+    ``is_compressed`` is True if zarr-python must read them: because one is compressed, or because the chunks of the
+    grid cannot be numbered in 64 bits.
     """
     prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
     pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)
@@ -278,7 +269,7 @@ class ArchiveStore(Store):
     def _pread(self, entry: zipfile.ZipInfo, start: int, stop: int) -> bytes:
         """Read a range of the stored bytes of an entry, after checking its local header."""
         name = f"{self}/{entry.filename}"
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb") as file:
             if stamp_of(os.fstat(file.fileno())) != self.directory.stamp:
                 raise ChunkError(f"{self.path} was written anew since its directory was read: open it again")
             file.seek(entry.header_offset)
@@ -293,14 +284,10 @@ class ArchiveStore(Store):
                 raise ChunkError(f"{name}: its local header in the ZIP file names another entry")
             begin = entry.header_offset + _HEADER.size + name_nbytes + extra_nbytes
             file.seek(begin + start)
-            with memoryview(bytearray(stop - start)) as data:
-                done = 0
-                while done < len(data):
-                    count = file.readinto(data[done:])
-                    if not count:
-                        raise ChunkError(f"{name}: {done} of {len(data)} bytes could be read")
-                    done += count
-                return bytes(data)
+            data = file.read(stop - start)
+        if len(data) != stop - start:
+            raise ChunkError(f"{name}: {len(data)} of {stop - start} bytes could be read")
+        return data
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return the bytes of an entry, or None if there is no such entry; see :meth:`read`."""

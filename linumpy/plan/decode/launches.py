@@ -1,8 +1,4 @@
-"""Plan the kernels that decode a slab on the device.
-
-In: a :class:`~linumpy.plan.codecs.DecodeChain` and the :class:`~linumpy.plan.decode.workspace.Workspace` of a slot.
-Out: a list of :class:`DecodeLaunch`, which ``linumpy.gpu.read.engines.core_device`` hands to the core. Pure.
-"""
+"""Plan the kernels that decode a slab on the device. Pure: the core gets the list of :class:`DecodeLaunch`."""
 
 from __future__ import annotations
 
@@ -27,8 +23,7 @@ _VALUES_NBYTES = 2**13
 class DeviceLimits:
     """Properties of a device that launches depend on.
 
-    - `shared_nbytes`: shared memory that a block may request, in bytes: 64 KiB on Turing, 99 KiB on consumer cards, 227
-      KiB on Hopper.
+    - `shared_nbytes`: shared memory that a block may request: 64 KiB on Turing, 227 KiB on Hopper.
     """
 
     processors: int
@@ -37,11 +32,8 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """One launch of a decoding kernel.
+    """One launch of a decoding kernel, whose arguments are addresses and counts of 64 bits.
 
-    - `source`, `kernel`: name of the source file, and of the kernel.
-    - `block`: threads of a block.
-    - `args`: addresses and counts, 64 bits each.
     - `shared`: dynamic shared memory in bytes.
     - `team`: number of copying warps that the kernel is compiled for; 0 for kernels without a team.
     """
@@ -69,10 +61,7 @@ class _Slab:
 
     @property
     def stream_capacity(self) -> int:
-        """Maximum number of streams: one for each chunk, or the capacity of the slot for Blosc.
-
-        Only the headers of Blosc frames say how many streams a chunk has, so the device counts the streams.
-        """
+        """Maximum number of streams. Only the headers of Blosc frames tell their number, so the device counts these."""
         return self.space.stream_capacity if self.chain.compressor == "blosc" else self.chunks
 
     @property
@@ -97,8 +86,6 @@ def plan_launches(
     """Plan the launches that decode a slab, in the order in which they run.
 
     - `status`: address of the int32 status of each chunk of this slab, which kernels write only for chunks that fail.
-    - `chunk_nbytes`: decoded bytes of a chunk.
-    - `device`: the device that runs the kernels.
     """
     slab = _Slab(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"

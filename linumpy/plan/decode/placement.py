@@ -1,8 +1,8 @@
-"""Choose where chunks are decoded: on the device in batches, or on the host by threads.
+"""Choose where chunks are decoded: on the device in batches, or on the host by threads. Pure.
 
 A GPU decodes many streams at a time, each slowly; a processor core decodes one stream several times as fast. The number
 of streams therefore decides. With extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are decoded in
-parallel. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
+parallel.
 
 A slot is device memory in which slabs, batches of chunks, are decoded. "Depth" is the number of slots. To execute a
 zstd block is to turn its literals and sequences into bytes; a group is the blocks that are executed at the same time.
@@ -50,9 +50,7 @@ _MAX_THREADS = 16
 class DecodePlacement:
     """Where and how the chunks of a read are decoded.
 
-    - `slot`: memory of a slot on the device; None if the host decodes.
-    - `depth`: number of slots, if the device decodes.
-    - `threads`: decoding threads, if the host decodes.
+    - `slot`, `depth`: memory of a slot on the device, None if the host decodes; and the number of slots.
     - `why`: why the host decodes; empty if the device does.
     """
 
@@ -85,9 +83,7 @@ def choose_placement(
 ) -> DecodePlacement:
     """Choose where chunks are decoded: by the device or the host, whichever is estimated to be faster.
 
-    - `chunk_nbytes`: decoded bytes of a chunk.
     - `capacity`: device memory for all slots, in bytes.
-    - `cores`: cores of the host that this process may use.
     - `table_nbytes`, `margin`: as for :func:`~linumpy.plan.decode.workspace.fit_slot`.
     - `decode_on` (``"device"`` or ``"host"``): decode there, without an estimate. The host decodes nevertheless if the
       chunks do not fit into the device memory or only the host decodes their filter.
@@ -96,7 +92,10 @@ def choose_placement(
     host = DecodePlacement(chain, None, _DEPTH, threads, "")
     if chain.host_filter:
         return replace(host, why="only the host decodes its filter")
-    possible_group_nbytes = _possible_group_nbytes(chain, chunk_nbytes, chunks)
+    # For frame by frame 0, else the bytes of a group.
+    possible_group_nbytes = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
+    if may_be_grouped(chain, chunk_nbytes):
+        possible_group_nbytes.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
     candidates = [
         placement
         for group_nbytes in possible_group_nbytes
@@ -120,14 +119,6 @@ def may_be_grouped(chain: DecodeChain, chunk_nbytes: int) -> bool:
     """Return whether the blocks of a chunk can be executed in parallel: it is one long zstd frame."""
     is_long = _MIN_GROUPED_NBYTES <= chunk_nbytes < _GROUPED_END_NBYTES
     return chain.compressor == "zstd" and not chain.host_filter and is_long
-
-
-def _possible_group_nbytes(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
-    """Return the values of `group_nbytes` that the chunks allow: 0 for frame by frame, else the bytes of a group."""
-    possible = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
-    if may_be_grouped(chain, chunk_nbytes):
-        possible.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
-    return possible
 
 
 def _fit_on_device(
@@ -176,15 +167,10 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
     if slot.group_nbytes:
         mebibytes = streams * slot.chunk_nbytes / 2**20
         return mebibytes / (_GROUPS_START + mebibytes / _GROUPS_RATE)
-    rate = streams * _stream_rate(placement.chain, slot.chunk_nbytes)
-    return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
-
-
-def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
-    """Estimate the decoded MiB/s of one stream on the device, including the time before the first byte."""
-    mebibytes = chunk_nbytes / _stream_count(chain, chunk_nbytes) / 2**20
-    decoder = chain.streams_by
-    return mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])
+    chain, decoder = placement.chain, placement.chain.streams_by
+    mebibytes = slot.chunk_nbytes / _stream_count(chain, slot.chunk_nbytes) / 2**20
+    rate = mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])  # of one stream
+    return min(streams * rate, _MAX_DEVICE_RATE[decoder])
 
 
 def _counted(number: int, noun: str) -> str:

@@ -3,8 +3,7 @@
 The size of zstd's intermediate data (literals and sequences) is known only after the device has read the frame. The
 size correlates with the stored size, so slabs are filled by an estimate, the weight of each chunk: the bytes that the
 chunk takes in addition to its stored bytes. The pool, for the intermediate data, is the memory of a slot that no other
-part takes. In: a :class:`~linumpy.plan.codecs.DecodeChain`, sizes, memory. Out: :class:`Slot` and :class:`Workspace`.
-Pure: addresses are numbers.
+part takes. Pure: addresses are numbers.
 """
 
 from __future__ import annotations
@@ -58,20 +57,15 @@ MAX_CHUNK_NBYTES = 2**30
 
 @dataclass(frozen=True)
 class Workspace:
-    """Layout of one slot: offsets in bytes from its beginning, and capacities.
+    """Layout of one slot: offsets of its parts in bytes, and capacities.
 
-    - `chunks`: maximum number of chunks in a slab.
-    - `stored_nbytes`, `decoded_nbytes`: capacity for stored and for decoded bytes.
-    - `stored`, `words`, `decoded`, `unordered`, `pool`, `streams`, `checks`, `frames`, `blocks`, `shuffle_orders`:
-      offset of each part. `words` holds the counters, the records of chunks and the table of the scatter. `decoded`
-      holds chunks as the scatter reads them; `unordered` holds the output of the streams, in the same memory unless a
-      shuffle is undone in between. `pool` holds the intermediate data of zstd.
-    - `stream_capacity`, `block_capacity`: maximum number of streams and of blocks.
-    - `pool_nbytes`: capacity for the intermediate data of zstd.
-    - `words_nbytes`: size of the part `words`.
+    - `words`: the counters, the records of chunks and the table of the scatter.
+    - `decoded`: chunks as the scatter reads them; `unordered`: the output of the streams, in the same memory unless a
+      shuffle is undone in between.
+    - `pool`: the intermediate data of zstd.
     - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
-    - `cells`, `block_list`, `groups`: offsets of the cells of a group, of the list of blocks in the order of their
-      bytes, and of the records that say which part of the list each group is.
+    - `cells`, `block_list`, `groups`: cells of a group, list of blocks in the order of their bytes, and records that
+      say which part of the list each group is.
     """
 
     chunks: int
@@ -118,15 +112,7 @@ def plan_workspace(
     pool_nbytes: int,
     group_nbytes: int = 0,
 ) -> Workspace:
-    """Lay out the memory of a slot.
-
-    - `chunks`: maximum number of chunks in a slab.
-    - `stored_nbytes`, `decoded_nbytes`: capacity for stored and decoded bytes.
-    - `words_nbytes`: size of the table of the scatter.
-    - `pool_nbytes`: capacity for the intermediate data of zstd; rounded down to whole sequences of 8 bytes.
-    - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time, a multiple of 16; 0 for frame
-      by frame.
-    """
+    """Lay out the memory of a slot, for at most `chunks` chunks in a slab; parameters are as in :class:`Workspace`."""
     pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
     stream_capacity = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
@@ -167,10 +153,7 @@ def plan_workspace(
 
 
 def records_nbytes(chunks: int) -> int:
-    """Return the size in bytes of the counters, and of the records of `chunks` chunks.
-
-    A chunk has a `Stream`, the offset of its decoded bytes (8 bytes), and an `Order`.
-    """
+    """Return the bytes of the counters, and of the `Stream`, the decoded offset and the `Order` of each chunk."""
     return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
 
 
@@ -191,14 +174,12 @@ _ALIGNMENT_NBYTES = 32 * ALIGN
 
 @dataclass(frozen=True)
 class Slot:
-    """Device memory in which slabs are decoded, one after another.
+    """Device memory in which slabs of at most `chunks` chunks are decoded, one after another.
 
     - `chunk_nbytes`: decoded bytes of a chunk.
-    - `nbytes`: device memory of the slot.
     - `stored_nbytes`: capacity for the stored bytes of a slab, also on the host.
-    - `chunks`: maximum number of chunks in a slab.
     - `table_nbytes`: bytes of the scatter's table for each chunk.
-    - `group_nbytes`: decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
+    - `group_nbytes`: as in :class:`Workspace`.
     """
 
     chain: DecodeChain
@@ -268,12 +249,8 @@ def fit_slot(
 ) -> Slot | None:
     """Plan a slot: the smallest that holds a slab of `chunks` incompressible chunks, or `max_nbytes` if that is less.
 
-    - `chunk_nbytes`: decoded bytes of a chunk.
-    - `chunks`: maximum number of chunks in a slab.
-    - `max_nbytes`: maximum device memory of the slot, in bytes.
-    - `table_nbytes`: bytes of the scatter's table for each chunk.
+    - `table_nbytes`, `group_nbytes`: see :class:`Slot`.
     - `margin`: maximum number of bytes that alignment adds to the stored bytes of a chunk.
-    - `group_nbytes`: see :class:`Slot`.
 
     Returns None if not even one incompressible chunk fits.
     """

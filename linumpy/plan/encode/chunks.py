@@ -1,14 +1,12 @@
 """Plan the encoding of chunks on the device by the requested codec, among them Blosc 1 frames. Pure.
 
-In: number and size of the chunks, and an :class:`~linumpy.plan.codecs.Encoding`. Out:
-:class:`~linumpy.plan.encode.launches.EncodePlan`. Errors: ``NotImplementedError`` for a codec without a kernel,
-``ValueError`` for a chunk that is larger than the codec allows, or elements of a size that Blosc does not allow.
+Errors: ``NotImplementedError`` for a codec without a kernel, ``ValueError`` for a chunk that is larger than the codec
+allows, or elements of a size that Blosc does not allow.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,18 +38,10 @@ _ZSTD_BLOCK_NBYTES, _ZSTD_BIT_BLOCK_NBYTES = {"fast": 2**17, "small": 2**18}, 2*
 #: Maximum bytes of a tile of the shuffling kernel. Rounded down to whole elements, a tile may be half as long.
 _TILE_NBYTES = 2**14
 
-#: Function that plans the encoding of streams, from their number and the bytes of each.
-StreamPlanner = Callable[[int, int], EncodePlan]
-
 
 @dataclass(frozen=True)
 class Cut:
-    """How a chunk is cut into blocks.
-
-    - `block`: bytes of a whole block.
-    - `splits`: streams of a whole block.
-    - `rest`: bytes of the rest of the chunk, possibly 0. The rest is a shorter block of one stream.
-    """
+    """How a chunk is cut: bytes, streams and number of whole blocks, and bytes of the rest, a block of one stream."""
 
     block: int
     splits: int
@@ -74,15 +64,8 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
     return Cut(block, encoding.itemsize if is_split else 1, nbytes // block, nbytes % block)
 
 
-def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPlanner) -> EncodePlan:
-    """Plan the encoding of chunks as Blosc does.
-
-    - `count`, `nbytes`: number of chunks, and bytes of each.
-    - `encoding`: inner codec, shuffle and settings.
-    - `plan_zstd`: plans the encoding of streams by zstd; used if zstd is the inner codec.
-
-    Raises `ValueError`: a chunk is larger than Blosc allows, or an element does not have 1 to 255 bytes.
-    """
+def plan_blosc(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
+    """Plan the encoding of chunks as Blosc does."""
     if nbytes > _MAX_NBYTES:
         raise ValueError(f"Blosc takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")
     if not 0 < encoding.itemsize < 256:
@@ -99,7 +82,7 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
         tiles = -(-2 * cut.block // _TILE_NBYTES) * (cut.whole + 1)
         shuffle = (chunks, nbytes, count, cut.block, itemsize, shuffle_flag, whole_bytes, rest_bytes)
         launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
-    plan_streams = _plan_lz4_streams if encoding.inner == "lz4" else _zstd_stream_planner(plan_zstd)
+    plan_streams = _plan_lz4_streams if encoding.inner == "lz4" else _plan_zstd_streams
     stream_count = count * cut.whole * cut.splits
     streams, encode_whole = plan_streams(whole_bytes, cut.block // cut.splits, stream_count, encoding.preset, scratch)
     rests, encode_rest = plan_streams(rest_bytes, cut.rest, count, encoding.preset, scratch)
@@ -145,43 +128,30 @@ _PlannedStreams = tuple[_EncodedStreams, tuple[EncodeLaunch, ...]]
 
 
 def _plan_lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
-    """Plan the encoding of streams as LZ4 blocks.
-
-    A stream that is too long for one warp is stored uncompressed: the rest of some chunks of 32 MiB or more (512 MiB
-    with preset "small").
-    """
+    """Plan the encoding of streams as LZ4 blocks; streams too long for one warp, in huge chunks, stay as they are."""
     if nbytes == 0 or count == 0 or nbytes > stream_nbytes(preset):
         return _EncodedStreams(), ()
     slots, launch = plan_streams(streams, nbytes, count, preset, scratch)
     return _EncodedStreams(slots.first, 0, slots.stride, slots.sizes), (launch,)
 
 
-def _zstd_stream_planner(plan_zstd: StreamPlanner) -> Callable[[Address, int, int, str, Scratch], _PlannedStreams]:
-    """Return the function that plans the encoding of streams as zstd frames, as :func:`_plan_lz4_streams`."""
-
-    def plan_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
-        if nbytes == 0 or count == 0:
-            return _EncodedStreams(), ()
-        inner = plan_zstd(count, nbytes)
-        addresses = {
-            "chunks": streams,
-            "arena": scratch.take(inner.arena_nbytes),
-            "offsets": scratch.take(8 * (count + 1)),
-            "scratch": scratch.take(inner.scratch_nbytes),
-        }
-        return _EncodedStreams(addresses["arena"], addresses["offsets"]), relocated(inner.launches, addresses)
-
-    return plan_streams
+def _plan_zstd_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _PlannedStreams:
+    """Plan the encoding of streams as zstd frames."""
+    if nbytes == 0 or count == 0:
+        return _EncodedStreams(), ()
+    inner = plan_zstd(count, nbytes, preset)
+    addresses = {
+        "chunks": streams,
+        "arena": scratch.take(inner.arena_nbytes),
+        "offsets": scratch.take(8 * (count + 1)),
+        "scratch": scratch.take(inner.scratch_nbytes),
+    }
+    return _EncodedStreams(addresses["arena"], addresses["offsets"]), relocated(inner.launches, addresses)
 
 
 @functools.lru_cache(maxsize=256)
 def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
-    """Plan the encoding of `count` chunks of `nbytes` bytes.
-
-    Raises `NotImplementedError`: the codec has no kernel (gzip, or none), or the encoding has a checksum, which the
-    writer appends.
-    Raises `ValueError`: a chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
-    """
+    """Plan the encoding of `count` chunks of `nbytes` bytes, without a checksum, which the writer appends."""
     if encoding.checksum:
         raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")
     if encoding.compressor == "lz4":
@@ -189,5 +159,5 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     if encoding.compressor == "zstd":
         return plan_zstd(count, nbytes, encoding.preset)
     if encoding.compressor == "blosc":
-        return plan_blosc(count, nbytes, encoding, functools.partial(plan_zstd, preset=encoding.preset))
+        return plan_blosc(count, nbytes, encoding)
     raise NotImplementedError(encoding.compressor)

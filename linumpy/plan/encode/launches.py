@@ -1,10 +1,9 @@
 """Plan the encoding of chunks with LZ4 and zstd on the device, and the records of a planned encoding. Pure.
 
-In: number and size of the chunks, and a preset. Out: an :class:`EncodePlan`, for numcodecs' frames of LZ4 (the size of
-the chunk in four bytes, then one LZ4 block) or for zstd frames. Addresses are names and offsets:
-:mod:`linumpy.gpu.codecs.encode` allocates the memory and launches the kernels. The memory is four arrays: ``"chunks"``
-(the input), ``"arena"`` (the packed encoded streams), ``"offsets"`` (of each stream in the arena, and the end of the
-last one, int64) and ``"scratch"``. Errors: ``ValueError`` for chunks larger than a codec allows.
+An :class:`EncodePlan` is for numcodecs' frames of LZ4 (the size of the chunk in four bytes, then one LZ4 block) or for
+zstd frames. Addresses are names and offsets: :mod:`linumpy.gpu.codecs.encode` allocates the memory and launches the
+kernels. The memory is four arrays: ``"chunks"`` (the input), ``"arena"`` (the packed encoded streams), ``"offsets"``
+(of each stream in the arena, and the end of the last one, int64) and ``"scratch"``.
 
 A chunk is cut into segments, in each of which one warp finds the matches. The heads of the sources explain the kernels.
 """
@@ -30,12 +29,9 @@ class Address:
 
 @dataclass(frozen=True)
 class EncodeLaunch:
-    """A launch of a kernel of :mod:`linumpy.gpu.codecs.cuda`.
+    """A launch of a kernel of :mod:`linumpy.gpu.codecs.cuda`; arguments have 64 bits each.
 
-    - `source`, `kernel`: file name of the source without ``.cu``, and the kernel in it.
-    - `grid`, `block`: blocks, and threads of each.
-    - `args`: arguments in order, each of 64 bits.
-    - `defines`: definitions that the source is compiled with.
+    - `source`: file name of the source without ``.cu``.
     - `shared`: dynamic shared memory, in bytes.
     """
 
@@ -50,11 +46,10 @@ class EncodeLaunch:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """The launches and memory for a batch of chunks.
+    """The launches, in order, and memory for a batch of chunks.
 
-    - `arena_nbytes`: size of the arena: the maximum total size of the streams.
+    - `arena_nbytes`: the maximum total size of the streams.
     - `scratch_nbytes`: size of the scratch, which can be freed when the launches have completed.
-    - `launches`: in order, for one CUDA stream.
     """
 
     arena_nbytes: int
@@ -116,11 +111,7 @@ def slot_nbytes(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """Memory for encoded streams: slots of equal size, each with the capacity for the longest possible stream.
-
-    - `stride`: bytes from one slot to the next.
-    - `sizes`: size of each stream, as uint32.
-    """
+    """Slots of equal size, `stride`, for encoded streams of any length up to it; `sizes` are uint32."""
 
     first: Address
     stride: int
@@ -130,14 +121,10 @@ class Slots:
 def plan_streams(
     streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch
 ) -> tuple[Slots, EncodeLaunch]:
-    """Plan the encoding of contiguous streams: each becomes one LZ4 block.
+    """Plan the encoding of contiguous streams, of at most :func:`stream_nbytes`: each becomes one LZ4 block.
 
     A stream that encoding would not shorten gets the size `nbytes`, and the content of its slot is undefined.
-
-    Raises `ValueError`: a stream is longer than one warp encodes (:func:`stream_nbytes`).
     """
-    if nbytes > stream_nbytes(preset):
-        raise ValueError(f"a stream of {nbytes} bytes is longer than {stream_nbytes(preset)}")
     stride, hash_bits = slot_nbytes(nbytes), _HASH_BITS[preset]
     slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
     args = (streams, nbytes, count, hash_bits, slots.first, stride, slots.sizes)
@@ -145,13 +132,7 @@ def plan_streams(
 
 
 def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
-    """Plan the encoding of chunks as numcodecs' LZ4 does.
-
-    - `count`, `nbytes`: number of chunks, and bytes of each.
-    - `preset`: ``"fast"`` or ``"small"``.
-
-    Raises `ValueError`: a chunk is larger than LZ4 allows.
-    """
+    """Plan the encoding of chunks as numcodecs' LZ4 does."""
     if nbytes > _LZ4_MAX_NBYTES:
         raise ValueError(f"LZ4 takes at most {_LZ4_MAX_NBYTES} bytes a chunk, not {nbytes}")
     segment_nbytes, history, hash_bits = _SEGMENT_NBYTES[preset], _HISTORY_NBYTES[preset], _HASH_BITS[preset]
@@ -235,13 +216,7 @@ def search_of(nbytes: int, preset: str) -> Search:
 
 
 def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | None = None) -> EncodePlan:
-    """Plan the launches that encode `count` chunks of `nbytes` bytes each.
-
-    - `count`, `nbytes`, `preset`: as for :func:`~linumpy.plan.encode.launches.plan_lz4`.
-    - `search`: settings of the search; by default those of the preset.
-
-    Raises `ValueError`: a chunk is longer than :data:`MAX_CHUNK_NBYTES`.
-    """
+    """Plan the launches that encode `count` chunks of `nbytes` bytes each, by default with the preset's search."""
     if not 0 <= nbytes <= MAX_CHUNK_NBYTES:
         raise ValueError(f"a chunk of {nbytes} bytes cannot be encoded on the device: at most {MAX_CHUNK_NBYTES} bytes")
     search = search or search_of(nbytes, preset)

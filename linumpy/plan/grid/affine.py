@@ -22,7 +22,6 @@ class Brick:
     """A box of the image in shared memory.
 
     - `pitch`: distance between rows, in voxels.
-    - `nbytes`: size in shared memory, in bytes.
     - `numbers`: Kernel parameters `inverse`, `per` and `slack` of affine.cu.
     """
 
@@ -36,15 +35,12 @@ class Brick:
 def plan_brick(
     matrix: Matrix, order: int, tile: tuple[int, int, int], itemsize: int, nbytes_limit: int
 ) -> Brick | None:
-    """Plan the brick of the image that a tile of the output needs.
+    """Plan the brick of the image that a tile of the output needs; None if it does not fit or needs double precision.
 
     - `matrix` (3, 3): maps voxels of the output to coordinates in the image.
     - `order`: spline order: 1 or 3.
     - `tile`: voxels of the output that a block of threads computes.
-    - `itemsize`: bytes of a voxel in shared memory.
-    - `nbytes_limit`: shared memory of a block of threads, in bytes.
-
-    Returns None if the brick does not fit, or single precision is not sufficient.
+    - `itemsize`, `nbytes_limit`: bytes of a voxel in shared memory, and of a block's shared memory.
     """
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:

@@ -1,12 +1,10 @@
 """Choose the shape of the blocks of a resampling: large enough to be fast, within memory, reading few voxels twice.
 
-In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the stored shapes of source and output, the bytes of a voxel, a
-limit. Out: a shape. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even the smallest block fits.
-
 A block grows along the axis that makes all blocks together read the fewest voxels (touched chunks are read whole), and
 among equal axes along the shortest. A block and its box of the source grow up to 1/24 of the bytes of all voxels, at
 least 32 MiB and at most 1 GiB. They grow further, up to 1/8 of all bytes, if that saves 8 % of the reads. Two blocks,
-their boxes and the working memory always fit into the limit.
+their boxes and the working memory always fit into the limit; :class:`~linumpy.errors.DeviceMemoryError` if not even
+those of the smallest block do.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ class BlockBytes:
     """Memory that a block takes, in bytes per voxel.
 
     - `source`, `output`: bytes of a voxel of the source and of the output.
-    - `work`: working memory of the transform, in bytes for each voxel of the source's box and its padding.
-    - `output_work`: working memory of transform and write, in bytes for each voxel of the whole chunks that hold the
-      block.
+    - `work`: working memory of the transform, for each voxel of the source's box and its padding.
+    - `output_work`: working memory of transform and write, for each voxel of the whole chunks that hold the block.
     """
 
     source: int
@@ -85,10 +82,6 @@ def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Seque
 
     The estimate is exact if each axis of the source depends on one axis of the output and the mode is one of
     `CLIPPED_MODES`. Otherwise n voxels of a box count as n + chunk - 1 along each axis, the average over all positions.
-
-    - `grid`: output grid over the source.
-    - `block_shape`: shape of a block of the output.
-    - `chunk_shape`: shape of a chunk of the source.
     """
     rows = [[axis for axis, m in enumerate(row) if m] for row in grid.matrix]
     counts = [-(-n // b) for n, b in zip(grid.output_shape, block_shape, strict=True)]
@@ -120,7 +113,6 @@ def choose_block_shape(
 ) -> tuple[int, ...]:
     """Choose the shape of the blocks, which consist of whole stored objects, as the module's docstring describes.
 
-    - `grid`: output grid over the source.
     - `stored_shape`: shape of a chunk of the output, or of a shard if it has shards.
     - `budget`: limit in bytes of all blocks, boxes and working memory together.
     - `chunk_shape`: shape of a chunk of the source, which is read whole if a box touches it; by default single voxels.

@@ -1,9 +1,6 @@
-"""Plan a resampling block by block: the box of the source that each block of the output needs.
+"""Plan a resampling block by block: the box of the source that each block of the output needs. Pure, in voxels.
 
-In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
-:class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is given by its start and stop.
-``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, shapes, orders and
-modes.
+``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, orders and modes.
 """
 
 from __future__ import annotations
@@ -28,11 +25,8 @@ _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 
 @dataclass(frozen=True)
 class AffineGrid:
-    """An output grid mapped into a source by an affine map.
+    """An output grid mapped into a source: ``coordinates in the source = matrix @ voxel of the output + offset``.
 
-    - `source_shape`, `output_shape`: voxels along each axis.
-    - `matrix`: ``coordinates in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
-    - `offset`: see `matrix`.
     - `order`: spline order, 0 to 5.
     - `mode`: one of :data:`MODES`.
     - `sigmas`: standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each
@@ -51,13 +45,8 @@ class AffineGrid:
     warp: PointMap = ()
 
     def __post_init__(self) -> None:
-        rank = len(self.source_shape)
-        if len(self.sigmas) not in (0, rank) or not all(math.isfinite(sigma) and sigma >= 0 for sigma in self.sigmas):
-            raise ValueError(f"sigmas={self.sigmas}: give none, or a number >= 0 for each of {rank} axes")
         if not is_integer(self.order) or self.order not in range(6):
             raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
-        if self.order == 0 and self.smooths:
-            raise ValueError("order=0 copies the nearest voxel: the source is not smoothed for it")
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
         if self.order > 1 and self.mode not in CLIPPED_MODES:
@@ -70,15 +59,10 @@ class AffineGrid:
                 f"mode={self.mode!r} through a field of vectors cannot be computed block by block: choose mode "
                 "'constant', 'nearest' or 'grid-constant'"
             )
-        for label, shape in (("source", self.source_shape), ("output", self.output_shape)):
-            if len(shape) != rank or min(shape, default=0) < 1:
-                raise ValueError(f"{label} shape {shape}: {rank} sizes >= 1 are needed")
         matrix = np.array(self.matrix, np.float64)
-        if matrix.shape != (rank, rank) or len(self.offset) != rank:
-            raise ValueError(f"a matrix of shape {matrix.shape} does not map a grid of {rank} axes")
         if not (np.isfinite(matrix).all() and np.isfinite(self.offset).all()):
             raise ValueError(f"the transform holds NaN or infinity: {self.matrix}, offset {self.offset}")
-        if np.linalg.matrix_rank(matrix) < rank:
+        if np.linalg.matrix_rank(matrix) < self.rank:
             raise ValueError(f"the matrix {self.matrix} is singular: it maps the output onto a plane, line or point")
 
     @property
@@ -93,11 +77,7 @@ class AffineGrid:
 
     @cached_property
     def separable(self) -> bool:
-        """Whether one table of weights for each axis both smooths and interpolates.
-
-        True if the source is smoothed, the order is 1 and the mode "nearest", the map scales each axis without a warp,
-        and both volumes begin at the same edge.
-        """
+        """Whether one table of weights for each axis both smooths and interpolates: linearly, from the same edge."""
         if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
         matrix = np.array(self.matrix, np.float64)
@@ -156,12 +136,11 @@ class AffineGrid:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the output, and the box of the source that it is computed from.
+    """A block of the output, with its corners there, and the corners of the box of the source that it is computed from.
+
+    The box is all 0 if the whole block lies outside, so that nothing is read, or if the grid has a warp.
 
     - `number`: index of the block, from 0, the last axis fastest.
-    - `start`, `stop`: corners in the output.
-    - `source_start`, `source_stop`: corners in the source, within its shape. All 0 if the whole block lies outside, so
-      that nothing is read, or if the grid has a warp.
     """
 
     number: int
@@ -195,9 +174,7 @@ class Block:
 class ResamplePlan:
     """The blocks of an output, and the box of the source that each needs.
 
-    - `grid`: output grid over the source.
-    - `block_shape`: shape of a block, a multiple of the shape of a stored object (chunk or shard); the output's end
-      cuts blocks.
+    - `block_shape`: shape of a block, a multiple of the shape of a stored object; the output's end cuts blocks.
     - `part_bytes`: if the grid has a warp: maximum bytes of the boxes that a part of a block is computed from
       (:func:`linumpy.resample.blocks.warp.make_warped`).
     - `counts`: number of blocks along each axis.
@@ -219,9 +196,7 @@ class ResamplePlan:
         return map(self.block, range(len(self)))
 
     def block(self, number: int) -> Block:
-        """Return the block of an index; IndexError if the plan has no such block."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"block {number} does not exist: the plan has {len(self)}")
+        """Return the block of an index."""
         corner = np.unravel_index(number, self.counts)
         start = tuple(int(c) * b for c, b in zip(corner, self.block_shape, strict=True))
         pairs = zip(start, self.block_shape, self.grid.output_shape, strict=True)
@@ -236,14 +211,10 @@ class ResamplePlan:
 
 
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the box of the source that a box of the output is computed from.
+    """Find the box of the source that a box of the output is computed from; all 0 outside the source, or with a warp.
 
     The box contains every voxel that contributes to the result, whatever the rounding of coordinates. It has no further
     margin, since a single voxel in another stored chunk causes a read of that whole chunk.
-
-    - `start`, `stop`: corners of the box in the output.
-    - returns `start`, `stop`: corners in the source; all 0 if the box lies outside of the source, or the grid has a
-      warp.
     """
     if grid.warp:
         return (0,) * grid.rank, (0,) * grid.rank
@@ -258,18 +229,13 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
 
 def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
     """Find the voxels needed along one axis for coordinates from `low` to `high`; None if no voxel is needed."""
-    box = _linear_box(grid, axis, low, high) if grid.separable else _sampled_box(grid, axis, low, high)
-    if box is None:
-        return None
-    reach = grid.reach[axis]
-    return max(box[0] - reach, 0), min(box[1] + reach, grid.source_shape[axis])
-
-
-def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
-    """Find the voxels that linear interpolation weights at coordinates from `low` to `high`, clamped to the source."""
-    end = grid.source_shape[axis] - 1.0
-    low, high = min(max(low, 0.0), end), min(max(high, 0.0), end)
-    return math.floor(low), math.ceil(high) + 1
+    reach, size = grid.reach[axis], grid.source_shape[axis]
+    if grid.separable:  # linear interpolation, clamped to the source
+        low, high = min(max(low, 0.0), size - 1.0), min(max(high, 0.0), size - 1.0)
+        box: tuple[int, int] | None = (math.floor(low), math.ceil(high) + 1)
+    else:
+        box = _sampled_box(grid, axis, low, high)
+    return None if box is None else (max(box[0] - reach, 0), min(box[1] + reach, size))
 
 
 def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:

@@ -1,14 +1,12 @@
-"""Maps of points as a sequence of steps: affine maps, and vector fields on regular grids.
+"""Maps of points as a sequence of steps: affine maps, and vector fields on regular grids. Pure: fields are not read.
 
-In: matrices and fields. Out: a :data:`PointMap`; :func:`compose` merges consecutive affine maps. Errors: ``ValueError``
-for points with a wrong number of coordinates. Nothing is opened or read: a field refers to an array.
 ``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +16,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Affine:
-    """An affine map of points.
-
-    - `matrix`: a row for each coordinate of the result: a weight for each coordinate of the point, then the
-      translation.
-    """
+    """An affine map: for each coordinate of the result the weights of a point's coordinates, and the translation."""
 
     matrix: tuple[tuple[float, ...], ...]
 
@@ -39,17 +33,14 @@ class Affine:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of vectors: displacements of points, or the coordinates that points are mapped to.
+    """A field of vectors: displacements of points (`relative`), or the coordinates that points are mapped to.
 
-    - `array`: the vectors, not read yet: one axis for each input coordinate, in the order of the coordinates, and one
-      axis for the components of a vector.
-    - `component_axis`: the axis of the components.
+    - `array`: the vectors, not read yet: an axis for each input coordinate, in their order, and the axis
+      `component_axis` for the components of a vector.
     - `scale`, `translation`: distance between vectors, and position of the first vector, along each axis but
       `component_axis`, in the coordinate system of the points.
-    - `relative`: whether vectors are displacements; otherwise they are coordinates.
     - `order`: spline order of the interpolation between vectors: 0, 1 or 3.
-    - `first`: index of the first coordinate of a point that the field takes. Coordinates that it does not take are
-      unchanged.
+    - `first`: index of the first coordinate of a point that the field takes; the others are unchanged.
     """
 
     array: Any
@@ -86,11 +77,6 @@ def affine(linear: ArrayLike, translation: ArrayLike) -> Affine:
     return Affine(tuple(map(tuple, matrix.tolist())))
 
 
-def scaling(scale: Sequence[float], translation: Sequence[float]) -> Affine:
-    """Make the map that scales points and then translates them."""
-    return affine(np.diag(np.asarray(scale, np.float64)), translation)
-
-
 def compose(*maps: Iterable[Affine | Field]) -> PointMap:
     """Compose maps in the order of their application; consecutive affine steps are merged, identities are dropped."""
     steps: list[Affine | Field] = []
@@ -99,7 +85,11 @@ def compose(*maps: Iterable[Affine | Field]) -> PointMap:
             steps.pop()
             step = Affine(_as_rows(_homogeneous(step) @ _homogeneous(last)))
         steps.append(step)
-    return tuple(step for step in steps if not (isinstance(step, Affine) and _is_identity(step)))
+    return tuple(
+        step
+        for step in steps
+        if not (isinstance(step, Affine) and np.array_equal(step.matrix, np.eye(step.inputs, step.inputs + 1)))
+    )
 
 
 def as_matrix(steps: PointMap, rank: int) -> np.ndarray | None:
@@ -151,7 +141,3 @@ def _homogeneous(step: Affine) -> np.ndarray:
 
 def _as_rows(homogeneous: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, homogeneous[:-1].tolist()))
-
-
-def _is_identity(step: Affine) -> bool:
-    return step.inputs == step.outputs and bool((np.array(step.matrix) == np.eye(step.inputs, step.inputs + 1)).all())

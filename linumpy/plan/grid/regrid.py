@@ -1,7 +1,6 @@
 """Plan a new grid for a volume, from a wanted spacing or an affine matrix.
 
-In: the grid of the source, and the spacing or matrix. Out: :class:`Regrid`. Spacing and origin are in µm, everything
-else in voxels. Errors: ``ValueError`` naming the value.
+Spacing and origin are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ _REMOVED = 1e-9
 
 @dataclass(frozen=True)
 class Regrid:
-    """A new grid for a volume.
+    """A new grid for a volume: ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
 
-    - `matrix`: ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
-    - `offset`: see `matrix`.
-    - `spacing`: spacing of the output, µm.
     - `origin`: centre of the output's first voxel, µm, in the coordinate system of the source.
     - `warp`: fields of vectors, applied to voxels of the output before matrix and offset.
     """
@@ -46,15 +42,7 @@ def plan_regrid(
     origin: Sequence[float],
     output_shape: Sequence[int] | None = None,
 ) -> Regrid:
-    """Plan the grid of an output.
-
-    - `transform_or_spacing`: one number, or one for each axis: the wanted spacing in µm. A matrix of shape (rank,
-      rank), (rank, rank + 1) or (rank + 1, rank + 1) maps voxels of the output to coordinates in the source, both in
-      voxels.
-    - `shape`, `spacing`, `origin`: grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
-    - `output_shape`: default for a spacing: the whole number of voxels nearest to the extent of the source; the spacing
-      is then adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape`
-      a wanted spacing is used unchanged, and output and source begin at the same edge.
+    """Plan the grid of an output from the grid of the source; other parameters as for :func:`linumpy.resample_zarr`.
 
     The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins. With a new spacing f times
     as wide, voxel i therefore lies at (i + 1/2) f - 1/2 in the source. Under a matrix, the new spacing is the length in
@@ -63,7 +51,10 @@ def plan_regrid(
     """
     rank = len(shape)
     if output_shape is not None:
-        output_shape = _checked_shape(output_shape, rank)
+        sizes = tuple(output_shape) if np.iterable(output_shape) else ()
+        if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
+            raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")
+        output_shape = tuple(map(int, sizes))
     try:
         values = np.asarray(transform_or_spacing, np.float64)
     except (TypeError, ValueError) as error:
@@ -91,9 +82,6 @@ def without_rounding(
     """Make numbers of a computed map whole that are whole except for rounding: 1 for equal grids, 0 for other axes.
 
     Other numbers are not rounded: the error of a rounded slope would grow along the output.
-
-    - `linear`, `offset`: map from voxels of the output to voxels of the source.
-    - returns `matrix`, `offset`: as in :class:`Regrid`.
     """
     limit = _REMOVED * np.minimum(1, np.abs(linear).max(axis=1, keepdims=True))
     whole = np.abs(linear - linear.round()) * np.array(shape) <= limit
@@ -139,18 +127,6 @@ def _split_affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray
         raise ValueError(
             f"a transform of shape {values.shape}: a volume of {rank} axes needs one of {', '.join(map(str, forms))}"
         )
-    if not np.isfinite(values).all():
-        raise ValueError(f"the transform {values.tolist()} holds NaN or infinity")
     if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
         raise ValueError(f"the last row of the transform is {values[-1].tolist()}, but must be 0 … 0 1")
-    linear = values[:rank, :rank]
-    if np.linalg.matrix_rank(linear) < rank:
-        raise ValueError(f"the matrix {linear.tolist()} is singular: it maps the output onto a plane, line or point")
-    return linear, values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
-
-
-def _checked_shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
-    sizes = tuple(output_shape) if np.iterable(output_shape) else ()
-    if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-        raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")
-    return tuple(int(n) for n in sizes)
+    return values[:rank, :rank], values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)

@@ -1,12 +1,8 @@
 """Plan the resampling of a mosaic grid (tiles side by side) to another voxel spacing, tile by tile.
 
-In: shape, spacing and origin of a mosaic, the shape of a tile, and a wanted spacing. Out: :class:`TileGrid`, whose axes
-give the voxels of each tile before ("old") and after resampling ("new"). Spacings and origins are in µm, everything
-else in voxels. Errors: ``ValueError`` naming the value.
-
 Each tile is resampled independently: a Gaussian of (factor - 1) / 2 voxels smooths it if it gets coarser, and linear
 interpolation gives the value at the centre of each new voxel. Both repeat the outermost voxels of the tile beyond its
-edges.
+edges. Spacings and origins are in µm, everything else in voxels, before ("old") or after resampling ("new").
 """
 
 from __future__ import annotations
@@ -18,11 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TileAxis:
-    """An axis of tiles.
-
-    - `size`: old voxels of the axis. The first tile begins at the first voxel; the last tile may be shorter.
-    - `tile`, `new_tile`: voxels of a whole tile, before and after resampling.
-    """
+    """An axis of `size` old voxels, in tiles of `tile` old and `new_tile` new voxels; the last tile may be shorter."""
 
     size: int
     tile: int
@@ -66,12 +58,7 @@ class TileAxis:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """A mosaic of tiles before and after resampling.
-
-    - `axes`: axes of the mosaic, with the sizes of tiles before and after resampling.
-    - `spacing`: new spacing, µm: the extent of a tile divided by its whole number of new voxels.
-    - `origin`: centre of the first new voxel, µm.
-    """
+    """A mosaic of tiles before and after resampling, with the new spacing and origin in µm."""
 
     axes: tuple[TileAxis, ...]
     spacing: tuple[float, ...]
@@ -110,12 +97,7 @@ def plan_tile_grid(
     origin: Sequence[float],
     target: Sequence[float] | float,
 ) -> TileGrid:
-    """Plan the mosaic grid at another spacing.
-
-    - `shape`, `spacing`, `origin`: grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
-    - `tile`: voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
-    - `target`: wanted spacing in µm, one for all axes or one for each.
-    """
+    """Plan the mosaic grid at another spacing, `target` in µm, one for all axes or one for each."""
     rank = len(shape)
     wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(map(float, target))
     if len(wanted) != rank or not all(math.isfinite(width) and width > 0 for width in wanted):

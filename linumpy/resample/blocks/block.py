@@ -1,10 +1,9 @@
 """Make a block of an affinely transformed image, smoothed if requested.
 
-In: the box of the source that the block needs, and a :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of
-box and block. Out: the block. For orders 0 and 1 the block equals, bit for bit, its part of the transform of the whole
-image: coordinates are computed from indices in the whole output, in SciPy's order of operations, with the boundaries of
-the whole image. A block that is smoothed and linearly interpolated to another spacing equals its part of the result of
-``resample_volume``. CuPy in, CuPy out; NumPy in, NumPy out. Errors: none of its own.
+For orders 0 and 1 the block equals, bit for bit, its part of the transform of the whole image: coordinates are computed
+from indices in the whole output, in SciPy's order of operations, with the boundaries of the whole image. A block that
+is smoothed and linearly interpolated to another spacing equals its part of the result of ``resample_volume``. CuPy in,
+CuPy out; NumPy in, NumPy out.
 
 A *strip* is a part of a block that SciPy computes at once.
 """
@@ -16,20 +15,21 @@ import mmap
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.gpu.kernels import IN_FLOAT32, computed_in
-from linumpy.gpu.ndimage import general, nearest, sampling, splines
-from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, store_rounded
 from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.boundary import SPLINE_PAD, snap_to_edges
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, source_box
+
+if TYPE_CHECKING:
+    from linumpy.gpu.ndimage.nearest import Line
 
 #: Output voxels of a strip: only the coordinates of one strip are in memory at a time.
 _STRIP = 2**18
@@ -38,9 +38,7 @@ _MAP_NORESERVE = 0x4000
 
 
 def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make a block of the output; the source is smoothed first if the grid requests it.
-
-    Parameters and result are those of :func:`affine_box`.
+    """Make a block of the output as :func:`affine_box` does; smooth the source first if the grid requests it.
 
     Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers), and are rounded to the dtype
     of `out` at the end.
@@ -85,13 +83,9 @@ def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
 
 
 def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make a block of the output.
+    """Make a block of the output from the voxels ``block.source_box`` of the image, `cval` outside of the image.
 
-    - `source`: the voxels ``block.source_box`` of the image.
-    - `grid`: the map, the order and the mode.
-    - `block`: coordinates of box and block.
-    - `cval`: value outside of the image, for the constant modes.
-    - `out`: the output: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
+    - `out`: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
 
     Orders above 1 filter the box. Its margin is so wide that the result differs from that of the whole image by
     rounding only.
@@ -108,6 +102,8 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
     Memory is allocated only for booleans, and for the coefficients of orders above 1 (one for each voxel).
     """
+    from linumpy.gpu.ndimage import general, nearest, sampling, splines
+
     xp = array_module(source)
     lines = _lines(grid, block) if grid.order == 0 else None
     if lines is not None and nearest.can_take(source, lines):
@@ -144,6 +140,8 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
 def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
     """Describe a diagonal map axis by axis, as `affine_transform` does; return None if the matrix is not diagonal."""
+    from linumpy.gpu.ndimage.nearest import Line
+
     matrix = np.array(grid.matrix)
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None
@@ -175,11 +173,7 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
 
 
 def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block.
-
-    - `dtype`: data type of source and result.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
-    """
+    """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block."""
     type_code = dtype.str[1:]
     if device == "cuda":
         return (0 if order <= 1 else 4 if type_code in IN_FLOAT32 else 8), 8 if type_code == "b1" else 0
@@ -189,12 +183,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
 
 
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block.
-
-    - `dtype`: data type of source and result.
-    - `grid`: the map, the order, the mode and the smoothing.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the arrays.
-    """
+    """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block."""
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
     float_dtype = computed_in(dtype)
@@ -219,13 +208,10 @@ def fill(out: Array, cval: float, where: Any = ...) -> Array:
 
 
 def _extended_like_image(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an array that SciPy extends at the edges in the way in which it extends the whole image.
+    """Return an array that SciPy extends at the edges like the whole image, and the offset of its first voxel there.
 
     In the clipped modes, and along axes where no coordinate is near an edge of the image, the box suffices. Along other
     axes the array is as long as the image; its voxels outside the box are zeros that no result depends on.
-
-    - returns `source`: the array to interpolate.
-    - returns `origin`: offset of its first voxel in the whole image.
     """
     if grid.mode in CLIPPED_MODES:
         return source, block.source_start

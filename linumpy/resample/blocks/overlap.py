@@ -1,8 +1,7 @@
 """Process blocks in a pipeline: read block n + 1, compute block n and write block n - 1 at the same time.
 
-In: the names of blocks, and functions that read, compute and write a block. Out: the written blocks, in order. About
-three blocks are in memory at a time, and on a device the stored bytes of some earlier blocks. Errors: the error of the
-first step that failed, after the running steps of other blocks have ended.
+About three blocks are in memory at a time, and on a device the stored bytes of some earlier blocks. Errors: the error
+of the first step that failed, after the running steps of other blocks have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.tasks import Finish
-from linumpy.write.tasks import done as written
+from linumpy.write.tasks import done as nothing
 
 if TYPE_CHECKING:
     from cupy.cuda import Stream
@@ -30,10 +29,6 @@ Result = TypeVar("Result")
 Mark = Any
 #: Blocks whose files may be unfinished when the next block is computed.
 _MAX_UNFINISHED = 2
-
-
-def nothing(*_: object) -> None:
-    """Do nothing."""
 
 
 def work_through(
@@ -52,14 +47,14 @@ def work_through(
     may be unfinished.
 
     - `names`: a name of each block, such as its box.
-    - `read`: name → voxels. Called in a thread of its own.
-    - `compute`: name, voxels → result. Called in the caller's thread, on a device on CuPy's current stream, where it
-      may start work and return.
-    - `write`: name, result → None, or a function that waits for the files. Called in a thread of its own, in order,
-      when the work of `compute` on the device is complete; the caller's thread calls the returned function. When
-      `write` returns, the memory of the result may be reused. By default nothing is written.
-    - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and one
-      for writes.
+    - `read`: name → voxels, in a thread of its own.
+    - `compute`: name, voxels → result, in the caller's thread, on a device on CuPy's current stream, where it may start
+      work and return.
+    - `write`: name, result → None, or a function that waits for the files, which the caller's thread calls. Called in a
+      thread of its own, in order, when the work of `compute` on the device is complete. When `write` returns, the
+      memory of the result may be reused. By default nothing is written.
+    - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and one for
+      writes.
     - `done`: called with the name of each written block, in the caller's thread.
     """
     ordering = _DeviceOrdering() if device == "cuda" else _HostOrdering()
@@ -94,7 +89,7 @@ def work_through(
             while len(writes) > max_writes:
                 name, future = writes.popleft()
                 unfinished.append((name, future.result() or nothing))
-            while len(unfinished) > max_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
+            while len(unfinished) > max_unfinished or (unfinished and unfinished[0][1] is nothing):
                 name, finish = unfinished.popleft()
                 finish()
                 done(name)

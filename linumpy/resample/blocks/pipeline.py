@@ -1,34 +1,25 @@
 """Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
-In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
-of the target, each of whole chunks (``linumpy.write.chunks``). Reading, transforming and writing overlap
-(``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
-:func:`make_block` makes a single block, for ``linumpy.resample.workers``. Errors: those of reading and writing.
+:class:`BlockJob` can be sent to another process if its source is a path or a URL. Blocks are whole chunks of the target
+(``linumpy.write.chunks``). Reading, transforming and writing overlap (``linumpy.resample.blocks.overlap``).
+``linumpy.resample.blocks.on_device`` has the stage of a device.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import kvikio_mode, require_cuda
-from linumpy.gpu.devices import on_each
-from linumpy.gpu.kvikio_settings import transfer_settings
-from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, local_store
 from linumpy.io.volume import Volume, as_volume
@@ -36,25 +27,19 @@ from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
-from linumpy.resample.blocks.warp import make_warped
-from linumpy.write.chunks import Batch, Chunks, chunks_of, writing_threads
-from linumpy.write.tasks import Finish
-
-if TYPE_CHECKING:
-    from cupy.cuda import Event
+from linumpy.write.chunks import Batch, Chunks, chunks_of
+from linumpy.write.tasks import Finish, writing_threads
 
 
 @dataclass(frozen=True)
 class BlockJob:
     """The parameters of all blocks of a volume.
 
-    - `source`: the array to read; a path or a URL if other processes open it.
-    - `target`: path of the array to write.
+    - `source`, `target`: the array to read, a path or a URL if other processes open it; path of the array to write.
     - `cval`: value outside of the source.
     - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
     - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU, or for the default.
-    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single
-      volume.
+    - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a volume.
     - `entries`: the volume in the target: an index for each axis of time and channel.
     - `batch`: the batches that a device encodes; None for the default.
     """
@@ -93,10 +78,7 @@ def make_block(job: BlockJob, number: int) -> int:
 
 
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks of the job's plan one after another; reading, transforming and writing overlap.
-
-    `done` is called with each written block, in this thread.
-    """
+    """Make blocks of the job's plan in turn; the steps overlap. `done` is called with each, in this thread."""
     with closing(open_stage(job, slots=2)) as stage:
         work_through(blocks, stage.read, stage.transform, stage.write, device=job.device, done=done)
 
@@ -104,11 +86,12 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
 def make_blocks_on_each(
     job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
 ) -> None:
-    """Make blocks on several devices of this machine; a device takes the next block when it has read its last block.
+    """Make blocks on several devices; one takes the next block when it has read its last block.
 
-    - `job`, `blocks`: as for :func:`make_blocks`.
-    - `done`: called with each written block, by one thread at a time.
+    `done` is called with each written block, by one thread at a time.
     """
+    from linumpy.gpu.devices import on_each
+
     queue, lock = deque(blocks), threading.Lock()
 
     def next_blocks() -> Iterator[Block]:
@@ -130,37 +113,29 @@ def make_blocks_on_each(
     on_each(devices[: len(queue)], work)
 
 
-class BlockStage(ABC):
-    """Reads, transforms and writes blocks in the same order; on a device, on CuPy's current stream."""
+class HostStage:
+    """Reads, transforms and writes blocks in the same order, in host memory."""
 
-    _chunks: Chunks
-
-    def __init__(self, job: BlockJob) -> None:
+    def __init__(self, job: BlockJob, *, slots: int) -> None:
         self._job = job
         self._source, self._target = job.open()
         self._dtype = self._target.dtype
         self._scope = ExitStack()
+        threads = writing_threads()
+        pool = ThreadPoolExecutor(threads, "linumpy-chunks")
+        self._scope.callback(pool.shutdown, cancel_futures=True)
+        # A worker, which makes one block, may still write when dask considers it lost and another repeats the block.
+        self._chunks = chunks_of(self._target, pool, threads, renamed=slots == 1, batch=job.batch)
 
-    @abstractmethod
     def read(self, block: Block) -> Array:
-        """Read the box of the source that a block needs."""
+        """Read the box of the source that a block needs, into this machine's byte order."""
+        if not math.prod(block.source_shape):
+            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        return self._read_box(block.source_box)
 
-    @abstractmethod
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; on a device, start the work. With a warp, read field and source here."""
-
-    @abstractmethod
-    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
-        """Read a region of an array into the memory of blocks, in this machine's byte order."""
-
-    def _read_box(self, box: tuple[slice, ...]) -> Array:
-        return self._read_array(self._source.array, self._source.region(box))
-
-    def _make(self, block: Block, source: Array, out: Array) -> Array:
-        grid, cval = self._job.plan.grid, self._job.cval
-        if grid.warp:
-            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
-        return make_box(source, grid, block, cval, out)
+        """Transform the box into the block. With a warp, read field and source here."""
+        return self._make(block, source, np.empty(block.shape, self._dtype))
 
     def write(self, block: Block, result: Array) -> Finish:
         """Start to write the block; `result` may change when this returns."""
@@ -170,102 +145,34 @@ class BlockStage(ABC):
         """Wait for the writing threads."""
         self._scope.close()
 
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        """Read a region of an array into the memory of blocks, in this machine's byte order."""
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
-def open_stage(job: BlockJob, *, slots: int) -> BlockStage:
+    def _read_box(self, box: tuple[slice, ...]) -> Array:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _make(self, block: Block, source: Array, out: Array) -> Array:
+        grid, cval = self._job.plan.grid, self._job.cval
+        if grid.warp:
+            from linumpy.resample.blocks.warp import make_warped
+
+            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        return make_box(source, grid, block, cval, out)
+
+
+def open_stage(job: BlockJob, *, slots: int) -> HostStage:
     """Return the stage for the job's device, with `slots` buffers: 1 on a worker, which makes one block; here 2."""
-    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, is_only_writer=slots > 1)
+    if job.device == "cuda":
+        from linumpy.resample.blocks.on_device import CudaStage
+
+        return CudaStage(job, slots=slots)
+    return HostStage(job, slots=slots)
 
 
 def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
     """Open an array in a work folder, such as a resolution of an image, for writing whole chunks."""
     return chunks_of(_open_target(folder), pool, threads, batch=batch)
-
-
-def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
-    """Read a region into new device memory, by a reader with its own memory limit."""
-    shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
-    out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
-    read_region_into(array, region, out, reader)
-    return out
-
-
-class HostStage(BlockStage):
-    """Makes blocks in host memory."""
-
-    def __init__(self, job: BlockJob, *, is_only_writer: bool) -> None:
-        super().__init__(job)
-        self._chunks = _open_chunks(job, self._target, self._scope, is_only_writer=is_only_writer)
-
-    def read(self, block: Block) -> Array:
-        """Read the box by zarr, into this machine's byte order."""
-        if not math.prod(block.source_shape):
-            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
-        return self._read_box(block.source_box)
-
-    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
-        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
-
-    def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block."""
-        return self._make(block, source, np.empty(block.shape, self._dtype))
-
-
-class CudaStage(BlockStage):
-    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in rotation."""
-
-    def __init__(self, job: BlockJob, *, slots: int) -> None:
-        cupy = require_cuda()
-        super().__init__(job)
-        self._slots = slots
-        source, output = job.plan.largest
-        itemsize = self._dtype.itemsize
-        self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
-        self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of CuPy's pool
-        self._made: list[Event | None] = [None] * slots
-        self._reads, self._transforms = itertools.count(), itertools.count()
-        # One reader for all reads: it keeps its threads, streams and pinned memory.
-        self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
-        self._chunks = _open_chunks(job, self._target, self._scope, is_only_writer=slots > 1)
-        if kvikio_mode()[0] != "none":
-            # Set once for all reads and writes, since each change restarts kvikio's threads.
-            self._scope.enter_context(transfer_settings())
-
-    def read(self, block: Block) -> Array:
-        """Read the box into the next buffer, after the last block that was made from this buffer is complete."""
-        slot = next(self._reads) % self._slots
-        if self._made[slot] is not None:
-            require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
-        box = _view(self._boxes[slot], block.source_shape, self._dtype)
-        if box.size:
-            region = self._source.region(block.source_box)
-            read_region_into(self._source.array, region, box, self._reader)
-        return box
-
-    def transform(self, block: Block, source: Array) -> Array:
-        """Start to transform the box into the block."""
-        slot = next(self._transforms) % self._slots
-        out = _view(self._blocks[slot], block.shape, self._dtype)
-        self._make(block, source, out)
-        self._made[slot] = require_cuda().cuda.get_current_stream().record()
-        return out
-
-    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
-        return read_to_device(array, region, self._reader)
-
-
-def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, is_only_writer: bool) -> Chunks:
-    """Open the chunks of the target for writing, by threads that end with the scope."""
-    threads = writing_threads()
-    pool = ThreadPoolExecutor(threads, "linumpy-chunks")
-    scope.callback(pool.shutdown, cancel_futures=True)
-    # A worker that dask considers lost may still write a block while another worker repeats the block.
-    return chunks_of(target, pool, threads, renamed=not is_only_writer, batch=job.batch)
-
-
-def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Return an array on the beginning of a buffer."""
-    return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> Finish:

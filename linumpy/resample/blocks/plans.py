@@ -1,8 +1,7 @@
 """Plan the blocks of a resampling within a memory limit.
 
-In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
-:class:`BlockPlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even a block of one chunk (or shard) fits,
-``ValueError`` for a limit that is not a number of bytes.
+Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even a block of one chunk (or shard) fits, ``ValueError`` for
+a limit that is not a number of bytes.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import zarr
 
 from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
 from linumpy.plan.codecs import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
+from linumpy.resample.blocks.pipeline import BlockJob
 from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
@@ -31,36 +28,20 @@ _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
 _MAX_WARPED_NBYTES = 128 * 2**20
 
 
-@dataclass(frozen=True)
-class BlockPlan:
-    """The blocks of an image, and the memory that reads and writes take.
-
-    - `scratch`: device memory that a read takes beyond its result, in bytes; None without a device.
-    - `batch`: the batches that a device encodes; None if there is nothing to encode, or without a device.
-    """
-
-    plan: ResamplePlan
-    scratch: int | None
-    batch: Batch | None
-
-
 def plan_blocks(
     grid: AffineGrid,
-    source: zarr.Array | Volume,
+    source: Volume,
     stored: tuple[int, ...],
     device: str,
     memory_bytes: int | None = None,
     encoding: Encoding | None = None,
     chunk_nbytes: int = 0,
-) -> BlockPlan:
-    """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
+) -> BlockJob:
+    """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take; the job has no target.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
-    - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
-    - `limit`: memory limit in bytes, `memory_bytes` of :func:`resample_zarr`.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
     """
-    check_limit(memory_bytes)
     budget, itemsize = memory_budget(device, memory_bytes), source.dtype.itemsize
     if device == "cpu" or encoding is None:
         return _planned(grid, source, stored, device, budget, None)
@@ -73,23 +54,24 @@ def plan_blocks(
 
 def _planned(
     grid: AffineGrid,
-    source: zarr.Array | Volume,
+    source: Volume,
     stored: tuple[int, ...],
     device: str,
     budget: int,
     batch: Batch | None,
-) -> BlockPlan:
+) -> BlockJob:
     """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
     scratch = None if device == "cpu" else scratch_within(budget)
     if grid.warp:
-        return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
+        plan = _plan_warped_blocks(grid, stored, itemsize, budget)
+        return BlockJob(source.array, "", plan, 0.0, device, scratch, batch=batch)
     work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
     copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
-    return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
+    return BlockJob(source.array, "", ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch)
 
 
 def memory_budget(device: str, memory_bytes: int | None) -> int:
@@ -132,6 +114,8 @@ def memory_of_each(devices: Sequence[int]) -> int:
 
 def scratch_within(budget: int) -> int:
     """Return the device memory of a reader beyond its results: a fourth of the budget, within minimum and default."""
+    from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
+
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 

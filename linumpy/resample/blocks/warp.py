@@ -1,10 +1,9 @@
 """Make a block of an image that is sampled through fields of vectors; image and fields may be larger than memory.
 
-In: the grid with its :data:`~linumpy.plan.grid.point_map.PointMap`, a block, and functions that read. Out: the block.
-A block is cut into parts, each a box of the output. The map is applied to the coordinates of a part's voxels step by
-step: a field is read only in the box that the coordinates reach, and the source in the box between the smallest and the
-largest mapped coordinates. A part whose boxes are larger than the limit is cut in halves. CuPy in, CuPy out; NumPy in,
-NumPy out. Errors: those of the functions that read.
+A block is cut into parts, each a box of the output. The map, a :data:`~linumpy.plan.grid.point_map.PointMap`, is
+applied to the coordinates of a part's voxels step by step: a field is read only in the box that the coordinates reach,
+and the source in the box between the smallest and the largest mapped coordinates. A part whose boxes are larger than
+the limit is cut in halves. CuPy in, CuPy out; NumPy in, NumPy out.
 
 Outside the grid of a field (more than half a step beyond the outermost vectors) displacements are 0, as in ITK, and
 coordinates are unknown: such voxels are `cval`.
@@ -48,11 +47,9 @@ class _TooLargeError(Exception):
 def make_warped(
     grid: AffineGrid, block: Block, cval: float, out: Array, read: Read, read_field: ReadField, limit: int
 ) -> Array:
-    """Make a block of the output.
+    """Make a block of the output; its box of the source is not used.
 
     - `grid`: a grid with a `warp`; its matrix and offset are applied after the warp.
-    - `block`: the block; its box of the source is not used.
-    - `cval`: value outside the source, for the constant modes.
     - `read`, `read_field`: read a box of the source, and of the array of a field.
     - `limit`: maximum bytes of each of three: the coordinates of a part, a box of the source, a box of a field. A part
       of a single voxel may exceed the limit.

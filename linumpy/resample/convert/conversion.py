@@ -1,11 +1,8 @@
 """Plan a conversion, and copy its blocks: read a box, write it as whole chunks (or shards).
 
-In: a source (image, group, array or TIFF stack) and the storage of the copy. Out: :class:`Conversion`; a
-:class:`CopyJob` for each array, which can be sent to another process if its source is a path; chunks of an existing
-array. Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot
-be converted, ``ValueError`` for parameters that do not fit the source; those of reading and writing; and
-:class:`~linumpy.errors.DeviceMemoryError` if a block of one chunk (or shard) does not fit into the memory of the
-device. In host memory such a block may exceed the limit.
+Errors: :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot be
+converted, ``ValueError`` for parameters that do not fit the source; :class:`~linumpy.errors.DeviceMemoryError` if a
+block of one chunk (or shard) does not fit into the memory of the device. In host memory it may exceed the limit.
 """
 
 from __future__ import annotations
@@ -38,17 +35,18 @@ from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
 from linumpy.plan.read import plan_read
-from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.on_device import read_to_device
+from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
 from linumpy.resample.convert.tiff_metadata import TiffMetadata, metadata_of
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.resample.workers import Needs, needs_of
-from linumpy.write.chunks import NO_BATCH, Batch, plan_batch, writing_threads
+from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
 from linumpy.write.regions import region_text
-from linumpy.write.tasks import Finish
+from linumpy.write.tasks import Finish, writing_threads
 from linumpy.write.writer import STEP_BYTES
 
 log = logging.getLogger(__name__)
@@ -213,14 +211,11 @@ _BLOCKS = 5
 class CopyJob:
     """The parameters of all blocks of a copy.
 
-    - `source`: the array to copy; a path if other processes open it.
-    - `target`: path of the array to write.
+    - `source`, `target`: the array to copy, a path if other processes open it; path of the array to write.
     - `dtype`: data type of the copy, in this machine's byte order.
     - `shape`, `block`: voxels of the array, and of a block.
-    - `device` (``"cuda"`` or ``"cpu"``): device that decodes and encodes chunks.
     - `stack`: the source, if it is a TIFF stack.
-    - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU.
-    - `batch`: the batches that a device encodes; None on the CPU.
+    - `scratch_bytes`, `batch`: device memory that a read may use beyond its result, and batches that are encoded there.
     """
 
     source: str | zarr.Array

@@ -1,9 +1,8 @@
 """Plan the copy of a Zarr hierarchy: the same groups and arrays, with other chunks, shards or codecs.
 
-In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the empty
-copy and lists the arrays to fill; arrays beside images that are no images, such as tables, are copied as they are.
-Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for images whose elements are not
-numbers, :class:`~linumpy.errors.MetadataError` for coordinates that the version cannot express.
+Arrays beside images that are no images, such as tables, are copied as they are. Errors: ``ValueError`` for sizes that
+do not fit, :class:`~linumpy.errors.SourceError` for images whose elements are not numbers,
+:class:`~linumpy.errors.MetadataError` for coordinates that the version cannot express.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
 from linumpy.io.metadata import Node, open_members, open_optional
+from linumpy.io.ngff.axes import mappings_in
 from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version
@@ -54,10 +54,8 @@ class Storage:
 
 @dataclass(frozen=True)
 class ArrayCopy:
-    """An array of the copy.
+    """An array of the copy; `chunks` and `encoding` are of (inner) chunks.
 
-    - `chunks`: shape of an (inner) chunk.
-    - `encoding`: encoding of an (inner) chunk.
     - `names`: names of the axes, for the metadata of zarr v3.
     - `order`: for each axis of the copy its index among the axes of the source, whose other axes have one entry; None
       if the axes are the same.
@@ -110,9 +108,7 @@ def _in_order(values: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[i
 class Hierarchy:
     """The copy of a group.
 
-    - `zarr_format` (``2`` or ``3``): zarr format of the copy.
-    - `groups`: attributes of each group, by its path.
-    - `kept`: the arrays that are copied as they are, by their paths.
+    - `groups`, `kept`: attributes of each group, and the arrays that are copied as they are, by their paths.
     - `files`: paths of the files that do not belong to Zarr.
     - `dropped`: descriptions of metadata that the copy's version of NGFF cannot hold.
     """
@@ -208,7 +204,7 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     kept = {
         path: array
         for path, array in arrays.items()
-        if path not in names and (array.ndim < rank or not _is_converted(array))
+        if path not in names and (array.ndim < rank or _why_not_converted(array))
     }
     if len(kept) == len(arrays):
         kept = {}  # plan_array raises the error
@@ -227,16 +223,12 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     )  # fmt: skip
 
 
-def _is_converted(array: zarr.Array) -> bool:
-    """Return whether an array has voxels, which are numbers of 1 to 8 bytes."""
+def _why_not_converted(array: zarr.Array) -> str:
+    """Return why an array has no voxels, which are numbers of 1 to 8 bytes; empty if it has."""
     dtype = np.dtype(array.dtype)
-    return (
-        dtype.kind in "biuf"
-        and dtype.itemsize <= 8
-        and not is_small(dtype)
-        and bool(array.ndim)
-        and 0 not in array.shape
-    )
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
+        return f"is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted"
+    return "" if array.ndim and 0 not in array.shape else f"has shape {array.shape}, without voxels to convert"
 
 
 def _members(group: zarr.Group) -> Members:
@@ -268,8 +260,7 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
 def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the path of each resolution of an image, and the names of its axes."""
     for path, node in nodes.items():
-        images = ome_attributes(node).get("multiscales") if isinstance(node, zarr.Group) else None
-        for image in images if isinstance(images, list) else []:
+        for image in mappings_in(ome_attributes(node), "multiscales") if isinstance(node, zarr.Group) else []:
             plain = as_axes_and_scales(image, describe_source(node))
             axes = [axis.get("name") if isinstance(axis, Mapping) else axis for axis in plain.get("axes", ())]
             if axes and all(isinstance(axis, str) for axis in axes):
@@ -308,11 +299,9 @@ def plan_array(
 
     `order` is as in :class:`ArrayCopy`; `space` is the number of axes of space, each of which needs a size.
     """
-    dtype, name = np.dtype(array.dtype), describe_source(array)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
-        raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
-    if not array.ndim or 0 in array.shape:
-        raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")
+    name = describe_source(array)
+    if why_not := _why_not_converted(array):
+        raise SourceError(f"{name} {why_not}")
     shape = _in_order(array.shape, order)
     shards = _along_last(storage.shards, len(shape), space, "shards", name)
     chunks = _along_last(storage.chunks, len(shape), space, "chunks", name)

@@ -1,8 +1,7 @@
 """List the members of a Zarr group: groups, arrays, and files that do not belong to Zarr; copy such files.
 
-In: a group in a store that lists its keys. Out: nodes (groups and arrays) by their paths; paths of other files, and
-copies of these. Errors: :class:`~linumpy.errors.SourceError` for a node that cannot be read, a node in a folder that is
-not a group, or a file that changes while it is copied. zarr-python's ``members`` leaves such nodes out silently.
+Errors: :class:`~linumpy.errors.SourceError` for a node that cannot be read, a node in a folder that is not a group, or
+a file that changes while it is copied. zarr-python's ``members`` leaves such nodes out silently.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Metadata of a TIFF stack: spacing in µm, time step, names and colours of channels.
 
-In: a :class:`~linumpy.io.stores.tiff.TiffStack`. Out: :class:`TiffMetadata`, from the first of these that the file has:
-OME-XML, ImageJ's description, resolution tags. Lengths in other units, such as ``pixel``, are left out. Nothing raises:
-what cannot be read is left out.
+They are from the first of these that the file has: OME-XML, ImageJ's description, resolution tags. Lengths in other
+units, such as ``pixel``, and what cannot be read are left out.
 
 Formats: https://docs.openmicroscopy.org/ome-model/latest/ome-tiff/specification.html; ImageJ's TiffEncoder for its
 description, in which the resolution tags are pixels per ``unit``; TIFF 6.0 for the tags.
@@ -74,7 +73,9 @@ class TiffMetadata:
 
 def metadata_of(stack: TiffStack) -> TiffMetadata:
     """Read the metadata of a stack."""
-    file, channel_count = stack.file, _count(stack, "c")
+    file, channel_count = stack.file, 1
+    if "c" in stack.axes:
+        channel_count = int(stack.array.shape[stack.order[stack.axes.index("c")]])
     if stack.series.kind == "ome" and (pixels := _ome_pixels(stack)) is not None:
         return _of_ome(pixels, channel_count)
     unit = file.pages.first.tags.valueof("ResolutionUnit")
@@ -82,10 +83,6 @@ def metadata_of(stack: TiffStack) -> TiffMetadata:
     if file.imagej_metadata is not None:
         return _of_imagej(file.imagej_metadata, _tag_spacing(stack), factor, channel_count)
     return TiffMetadata() if factor is None else TiffMetadata(_known(_tag_spacing(stack), factor), is_of_tags=True)
-
-
-def _count(stack: TiffStack, axis: str) -> int:
-    return int(stack.array.shape[stack.order[stack.axes.index(axis)]]) if axis in stack.axes else 1
 
 
 def _known(steps: Mapping[str, float], factor: float) -> dict[str, float]:

@@ -279,15 +279,6 @@ def test_array_coordinates_lead_to_those_of_space(tmp_path, as_text):
         open_image(tmp_path / "none")
 
 
-def test_other_coordinate_systems_do_not_move_the_image(tmp_path):
-    atlas = {"name": "atlas", "axes": SPACE}
-    turned = {"type": "rotation", "rotation": [[1, 0, 0], [0, 0, -1], [0, 1, 0]]}
-    to_atlas = {**turned, "input": {"name": "physical"}, "output": {"name": "atlas"}}
-    by_hand(tmp_path / "i", SCALE, more=[atlas], whole=[to_atlas])
-    image = open_image(tmp_path / "i")
-    assert (image.spacing, image.origin) == (((2, 3, 4),), ((0, 0, 0),))
-
-
 def checked(folder):
     """Read an image by ngff-zarr, which checks metadata by the schemas of the specification if it has jsonschema."""
     return ngff_zarr.from_ngff_zarr(folder, validate=importlib.util.find_spec("jsonschema") is not None)
@@ -356,11 +347,3 @@ def test_resampled_images_keep_their_systems(tmp_path, caplog):
     assert dropped("q", np.diag([1, 1, -1]), ngff_version="0.5").split("; ") == [lost[0], lost[2], lost[1]]
     open_ome_zarr(zarr.open_group(tmp_path / "p", mode="r"))  # a validator of 0.5
     assert [axis.orientation for axis in open_image(tmp_path / "p").axes] == [None, None, ORIENTATION]
-
-
-@pytest.mark.parametrize(("matrix", "kept"), [(np.diag([1, 2, 1]), True), (np.diag([1, 1, -1]), False)])
-def test_orientations_are_kept_while_axes_are(tmp_path, caplog, matrix, kept):
-    by_hand(tmp_path / "i", SCALE, axes=[*SPACE[:2], {**SPACE[2], "orientation": ORIENTATION}])
-    resample_zarr(tmp_path / "i", tmp_path / "o", matrix, device="cpu", ngff_version="0.5")
-    assert open_image(tmp_path / "o").axes[2].orientation == (ORIENTATION if kept else None)
-    assert ("the orientations of the axes x" in caplog.text) != kept

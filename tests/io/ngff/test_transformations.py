@@ -18,10 +18,6 @@ ONE = {"type": "scale", "scale": [4.0]}
 POINTS = np.random.default_rng(0).normal(size=(3, 50))
 
 
-def read_map(transformation, rank, group, name, inverse=False):
-    return MapReader(group, name).read(transformation, rank, inverse)
-
-
 def applied(one, points):
     """Apply a transformation to points, a row for each coordinate."""
     kind = one["type"]
@@ -97,24 +93,24 @@ def group(tmp_path):
     ids=lambda one: one["type"],
 )
 def test_points_are_mapped_and_back(group, one):
-    steps = read_map(one, 3, group, "g")
+    steps = MapReader(group, "g").read(one, 3)
     result = applied(one, POINTS)
     assert np.allclose(mapped(steps, POINTS), result, atol=1e-12)
     assert len(steps) <= 1  # one matrix
     assert as_matrix(steps, 3).shape == (len(result), 4)
     if len(result) == 3:
         assert is_invertible(one)
-        assert np.allclose(mapped(read_map(one, 3, group, "g", inverse=True), result), POINTS, atol=1e-9)
+        assert np.allclose(mapped(MapReader(group, "g").read(one, 3, True), result), POINTS, atol=1e-9)
         there_and_back = {"type": "inverseOf", "transformation": {"type": "inverseOf", "transformation": one}}
-        assert np.allclose(mapped(read_map(there_and_back, 3, group, "g"), POINTS), result, atol=1e-9)
+        assert np.allclose(mapped(MapReader(group, "g").read(there_and_back, 3), POINTS), result, atol=1e-9)
     else:
         with pytest.raises(MetadataError, match=r"has no inverse|does not fit|numbers of shape|drops axes"):
-            read_map(one, len(result), group, "g", inverse=True)
+            MapReader(group, "g").read(one, len(result), True)
 
 
 def test_matrices_in_arrays(group):
     group.create_array("coordinateTransformations/m", data=np.array(SKEW))
-    steps = read_map({"type": "affine", "path": "coordinateTransformations/m"}, 3, group, "g")
+    steps = MapReader(group, "g").read({"type": "affine", "path": "coordinateTransformations/m"}, 3)
     assert np.array_equal(as_matrix(steps, 3), SKEW)
 
 
@@ -144,16 +140,16 @@ def test_fields_are_opened_unread(group, last):
     shape = (4, 5, 6, 3) if last else (3, 4, 5, 6)
     field(group, "f", np.zeros(shape, "f4"), last=last)
     one = {"type": "displacements", "path": "f", "interpolation": "cubic"}
-    (found,) = read_map(one, 3, group, "g")
+    (found,) = MapReader(group, "g").read(one, 3)
     assert (found.shape, found.outputs, found.component_axis) == ((4, 5, 6), 3, 3 if last else 0)
     assert (found.scale, found.translation, found.relative, found.order) == ((2,) * 3, (10, 20, 30), True, 3)
     whole = by_dimension((SCALE, [0, 1, 2], [2, 0, 3]), (one, [3, 1, 4], [1, 4, 5]))
-    first, inside, after = read_map(whole, 5, group, "g")
+    first, inside, after = MapReader(group, "g").read(whole, 5)
     assert (first.inputs, first.outputs, inside.first, after.inputs) == (5, 6, 3, 6)
     assert not is_invertible(whole)
     both = {"type": "bijection", "forward": one, "inverse": {"type": "identity"}}
     assert is_invertible(both)
-    assert read_map(both, 3, group, "g", inverse=True) == ()
+    assert MapReader(group, "g").read(both, 3, True) == ()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +185,7 @@ def test_what_cannot_be_read_is_named(group, one, message):
     field(group, "f", np.zeros((2, 2, 2, 3)))
     field(group, "flat", np.zeros((2, 2, 2, 2)))
     if message is None:  # singular: no inverse
-        read_map(one, 3, group, "g")
+        MapReader(group, "g").read(one, 3)
         message, one = "has no inverse", {"type": "inverseOf", "transformation": one}
     with pytest.raises(MetadataError, match=message):
-        read_map(one, 3, group, "g")
+        MapReader(group, "g").read(one, 3)

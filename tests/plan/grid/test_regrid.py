@@ -72,8 +72,6 @@ def test_all_forms_of_a_matrix_are_the_same(volume, seed):
         ((1, 2, 3), None, "a volume of 2 axes"),
         (np.eye(4), None, r"a transform of shape \(4, 4\)"),
         (np.ones((1, 2, 3)), None, r"shape \(1, 2, 3\)"),
-        ([[1, 2], [2, 4]], None, "singular"),
-        ([[1, math.inf], [0, 1]], None, "NaN or infinity"),
         ([[1, 0, 0], [0, 1, 0], [0, 1, 1]], None, r"the last row of the transform is \[0.0, 1.0, 1.0\]"),
         (1, (3, 0), r"output_shape=\(3, 0\)"),
         (1, (3,), "2 sizes"),

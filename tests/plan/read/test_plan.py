@@ -57,10 +57,7 @@ def test_it_says_why_it_goes_through_the_host():
             {"zarr_format": 2, "compressors": numcodecs.Zstd(), "filters": [numcodecs.Zstd()]},
             "codec 'zstd' is not decoded at this position",
         ),
-        (
-            {"zarr_format": 2, "compressors": CRC32C(location="start")},
-            "codec 'crc32c', whose checksum may come first",
-        ),
+        ({"zarr_format": 2, "compressors": CRC32C(location="start")}, "codec 'crc32c', whose checksum may come first"),
         ({"zarr_format": 2, "filters": [numcodecs.Delta("<u2")]}, "filter 'delta' without a compressor"),
         ({"compressors": [zarr.codecs.BloscCodec(cname="blosclz")]}, "codec 'blosc' with 'blosclz' inside"),
         (
@@ -140,12 +137,7 @@ def test_the_plan_imports_no_gpu_package_and_opens_no_file():
             "json",
             "math",
             "operator",
-        } | {
-            "types",
-            "typing",
-            "numpy",
-            "linumpy",
-        }, file.name
+        } | {"types", "typing", "numpy", "linumpy"}, file.name
         calls = {
             node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
