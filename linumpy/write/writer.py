@@ -305,9 +305,9 @@ class OmeZarrWriter:
         if cut_parts and not self._cut.limit:
             unit = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0]))
             raise ValueError(cut_refusal(name, unit, self.stored, self._image.object_name))
-        on_device = is_device_array(voxels)
-        with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
-            self._on_device = self._on_device or on_device
+        device = voxels.device if is_device_array(voxels) else nullcontext()
+        with self._state.writing(whole, box, name), device:
+            self._on_device = self._on_device or is_device_array(voxels)
             if cut_parts:
                 self._buffer(cut_parts, box, voxels, name)
             if whole is not None:
