@@ -22,8 +22,8 @@ import numpy as np
 
 from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
+from linumpy.gpu.ndimage.arguments import Spline, Target
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.boundary import SPLINE_PAD
 

@@ -52,30 +52,14 @@ _LONGEST_AXIS = 2**29
 _LARGEST_PAD = 15
 
 
-@dataclass(frozen=True)
-class SplineTuning:
-    """Definitions of a kernel that affect speed only.
-
-    `block`: voxels of a line that a thread filters in one step: 8, 16 or 32. `resident`: minimum number of resident
-    blocks per multiprocessor, for which the compiler limits registers.
-    """
-
-    block: int
-    threads: int
-    resident: int
-
-    @property
-    def defines(self) -> dict[str, str]:
-        """Definitions of spline.cu."""
-        return {"BLOCK": str(self.block), "THREADS": str(self.threads), "RESIDENT": str(self.resident)}
-
-
-#: By kernel, and whether it computes in double precision.
+#: BLOCK, THREADS and RESIDENT of spline.cu, by kernel and whether it computes in double precision; they affect speed
+#: only. A thread filters 8, 16 or 32 voxels of a line in one step; the minimum number of resident blocks per
+#: multiprocessor limits its registers.
 TUNING = {
-    ("spline_columns", False): SplineTuning(8, 128, 8),
-    ("spline_columns", True): SplineTuning(16, 128, 4),
-    ("spline_rows", False): SplineTuning(32, 128, 4),
-    ("spline_rows", True): SplineTuning(16, 128, 3),
+    ("spline_columns", False): (8, 128, 8),
+    ("spline_columns", True): (16, 128, 4),
+    ("spline_rows", False): (32, 128, 4),
+    ("spline_rows", True): (16, 128, 3),
 }
 
 
@@ -209,7 +193,7 @@ def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
 def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, is_double: bool) -> None:
     """Filter an axis by a matrix, all poles at once."""
     matrix = array_module(out).asarray(_matrix(layout.size, ends.mode, ends.order))
-    threads = TUNING["spline_columns", is_double].threads
+    _, threads, _ = TUNING["spline_columns", is_double]
     lines = int64(layout.lines, layout.counts[1], *layout.read[1:], *layout.written[1:])
     args = (
         source.reshape(-1)[layout.read[0] :],
@@ -229,10 +213,10 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
     padded_size = layout.size + 2 * ends.pad
     by_rows = layout.read[3] == 1 and layout.written[3] == 1 and layout.size >= _ROW
     name = "spline_rows" if by_rows else "spline_columns"
-    threads = TUNING[name, is_double].threads
+    block, threads, _ = TUNING[name, is_double]
     blocks = -(-layout.lines // threads)
     in_place = source is out
-    segment, segments = _segments(padded_size, layout.lines, TUNING[name, is_double].block)
+    segment, segments = _segments(padded_size, layout.lines, block)
     if in_place and ends.pad:  # the padding is computed from voxels that other segments may have overwritten
         segment, segments = padded_size, 1
     constant = ends.cval is not None
@@ -240,7 +224,7 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
     states: Any = np.int64(0)  # a null pointer
     if in_place and segments > 1:
         states = array_module(out).empty((2, segments + 1, layout.lines), np.float64 if is_double else np.float32)
-        width = TUNING["spline_columns", is_double].threads
+        _, width, _ = TUNING["spline_columns", is_double]
         across = -(-layout.lines // width)
         args = (read, states, *axis, *int32(segment, segments), np.uint32(across), *lines)
         kernel = load(_spec("spline_boundaries", source, out, ends.order, pole, is_double))
@@ -273,7 +257,7 @@ def _matrix(size: int, mode: str, order: int) -> np.ndarray:
 
 
 def _spec(name: str, source: Array, out: Array, order: int, pole: float, is_double: bool) -> KernelSpec:
-    tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", is_double]
+    block, threads, resident = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", is_double]
     defines = {
         "SOURCE": CUDA_TYPES[source.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],
@@ -282,6 +266,8 @@ def _spec(name: str, source: Array, out: Array, order: int, pole: float, is_doub
         "POLE_VALUE": repr(pole),
         "MEMORY": str(next(memory[is_double] for largest, *memory in _MEMORY if -pole < largest)),
         "SHORT": str(_SHORT[order]),
-        **tuning.defines,
+        "BLOCK": str(block),
+        "THREADS": str(threads),
+        "RESIDENT": str(resident),
     }
     return KernelSpec("spline", name, tuple(defines.items()), "linumpy.gpu.ndimage.cuda")

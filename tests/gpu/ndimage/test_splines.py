@@ -10,7 +10,7 @@ from linumpy.gpu import interpolation
 from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import sampling, splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
-from linumpy.gpu.ndimage.splines import Ends, SplineTuning
+from linumpy.gpu.ndimage.splines import Ends
 from tests.gpu.ndimage.test_sampling import image_of
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
@@ -145,7 +145,7 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
     image = image_of(kind, shape, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splines, "_SEGMENT", segment)
-        tuned = {key: SplineTuning(block, 32 if key[1] else 64, 1) for key in splines.TUNING}
+        tuned = {key: (block, 32 if key[1] else 64, 1) for key in splines.TUNING}
         patch.setattr(splines, "TUNING", tuned)
         assert max(splines._segments(n, 1, block)[1] for n in shape) > 1
         got = splines.filtered(image, Ends(mode, pad), kind)

@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
-from linumpy.gpu.oct import surface, surface_kernels, surface_march
+from linumpy.gpu.oct import surface, surface_kernels
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
 from tests.support.budget import matrix, some
 from tests.support.gpu.emulator import emulated, needs_compiler
@@ -46,7 +46,7 @@ def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(surface_kernels, "load", emulated)
     monkeypatch.setattr(surface_kernels, "MARCH", march)
-    monkeypatch.setattr(surface_march, "_MIN_ROWS", int(rng.choice([1, 20, 128])))
+    monkeypatch.setattr(surface_kernels, "_MIN_ROWS", int(rng.choice([1, 20, 128])))
     monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
     monkeypatch.setattr(surface_kernels, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
     vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
@@ -296,7 +296,7 @@ KERNELS = [
 @pytest.mark.parametrize(("dtype", "s"), matrix(CUDA_TYPES, (1, 15, 32)))
 def test_marches_compile(dtype, s):
     for name in ("march_rows", "march_strip"):
-        spec = surface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+        spec = surface_kernels.march_spec(name, np.dtype(dtype), log="1", s=s)
         assert name.encode() in compile_kernel(spec, "sm_90")
 
 
@@ -308,7 +308,7 @@ def test_marches_along_depth_compile(size, architecture, kind):
     s, radius = size
     for name in ("march_columns", "march_lines"):
         options = {"kind": kind, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
-        spec = surface_march.kernel_spec(name, np.dtype("f4"), **options)
+        spec = surface_kernels.march_spec(name, np.dtype("f4"), **options)
         assert name.encode() in compile_kernel(spec, architecture)
 
 

@@ -15,7 +15,7 @@ from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceE
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu, release, zarr_to_dask
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.request import result_dtype
+from linumpy.gpu.read.request import cast_dtype
 from tests.support.gpu import reference
 
 
@@ -84,13 +84,13 @@ def test_without_a_gpu_it_says_what_is_missing(folder, backend):
 
 def test_dtypes_of_the_result(folder, tmp_path):
     plan = plan_zarr_read(folder / "g/a")
-    assert result_dtype(plan, None) == np.dtype("=u2")
-    assert result_dtype(plan, ">f4") == np.dtype("=f4")
+    assert cast_dtype(plan.layout.dtype, None) == np.dtype("=u2")
+    assert cast_dtype(plan.layout.dtype, ">f4") == np.dtype("=f4")
     with pytest.raises(TypeError, match=r"requested dtype datetime64"):
-        result_dtype(plan, "datetime64[s]")
+        cast_dtype(plan.layout.dtype, "datetime64[s]")
     zarr.create_array(tmp_path / "c", shape=(4,), chunks=(2,), dtype="c8", compressors=None)
     with pytest.raises(TypeError, match=r"dtype=float32 would drop the imaginary parts of complex64"):
-        result_dtype(plan_zarr_read(tmp_path / "c"), "f4")
+        cast_dtype(plan_zarr_read(tmp_path / "c").layout.dtype, "f4")
 
 
 @pytest.mark.parametrize(

@@ -561,7 +561,7 @@ def test_outputs_that_cannot_be(tmp_path, one):
         with pytest.raises(TypeError, match=r"numpy\.ndarray.*CuPy"):
             other.submit(array, out=np.empty((40, 48), "u2"))
         elsewhere = device.empty((40, 48), "u2")
-        other._engines._device = 1
+        other.device = 1
         with pytest.raises(ValueError, match="out lies on device 0, but this reader reads to device 1"):
             other.submit(array, out=elsewhere)
 
