@@ -137,9 +137,7 @@ def read_to_device(
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
-def _read_in_gpu_mode(
-    plan: ReadPlan, dtype: np.dtype, out: Any, begin: float, reason: str
-) -> tuple[Any, ReadReport]:
+def _read_in_gpu_mode(plan: ReadPlan, dtype: np.dtype, out: Any, begin: float, reason: str) -> tuple[Any, ReadReport]:
     """Have zarr write into the result, which has the dtype of the array and lies on the current device, device 0.
 
     The read names the kind of buffers, so zarr's process-wide configuration does not change. `reason`: why linumpy's

@@ -256,7 +256,7 @@ class _SurfaceRun:
         if self._marches():
             self._march_mean("march_strip", first, count, mean)
             spec = march_spec("march_columns", _FLOAT, kind=self.kind, radius=self.radius)
-            sizes = *int64(count * size_b), *int32(count, size_b, depth)
+            sizes: tuple[Any, ...] = (*int64(count * size_b), *int32(count, size_b, depth))
             self._march_search(first, mean, spec, -(-count * size_b // _LINE_THREADS), _LINE_THREADS, *sizes)
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
@@ -275,13 +275,13 @@ class _SurfaceRun:
             segments = -(-size_b // segment)
             threads = next(n for n in _MARCH_THREADS if depth <= n)
             spec = march_spec("march_lines", _FLOAT, kind=self.kind, s=self.s, radius=self.radius, threads=threads)
-            sizes = *int32(size_b, depth), *uint32(segments), *int32(segment)
+            sizes: tuple[Any, ...] = (*int32(size_b, depth), *uint32(segments), *int32(segment))
             self._march_search(first, mean, spec, count * segments, threads, *sizes)
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)
-        sizes = (*int32(size_b, depth), *uint32(groups), *int64(*self.out_stride), *int32(self.s))
-        self._steepest("steepest_lines", first, mean, count * groups, sizes, _lines_words(depth, self.radius))
+        counts = (*int32(size_b, depth), *uint32(groups), *int64(*self.out_stride), *int32(self.s))
+        self._steepest("steepest_lines", first, mean, count * groups, counts, _lines_words(depth, self.radius))
 
     def _any(self, first: int, count: int, mean_a: Array, mean: Array) -> None:
         """Start three kernels: mean along a, mean along b, profile. The means keep the memory order of the volume."""

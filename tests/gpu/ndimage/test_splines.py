@@ -169,13 +169,6 @@ def test_every_dtype(dtype):
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (5,), (2, 3, 4, 12), (2, 1, 2, 3, 9, 2)])
-def test_other_ranks(shape):
-    image = image_of("f8", shape, 6)
-    assert error(splines.filtered(image, Ends("grid-wrap"), "f8"), exact(image, "grid-wrap"), image) < 1e-12
-
-
-@needs_compiler
 def test_other_layouts():
     whole = image_of("f4", (30, 40, 50), 7)
     for view in (whole.T, whole[::2, ::-1, 3:40], whole[:, :1], np.broadcast_to(whole[:1], (3, 40, 50))):
@@ -334,18 +327,6 @@ def test_places_in_a_pad_that_are_no_numbers(kind):
         got = np.empty(len(bad), kind)
         sampling.sample_points(grown, places, sampling.SplineSampling(3, "grid-constant", 5.0, 12), got)
         assert np.allclose(got, 5)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_host_arrays_are_answered_by_scipy(mode):
-    image = image_of("u2", (9, 10, 11), 4)
-    for order in (2, 3, 5):
-        assert np.array_equal(
-            interpolation.spline_filter(image, order, mode=mode), ndimage.spline_filter(image, order, mode=mode)
-        )
-    out = np.empty(image.shape, np.float32)
-    assert interpolation.spline_filter(image, output=out) is out
-    assert np.array_equal(out, ndimage.spline_filter(image, output=np.float32))
 
 
 @needs_compiler

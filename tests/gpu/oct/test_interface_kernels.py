@@ -1,16 +1,14 @@
 """If this fails, the kernels find the tissue surface elsewhere than SciPy's filters."""
 
 import itertools
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
 from linumpy.gpu.oct import surface, surface_kernels
-from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
+from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from tests.support.budget import matrix, some
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import ARCHITECTURES, compile_kernel
@@ -212,22 +210,6 @@ def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 2), (40, 33, 90)])
-def test_the_logarithm_of_zero(monkeypatch, shape):
-    monkeypatch.setattr(surface_kernels, "load", emulated)
-    vol = np.random.default_rng(0).gamma(1, 1, shape).astype("f4")
-    vol[vol < 0.1], vol[vol > 4] = 0, np.inf
-    if shape[0] == 3:
-        vol[:] = -1
-    for axis in range(3):
-        options = SurfaceOptions(1, 2, True, 1, False, axis, True)
-        weights = surface_kernels.gaussian_weights(2.0, 1)
-        layout = surface_kernels.choose_layout(vol.shape, vol.strides, axis, 1, 8)
-        run = surface_kernels._SurfaceRun(np, vol, layout, options, (weights, weights))
-        assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
-
-
-@needs_compiler
 @pytest.mark.parametrize("depth_axis", [0, 2])
 def test_the_widest_derivative(monkeypatch, depth_axis):
     """Its weights, and those of the Gaussian, fit the shared memory that a block has without asking for more."""
@@ -239,41 +221,6 @@ def test_the_widest_derivative(monkeypatch, depth_axis):
     options = replace(options, cutting_errors=False)
     got, expected = (one(vol, options)[0] for one in (surface_kernels.interface_by_kernels, interface_by_filters))
     assert np.array_equal(got, expected)
-
-
-@pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
-def test_weights(s_z, order):
-    half = surface_kernels.gaussian_weights(s_z, order)
-    radius = len(half) - 1
-    impulse = np.zeros(2 * radius + 1)
-    impulse[radius] = 1
-    kernel = ndimage.gaussian_filter1d(np.pad(impulse, radius), s_z, order=order)[radius : -radius or None]
-    assert np.allclose(half, kernel[: radius + 1][::-1], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "depth_axis", "expected"),
-    [
-        ((200, 64, 32), (8192, 128, 4), 0, (1, 2, 0, False, "tiles")),
-        ((64, 32, 200), (25600, 800, 4), -1, (0, 1, 2, True, "lines")),
-        ((64, 32, 200), (128, 4, 8192), 2, (0, 1, 2, False, "tiles")),  # a view of the first
-        ((64, 200, 32), (25600, 128, 4), 1, (0, 2, 1, False, "tiles")),
-        ((64, 32, 5000), (640000, 20000, 4), 2, (0, 1, 2, True, "any")),
-        ((1, 1, 9), (36, 36, 4), 0, (1, 2, 0, False, "tiles")),
-    ],
-)
-def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
-    assert surface_kernels.choose_layout(shape, strides, depth_axis, 15, 8) == surface_kernels.InterfaceLayout(
-        *expected
-    )
-
-
-def test_the_rule_is_the_structure_of_the_kernels():
-    found = re.search(r"struct Rule \{(.*?)\};", source_text("surface", "linumpy.gpu.oct.cuda"), re.DOTALL)
-    fields = re.findall(r"^\s*(double|float) ([^;]+);", found[1], re.MULTILINE)
-    names = [(name.strip(), kind) for kind, row in fields for name in row.split(",")]
-    assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == surface_kernels.RULE.descr
-    assert surface_kernels.RULE.itemsize == 16
 
 
 def test_headers_stand_in_place_of_their_names():
