@@ -100,34 +100,28 @@ class ReadReport:
         return self.bytes_decoded / 2**30 / self.seconds if self.seconds > 0 else 0.0
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return label and text of each printed line."""
+        """Return label and text of each printed line; lines of what was not counted, or not done, are left out."""
         read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
+        by_host = (
+            f"; chunks decoded by the host: {self.chunks_decoded_by_host:,}" if self.chunks_decoded_by_host else ""
+        )
         rows = [
             ("source", self.source),
             ("backend", self.backend),
+            ("fallback", self.fallback),
             ("GDS", self.gds + (f"; {self.reads_repeated:,} reads failed" if self.reads_repeated else "")),
             ("engine", self.engine),
+            ("decoder", f"{self.decoder}; chunks decoded by the host: {by_host:,}" if by_host else self.decoder),
             ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
             ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
-            ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),
-            ("files", f"{_count(self.files_opened)} opened"),
-            ("scratch", f"{_count(self.scratch_bytes)} bytes of device memory"),
+            ("chunks", "" if self.chunks_read is None else f"{self.chunks_read:,} read, {self.chunks_filled:,} filled"),
+            ("files", "" if self.files_opened is None else f"{self.files_opened:,} opened"),
+            ("scratch", "" if self.scratch_bytes is None else f"{self.scratch_bytes:,} bytes of device memory"),
             ("time", self._times()),
             ("speed", self._speed()),
+            ("kernels", str(self.compiled) if self.compiled.kernels else ""),
         ]
-        # Reads by zarr-python are not counted: leave out lines that would only say "not counted".
-        counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
-        rows = [row for row in rows if counts.get(row[0], 0) is not None]
-        if self.decoder:
-            by_host = self.chunks_decoded_by_host
-            rows.insert(
-                4, ("decoder", self.decoder + (f"; chunks decoded by the host: {by_host:,}" if by_host else ""))
-            )
-        if self.compiled.kernels:
-            rows.append(("kernels", str(self.compiled)))
-        if self.fallback:
-            rows.insert(2, ("fallback", self.fallback))
-        return rows
+        return [(label, text) for label, text in rows if text]
 
     def _speed(self) -> str:
         rate = self.gib_per_second
@@ -164,7 +158,3 @@ def job_report(source: str, dtype: str, output: Array) -> ReadReport:
         dtype=dtype,
         bytes_decoded=int(output.size) * int(output.dtype.itemsize),
     )
-
-
-def _count(number: int | None) -> str:
-    return "not counted" if number is None else f"{number:,}"

@@ -124,11 +124,6 @@ class Ticket:
         return self._job.output
 
     @property
-    def error(self) -> BaseException | None:
-        """The error so far; the job may not have ended yet."""
-        return self._job.error(self._layout)
-
-    @property
     def report(self) -> ReadReport:
         """The report of the read. Waits until the job has ended, and raises as :meth:`result`."""
         if (error := self.exception()) is not None:

@@ -16,7 +16,6 @@ from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, unchanged
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
-from linumpy.plan.grid.tile_grid import TileAxis
 from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler
@@ -37,19 +36,6 @@ sigmas_of = st.one_of(st.just(0.0), st.floats(0.01, 9))
 whole_axes = st.builds(
     AxisPlan, st.integers(1, 60), st.integers(1, 60), st.sampled_from([0, 1]), st.sampled_from(MODES), sigmas_of
 )
-modes_of_tiles = st.sampled_from(["nearest", "mirror", "reflect"])
-
-
-@st.composite
-def axes_of_tiles(draw):
-    axis = draw(st.builds(TileAxis, st.integers(1, 60), st.integers(1, 40), st.integers(1, 40)))
-    tile = (axis.tile, axis.new_tile)
-    return AxisPlan(
-        axis.size, axis.new_size, draw(st.sampled_from([0, 1])), draw(modes_of_tiles), draw(sigmas_of), tile
-    )
-
-
-plans = st.one_of(whole_axes, axes_of_tiles())
 
 
 @pytest.fixture(autouse=True)
