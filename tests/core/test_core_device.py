@@ -13,8 +13,8 @@ import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.engines import core_device
+from linumpy.gpu.read.report import ReaderStats
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from tests.support.budget import some

@@ -30,9 +30,9 @@ from linumpy.gpu.read.engines.by_zarr import ZarrEngine, log_once
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import Limits
 from linumpy.gpu.read.outputs import Boxes, Regions, bounds_of, boxes_of, check_output
+from linumpy.gpu.read.report import ReaderStats
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_elements, check_scratch, new_array
 from linumpy.gpu.read.scatter import Conversion, conversion_to
-from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import JobGroup, Ticket, Together
 from linumpy.io.paths import MetadataLook
 from linumpy.io.source import Source, with_options

@@ -20,9 +20,8 @@ from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.outputs import Event, Regions
-from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.report import ReaderStats, ReadReport, Times, job_report
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.stats import ReaderStats, Times
 from linumpy.gpu.read.ticket import Job, JobList, Jobs
 from linumpy.io.paths import MetadataLook
 from linumpy.plan.layout import ArrayLayout

@@ -28,9 +28,8 @@ from linumpy.core import native
 from linumpy.core.records import metadata_path, why_gone
 from linumpy.errors import ChunkError, UnsupportedLayoutError
 from linumpy.gpu.read.outputs import Event, Regions, view_of
-from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.report import ReaderStats, ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import JobList
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.open import open_source
