@@ -41,9 +41,8 @@ __all__ = [
     "read_zarr_via_zarr_gpu",
 ]
 
-_BACKENDS = ("auto", LINUMPY, "zarr-gpu")
-#: Former names of backends.
-_ALIASES = {"kvikio": LINUMPY}
+#: Backends by the names that callers give.
+_BACKENDS = {"auto": "auto", LINUMPY: LINUMPY, "zarr-gpu": "zarr-gpu", "kvikio": LINUMPY}
 
 
 def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
@@ -237,7 +236,6 @@ def read_zarr_to_gpu(
     >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
     """
-    backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
@@ -248,7 +246,7 @@ def read_zarr_to_gpu(
         verify_region(plan)
     if backend == "zarr-gpu":
         plan = replace(plan, layout=replace(plan.layout, unsupported=""))
-    is_strict = strict or backend == LINUMPY
+    is_strict = strict or _BACKENDS[backend] == LINUMPY
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
         with closing(OwnReader(requests.check_scratch(scratch_bytes))) as own:

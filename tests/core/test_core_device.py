@@ -155,8 +155,8 @@ def test_a_kernel_that_does_not_compile_is_an_error(tmp_path, device, monkeypatc
         submit(made, reader, array, [...], None)
 
 
-def _placed_on_device(real, chain, chunk_nbytes, chunks, limits):
-    return real(chain, chunk_nbytes, chunks, dataclasses.replace(limits, decode_on="device"))
+def _placed_on_device(real, chain, chunk_nbytes, chunks, limits, *capacity):
+    return real(chain, chunk_nbytes, chunks, dataclasses.replace(limits, decode_on="device"), *capacity)
 
 
 @pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])

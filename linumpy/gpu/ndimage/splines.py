@@ -4,6 +4,9 @@ In: an image of any rank. Out: the coefficients of SciPy's ``spline_filter``, fl
 ``spline.cu`` filter one axis after another; for orders 4 and 5, whose filters have two poles, one pole after another.
 Kernels do not depend on shapes. A line is the voxels along the filtered axis. Temporary memory beside the result: about
 a fiftieth of it for few, long lines, and a copy of an image that is to be padded and is not contiguous.
+
+In float32 the error of samples is at most 1e-5 of the range if float32 holds the dtypes of image and result exactly.
+The worst case is a checkerboard, whose coefficients of order 5 are 420 times as large as its voxels.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array, array_module
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, computed_in, index_type, int32, int64, load, needs_float64
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, int32, int64, load, needs_float64
 
 #: `fold` of spline.cu, by mode. SciPy has three filters, which serve all modes.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
@@ -91,16 +94,6 @@ def filtered(
     return out
 
 
-def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Return the dtype of coefficients for which the error of samples is at most 1e-5 of the range.
-
-    float32 where it represents the dtypes of image and result exactly, else float64, so that results of float64 or of
-    long integers keep their precision. The worst case is a checkerboard: at order 5 its coefficients are 420 times as
-    large as its voxels, and the error of samples is 6e-6.
-    """
-    return computed_in(*dtypes)
-
-
 def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
     """Compute the coefficients of a spline.
 
@@ -146,8 +139,8 @@ class _Pass:
 
     size: int
     counts: tuple[int, int]
-    read: tuple[int, int, int, int]
-    written: tuple[int, int, int, int]
+    read: tuple[int, ...]
+    written: tuple[int, ...]
 
     @property
     def lines(self) -> int:
@@ -178,16 +171,11 @@ def _plan_pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pa
         plain = _element_strides(shape)
         read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
     outer_count, inner_count = [1] * missing + counts
-    return _Pass(shape[axis], (outer_count, inner_count), _four(read), _four(written))
+    return _Pass(shape[axis], (outer_count, inner_count), read, written)
 
 
 def _element_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
-    a, b, c, d = numbers
-    return a, b, c, d
 
 
 def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, is_double: bool) -> None:

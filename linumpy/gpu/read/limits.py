@@ -82,24 +82,19 @@ class Limits:
         return SLOTS * self.device_nbytes
 
 
-def placement_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodePlacement:
-    """Choose where chunks are decoded, given their number and the limits of a reader."""
-    return placement_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
-
-
-def placement_within(
-    capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
+def placement_of(
+    chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits, capacity: int | None = None
 ) -> DecodePlacement:
-    """Choose where chunks are decoded, in `capacity` bytes for all slots. The margin is the core's alignment."""
+    """Choose where chunks are decoded, in `capacity` bytes, by default those of all slots, by the core's alignment."""
     return choose_placement(
         chain,
         chunk_nbytes,
         chunks=chunks,
-        capacity=capacity,
-        cores=cores,
+        capacity=SLOTS * limits.data_nbytes if capacity is None else capacity,
+        cores=limits.threads,
         table_nbytes=8,
         margin=256,
-        decode_on=decode_on,
+        decode_on=limits.decode_on,
     )
 
 

@@ -65,7 +65,7 @@ def test_every_way_to_name_an_array(folder):
 
 
 def test_an_unknown_backend(folder):
-    with pytest.raises(ValueError, match=r"backend 'gds' is unknown: choose one of auto, linumpy, zarr-gpu"):
+    with pytest.raises(ValueError, match=r"backend 'gds' is unknown: choose one of auto, linumpy, zarr-gpu, kvikio"):
         read_zarr_to_gpu(folder / "g/a", backend="gds")
 
 

@@ -70,7 +70,10 @@ class CoreEngine:
         if layouts[0].lengths is not None:
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
             return _submit_parts(submit, layouts, regions, owners)
-        on_device = self._device_record(layouts[0], conversion, ready, timed=timed)
+        on_device = None
+        if self._device is not None and ready is not None:
+            self._device.give_memory(self._core)
+            on_device = self._device.on_device(layouts[0], conversion, int(ready.ptr), timed=timed)
         template = self._template(layouts[0], conversion)
         kept = ready, on_device, self._device
         return self._core.submit(
@@ -89,14 +92,6 @@ class CoreEngine:
             fill = conversion.fill_bytes(layout.fill_value)
             template = self._templates[key] = batch_record(layout, target, fill)
         return template
-
-    def _device_record(
-        self, layout: ArrayLayout, conversion: Conversion, ready: Event, *, timed: bool
-    ) -> native.OnDevice | None:
-        if self._device is None:
-            return None
-        self._device.give_memory(self._core)
-        return self._device.on_device(layout, conversion, int(ready.ptr), timed=timed)
 
     def describe(self, job: CoreJob | PartsJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that has ended."""

@@ -35,17 +35,13 @@ _OPEN_FILES = 32
 _NOT_OF_FILE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
-def require_direct() -> None:
-    """Raise :class:`~linumpy.errors.GpuUnavailableError` without kvikio, which alone reads by GPUDirect Storage."""
-    mode, reason = kvikio_mode()
-    if mode == "none":
-        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
-
-
 class DirectReads:
-    """Reads into the memory of one device, for one reader."""
+    """Reads into the memory of one device, for one reader; ``GpuUnavailableError`` without kvikio, which they need."""
 
     def __init__(self, cupy: ModuleType, device: int) -> None:
+        mode, reason = kvikio_mode()
+        if mode == "none":
+            raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
         import kvikio
 
         self._open_file, self._cupy, self._device = kvikio.CuFile, cupy, device
