@@ -27,29 +27,10 @@ _BLOCK_VOXELS = 2**26
 
 @dataclass(frozen=True)
 class SurfaceOptions:
-    """How to find a surface; see :func:`linumpy.gpu.interface.find_tissue_interface`.
+    """How to find a surface: arguments of :func:`linumpy.gpu.interface.find_tissue_interface`.
 
-    Attributes
-    ----------
-    s_xy : int
-        Voxels of the lateral mean along each axis.
-    s_z : float
-        Standard deviation of the Gaussian along depth, in voxels.
-    use_log : bool
-        Whether to take the logarithm first.
-    order : int
-        Order of the derivative along depth.
-    cutting_errors : bool
-        Whether to replace the surface by the brightest voxel where that lies above it.
-    depth_axis : int
-        Axis of depth.
-    edge : bool
-        True for ``definition="edge"``, False for ``definition="linumpy"``.
-    min_contrast : float
-        Minimum contrast of an edge.
-    zero_log : float or None
-        Value used as the logarithm of voxels that are not positive; None for 0, or with `edge` for
-        :func:`log_of_zero`.
+    `cutting_errors` is its `detect_cutting_errors`; `edge`: True for ``definition="edge"``. `zero_log`: None for 0, or
+    with `edge` for :func:`log_of_zero`.
     """
 
     s_xy: int = 15

@@ -233,19 +233,11 @@ class Reader:
     ) -> Together:
         """Submit many regions, whose outputs are given by addresses and strides, to wait for all in one call.
 
-        Parameters
-        ----------
-        layouts : list of ArrayLayout
-            The arrays, from :meth:`layout_of`.
-        regions : Regions
-            Regions within the bounds of these arrays, and their outputs on the device of this reader.
-        dtype : dtype or "bfloat16"
-            Dtype of the outputs.
-        owner : object
-            The object that owns the memory of all outputs; it is kept until the last region has been read.
-        looks : sequence of MetadataLook or None, optional
-            Metadata files of each array, which are checked before chunks are read: if one has changed, the errors of
-            its regions are :class:`~linumpy.errors.StaleLayoutError`. Only of arrays for which :meth:`reads_natively`.
+        `layouts`: the arrays, from :meth:`layout_of`. `regions`: within the bounds of these arrays, with their outputs
+        on the device of this reader. `dtype`: of the outputs, or "bfloat16". `owner`: the object that owns the memory
+        of all outputs; it is kept until the last region has been read. `looks`: metadata files of each array, which are
+        checked before chunks are read: if one has changed, the errors of its regions are
+        :class:`~linumpy.errors.StaleLayoutError`. Only of arrays for which :meth:`reads_natively`.
         """
         self._check_process()
         with self._context():
