@@ -97,6 +97,10 @@ class Reader:
         scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
+        if direct and self.on_device:
+            from linumpy.gpu.read.engines.direct import require_direct  # only for GPUDirect Storage
+
+            require_direct()
         self.device = _device_number(device) if self.on_device else None
         self._cupy = require_cuda() if self.on_device else None
         self._hits = self._misses = 0

@@ -102,9 +102,7 @@ class ReadReport:
     def rows(self) -> list[tuple[str, str]]:
         """Return label and text of each printed line; lines of what was not counted, or not done, are left out."""
         read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
-        by_host = (
-            f"; chunks decoded by the host: {self.chunks_decoded_by_host:,}" if self.chunks_decoded_by_host else ""
-        )
+        by_host = self.chunks_decoded_by_host
         rows = [
             ("source", self.source),
             ("backend", self.backend),

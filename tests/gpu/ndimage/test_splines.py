@@ -50,6 +50,11 @@ def as_if_on_a_device(monkeypatch):
     on_cpu.patch(monkeypatch)
 
 
+def by_kernels(test):
+    """Mark a test whose NumPy arrays take the way of CuPy's, through kernels that run on the CPU."""
+    return needs_compiler(pytest.mark.usefixtures("as_if_on_a_device")(test))
+
+
 def exact(image, mode, pad=0, cval=None, order=3):
     """SciPy's coefficients in float64, of the image padded as SciPy's functions do."""
     wide = image.astype(np.float64)
@@ -203,8 +208,7 @@ def test_what_is_not_finite_stays_on_its_line(axis, bad):
     assert np.array_equal(matrix[before], expected[before])
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @settings(max_examples=examples(100))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
@@ -227,8 +231,7 @@ def test_points_of_splines_as_scipy(shape, sampled, kind, cval, far, seed):
     assert error(got, expected, np.append(image.astype("f8").ravel(), cval)) < 1e-5
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize(("mode", "kind"), matrix(MODES, ["f4", "f8"]))
 def test_places_in_and_beyond_the_pad(mode, kind):
     image = image_of(kind, (7, 15), 2)
@@ -246,8 +249,7 @@ def test_places_in_and_beyond_the_pad(mode, kind):
     assert error(got, expected, image) < (5e-6 if kind == "f4" else 1e-12)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @settings(max_examples=examples(60))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
@@ -273,8 +275,7 @@ def test_affine_maps_of_splines_as_scipy(shape, sampled, turned, seed):
     assert off.mean() <= (0.01 if mode == "constant" else 0)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize("cval", [7.9, -3.2, 200.0])
 def test_the_pad_holds_what_the_image_can_hold(cval):
     """SciPy casts the constant to the image's dtype in its pad, and takes it as it is beyond."""
@@ -329,8 +330,7 @@ def test_places_in_a_pad_that_are_no_numbers(kind):
         assert np.allclose(got, 5)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 def test_the_public_filter():
     image = image_of("u2", (9, 10, 40), 4)
     expected = exact(image, "reflect")
@@ -383,8 +383,7 @@ def test_the_kernels_compile(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
 def test_the_worst_image_is_met_in_float32(order):
     """What a spline's filter amplifies most are voxels that alternate along all axes."""

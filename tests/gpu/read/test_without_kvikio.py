@@ -37,7 +37,7 @@ def made_up_kvikio(request, monkeypatch):
         monkeypatch.setattr(direct, "kvikio_mode", lambda: ("cufile", "") if sys.modules.get("kvikio") else missing)
         monkeypatch.setattr(direct, "transfer_settings", contextlib.nullcontext)
         monkeypatch.setattr(
-            direct.DirectReads, "_view", lambda self, address, nbytes: (ctypes.c_ubyte * nbytes).from_address(address)
+            direct._Reads, "_view", lambda self, address, nbytes: (ctypes.c_ubyte * nbytes).from_address(address)
         )
 
 

@@ -106,7 +106,7 @@ class CoreDevice:
             self.limits.device_nbytes,
             self.limits.rows,
             self._timed,
-            native.ReadDirect() if self.direct is None else self.direct.callback(),
+            native.ReadDirect() if self.direct is None else self.direct.callback,
         )
         if self._cache_bytes:
             with self._lock:

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -35,31 +36,51 @@ _OPEN_FILES = 32
 _NOT_OF_FILE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
+def require_direct() -> None:
+    """Raise :class:`~linumpy.errors.GpuUnavailableError` without kvikio, which alone reads by GPUDirect Storage."""
+    mode, reason = kvikio_mode()
+    if mode == "none":
+        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
+
+
 class DirectReads:
-    """Reads into the memory of one device, for one reader; ``GpuUnavailableError`` without kvikio, which they need."""
+    """Reads into the memory of one device, for one reader.
+
+    `callback`: the function that the core calls, in its own threads. It must live until the core's reader is closed.
+    """
 
     def __init__(self, cupy: ModuleType, device: int) -> None:
-        mode, reason = kvikio_mode()
-        if mode == "none":
-            raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
         import kvikio
 
-        self._open_file, self._cupy, self._device = kvikio.CuFile, cupy, device
-        self._scope = contextlib.ExitStack()
-        self._lock = threading.Lock()
-        self._is_set_up = False
-        self._failure = ""  # why the first failed read failed
-
-    def callback(self) -> Any:
-        """Return a function for the core, which calls it in its own threads, and keeps this object alive."""
-        return native.ReadDirect(self._carry_out)
+        self._reads = reads = _Reads(kvikio.CuFile, cupy, device)
+        # The function does not refer to this object: a reference cycle would need the garbage collector.
+        self.callback = native.ReadDirect(lambda records, count: reads.carry_out(records, count))
+        weakref.finalize(self, reads.restore_settings)
 
     def engine(self, repeated: int) -> str:
         """Return `ReadReport.engine` of a job, of which the core repeated `repeated` reads."""
-        failure = self._failure
+        failure = self._reads.failure
         return f"{ENGINE}, failed reads through host memory: {failure}" if repeated and failure else ENGINE
 
-    def _carry_out(self, records: Any, count: int) -> None:
+    def close(self) -> None:
+        """Restore kvikio's settings."""
+        self._reads.restore_settings()
+
+
+class _Reads:
+    """State of the callback.
+
+    `failure`: why the first failed read failed; empty if none has failed.
+    """
+
+    def __init__(self, open_file: Callable[[str], Any], cupy: ModuleType, device: int) -> None:
+        self._open_file, self._cupy, self._device = open_file, cupy, device
+        self._scope = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._is_set_up = False
+        self.failure = ""
+
+    def carry_out(self, records: Any, count: int) -> None:
         """Read a slab, and wait for it. Raises nothing: the core cannot handle Python's exceptions."""
         try:
             self._set_up()
@@ -78,7 +99,7 @@ class DirectReads:
                 self._scope.enter_context(transfer_settings())
                 self._is_set_up = True
 
-    def close(self) -> None:
+    def restore_settings(self) -> None:
         """Restore kvikio's settings, until the next read."""
         with self._lock:
             self._scope.close()
@@ -91,7 +112,7 @@ class DirectReads:
     def _log_failure(self, reads: int, why: str) -> None:
         """Log once that reads are repeated without kvikio."""
         with self._lock:
-            is_logged, self._failure = bool(self._failure), self._failure or why
+            is_logged, self.failure = bool(self.failure), self.failure or why
         if not is_logged:
             _log.warning("%s failed %d reads (%s), which go through host memory without it", ENGINE, reads, why)
 
