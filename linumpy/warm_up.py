@@ -1,9 +1,9 @@
 """Compile the kernels of the pipeline in other processes, while the pipeline begins.
 
 In: a run, and the dtype of its mosaics. Out: compiled kernels in the folder of :mod:`linumpy.kernel_cache`. Each
-process takes a tiny brain through some stages, with the options of the run, since kernels depend on dtypes and options,
-but hardly on sizes. Processes, because threads wait for each other in the compiler. Nothing fails if a rehearsal does:
-the pipeline compiles what it lacks.
+process runs some stages on a tiny synthetic brain (a rehearsal), with the options of the run: kernels depend on dtypes
+and options, but hardly on sizes. Threads would wait for each other in the compiler. A failed rehearsal is only logged:
+the pipeline compiles the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from linumpy.version import __version__
 
 log = logging.getLogger(__name__)
 
-#: Stages that one process rehearses; a stage that needs the result of another one is in its group.
+#: Stages that are rehearsed together: a stage is in one group with the stages whose results it needs.
 _GROUPS = (
     ("focal", "surface"),
     ("positions", "stitch", "beam", "attenuation"),
     ("galvo", "resample", "survey", "shading", "illumination", "aip"),
     ("register", "stack", "report"),
 )
-#: Dtypes of the mosaics of synthetic brains.
+#: Dtypes of mosaics that are rehearsed, because synthetic brains can have them.
 DTYPES = ("uint16", "float32")
-#: Cores and device memory that a process needs.
+#: Cores, and bytes of device memory, that a process needs.
 _CORES, _DEVICE_NBYTES = 2, 3 * 2**30
 
 
@@ -63,9 +63,9 @@ class _Rehearsal:
 
 @contextmanager
 def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Compile the kernels of a run meanwhile, unless the folder of kernels has a mark that this was done.
+    """Compile the kernels of a run during a ``with`` block, unless a mark in the kernel folder says that this was done.
 
-    Processes that still compile at the end of the block are ended.
+    Processes that still compile at the end of the block are ended, and leave no mark.
 
     Parameters
     ----------
@@ -77,7 +77,8 @@ def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subpro
     Yields
     ------
     list of subprocess.Popen
-        The processes, to wait for; empty if all is compiled, or the machine is too small or cannot keep kernels.
+        The processes, to wait for; empty if the mark exists, the dtype is not in :data:`DTYPES`, the machine has too
+        few cores or too little device memory, or the kernel folder cannot be written.
     """
     name = np.dtype(_first_dtype(run) if dtype is None else dtype).name
     mark = _mark(run, name)
@@ -88,20 +89,20 @@ def warming_up(run: Run, dtype: DTypeLike | None = None) -> Iterator[list[subpro
                 _start_all(run, name, Path(folder), processes)
             yield processes
         finally:
-            failed = [process for process in processes if process.poll() != 0]
-            for process in failed:
+            unfinished = [process for process in processes if process.poll() != 0]  # still running, or failed
+            for process in unfinished:
                 process.kill()
                 process.wait()
             for process in processes:
                 assert process.stdin is not None
                 process.stdin.close()
-            if processes and not failed:
+            if processes and not unfinished:
                 with suppress(OSError):  # a full disk
                     mark.touch()
 
 
 def _start_all(run: Run, dtype: str, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Start processes, as many as cores and half of the free device memory suffice for, and add each to a list."""
+    """Start as many processes as the cores and half of the free device memory allow; append each to `processes`."""
     free = device.require_cuda().cuda.runtime.memGetInfo()[0]
     count = int(min(len(_GROUPS), device.usable_cores() // _CORES, free // 2 // _DEVICE_NBYTES))
     try:
@@ -122,7 +123,10 @@ def _first_dtype(run: Run) -> np.dtype:
 
 
 def _mark(run: Run, dtype: str) -> Path:
-    """Return the file that says that the kernels of runs with a codec and a dtype are compiled."""
+    """Return the file whose existence says that kernels are compiled for this GPU, these versions, codec and dtype.
+
+    Other options of the run are not compared: the pipeline compiles kernels that differ by them.
+    """
     cupy = device.require_cuda()
     capability = cupy.cuda.Device().compute_capability
     parts = (__version__, cupy.__version__, capability, dtype, run.codec, kernel_cache.is_command())
@@ -131,28 +135,28 @@ def _mark(run: Run, dtype: str) -> Path:
 
 def _start(rehearsal: _Rehearsal, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
-    # -P: modules of the current folder are not meant.
+    # -P: do not import modules from the current folder.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         stderr=None if log.isEnabledFor(logging.INFO) else subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(pickle.dumps(rehearsal))
-    process.stdin.flush()  # left open: its end tells the process that this one is gone
+    process.stdin.flush()  # stays open: end of file tells the process that its parent has ended
     return process
 
 
 def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
     """Take a tiny brain through groups of stages; return whether all were carried out."""
     spacing = rehearsal.run.options_of("resample").new_spacing
-    half = tuple(np.broadcast_to(spacing, 3) / 2)  # resampled to the spacing of the run
+    half = tuple(np.broadcast_to(spacing, 3) / 2)  # so that stage resample has work to do
     faults = replace(USUAL_FAULTS, galvo=5)
     brain = BrainSpec(
         slices=2, tiles=(2, 2), tile_shape=(48, 96, 96), spacing_um=half, interval_um=10 * half[0],
         dtype=rehearsal.dtype, faults=faults,
     )  # fmt: skip
     write_brain(brain, folder / "brain")
-    # The few tiles cannot tell the illumination, which must be corrected none the less.
+    # Too few tiles to estimate the illumination well: force its use, so that the kernels of the correction compile.
     options = {**rehearsal.run.options, "shading": replace(rehearsal.run.options_of("shading"), force=True)}
     succeeded = True
     for number, stages in enumerate(rehearsal.groups):
@@ -177,7 +181,7 @@ def _end_with_parent(folder: Path) -> None:
 
 
 def main() -> None:
-    """Rehearse what the parent process writes to the standard input."""
+    """Carry out the pickled :class:`_Rehearsal` that the parent process writes to standard input."""
     folder, rehearsal = Path(sys.argv[1]), pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     if rehearsal.as_command:

@@ -1,7 +1,7 @@
 """The slices of a run side by side: a row for each slice, a column for each stage, one grey scale in each column.
 
-In: summaries of images. Out: a :class:`Column` for each stage, and for each of its slices a cell: the plan, which is
-the mean along depth, and below it the middle section.
+In: summaries of images. Out: a :class:`Column` for each stage, and a cell for each of its slices: the plan (the mean
+along depth), and below it the section (a plane in the middle, with depth downwards).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.quality.images import ImageSummary
 
 #: Rows of pixels between plan and section.
 _GAP = 4
-#: Least and greatest height of the plan, relative to the width.
+#: Minimum and maximum height of plans and sections, as a fraction of the width of a cell.
 _ASPECTS = 0.3, 1.5
 #: Percentiles of all pixels of a column that are black and white.
 _PERCENTS = 0.5, 99.5
@@ -37,7 +37,7 @@ class Column:
 
     - `stage`: name of the stage, which is that of its folder.
     - `images`: by number of the slice, in the order of the numbers.
-    - `unchanged`: slices whose image is a link to that of an earlier stage.
+    - `unchanged`: numbers of slices whose image is a link to that of an earlier stage.
     """
 
     stage: str
@@ -71,19 +71,19 @@ def columns_of(folder: Path, images: Iterable[ImageSummary], links: Iterable[Pat
 
 
 def _rank(stage: str) -> tuple[int, str]:
-    """Return by what columns are sorted."""
+    """Return the sort key of a column."""
     first = stage.split("/")[0]
     return (_ORDER.index(first) if first in _ORDER else len(_ORDER)), stage
 
 
-#: Pixels of the width of all cells of a table, of the height of plans, and of the height of sections.
+#: Width of all cells of a table, height of their plans, and height of their sections, in pixels.
 Layout = tuple[int, int, int]
 
 
 def layout_of(columns: Sequence[Column], width: int, section: int = 0) -> Layout:
-    """Return one layout for all columns, by the median shape of their plans.
+    """Return one layout for all columns; the heights follow from the median shapes of the columns.
 
-    `section` is the height of the sections, to which each column is stretched; 0 for the median shape of the sections.
+    `section`: height of the sections in pixels, to which they are stretched; 0 for the height by the median shape.
     """
     extents = np.array([_extent(column) for column in columns if column.images])
     tall, wide, deep = extents.T
@@ -106,8 +106,8 @@ class Cells:
 
     - `pictures` (mapping of int to numpy.ndarray of uint8, (rows, columns)): by number of the slice; all of one shape.
     - `plan_limits`, `section_limits` (float, float): intensities of black and white in all plans, and in all sections.
-    - `pixel_um`: length of a pixel of the plans, and across the sections.
-    - `stretch`: factor by which sections are drawn deeper than they are; 0 without sections.
+    - `pixel_um`: length of a pixel of the plans, and of a pixel along the width of sections.
+    - `stretch`: factor by which sections are magnified along depth, relative to the width; 0 without sections.
     """
 
     pictures: Mapping[int, np.ndarray]
@@ -118,9 +118,10 @@ class Cells:
 
 
 def draw_cells(column: Column, layout: Layout) -> Cells:
-    """Draw the cells of a column. What no image fills is white.
+    """Draw the cells of a column; pixels that no image fills are white.
 
-    An image of two axes has no section: below it is the profile along its middle row, from black to white of its scale.
+    An image of two axes has no section. Below its plan is a graph of the values along its middle row, filled below the
+    curve; its height is the range from black to white of the plans.
     """
     (tall, wide, deep), (width, height, depth) = _extent(column), layout
     pixel, step = max(wide / width, tall / height), deep / depth or 1.0
@@ -159,7 +160,7 @@ def _placed(picture: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _profile(plan: np.ndarray, limits: tuple[float, float], height: int) -> np.ndarray:
-    """Return a filled curve of the values along the middle of the rows that have values."""
+    """Return a graph of the values along the middle one of the rows that have values, filled below the curve."""
     rows = np.flatnonzero(np.isfinite(plan).any(axis=1))
     line = plan[rows[len(rows) // 2]] if rows.size else plan[0]
     levels = np.linspace(limits[1], limits[0], height, dtype=np.float32)[:, None]

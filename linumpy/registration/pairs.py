@@ -1,8 +1,9 @@
 """Register pairs of images: search translation and rotation on a coarse grid, then refine.
 
-In: pairs of images (N, [Z,] Y, X) with masks. Out: :class:`~linumpy.registration.refine.PairTransforms`. All pairs are
-registered in one batch. Slow changes over an image, such as attenuation that remains where a cut is tilted, are removed
-first, because they differ between slices and outweigh the tissue's structure.
+In: pairs of images (N, [Z,] Y, X), NaN where they are not valid. Out: on the host,
+:class:`~linumpy.registration.refine.PairTransforms`. All pairs are registered in one batch. Slow changes over an image
+are removed first, because they differ between slices and outweigh the tissue's structure; an example is the attenuation
+that remains where a cut is tilted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, refine_pairs
 
-#: Slow changes are found by a Gaussian: its standard deviation as a fraction of the image, about two voxels of the
-#: coarse grid, the minimum of that in voxels, and the maximum number of blocks along an axis whose means it smooths.
-#: With a wider one, attenuation that remains outweighs the structure, and bends matches to the outline of the tissue.
+#: Slow changes are found by a Gaussian over the means of blocks. Its standard deviation as a fraction of the image's
+#: length (about two voxels of the coarse grid), the minimum of the standard deviation in voxels, and the maximum number
+#: of blocks along an axis. With a wider Gaussian, remaining attenuation would outweigh the structure, and matches would
+#: follow the outline of the tissue.
 _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 48, 8, 96
 #: Step between the angles of the search in degrees, and approximate maximum of voxels along an axis of its coarse grid.
 _ANGLE_STEP, _COARSE = 2.0, 96
@@ -43,18 +45,18 @@ def register_pairs(
     - `fixed`, `moving` (N, [Z,] Y, X): the images, all of one shape; smaller images are padded by NaN. The images of a
       pair may differ by a gain and an offset that change slowly along Y and X, by noise, and in parts of their
       contents.
-    - `shadows`: images that the fixed images also contain, by an unknown factor, such as shadows of the tissue above:
-      in the shape of the fixed images, 0 for no shadow.
-    - `spacing`: voxel spacing in µm; by default 1.
+    - `shadows`: images that the fixed images contain by an unknown factor, such as shadows of the tissue above; in the
+      shape of the fixed images, 0 for no shadow. The fixed images are valid only where their shadows are finite.
+    - `spacing` ([Z,] Y, X): voxel spacing in µm; by default 1 along each axis.
     - `model` ("rigid", "affine", "translation"): kind of the transforms.
-    - `max_angle`, `max_shift`: the search of the first transforms: maximum angle to each side in degrees, in the plane
-      of the last two axes, and maximum shift as a fraction of the image along each axis.
+    - `max_angle`: of the search, maximum angle to each side in degrees, in the plane of the last two axes.
+    - `max_shift`: of the search, maximum shift along each axis as a fraction of the image.
     - `levels`: maximum number of resolutions of the refinement; by default down to the coarse grid.
 
-    Returns: On the host.
+    Returns: the transforms from fixed to moving images, on the host.
 
-    On the device memory holds about fourteen copies of the images as float32, and up to 1 GiB each for the search and
-    for the refinement.
+    The device memory needed is about 14 copies of the images as float32, and up to 1 GiB each for the search and the
+    refinement.
     """
     if model not in ("rigid", "affine", "translation"):
         raise ValueError(f"model={model!r}: pass 'rigid', 'affine' or 'translation'")
@@ -85,23 +87,24 @@ def register_pairs(
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ matches.matrices @ np.linalg.inv(to_um)
     if levels is None:
-        # Down to the coarse grid: images of larger voxels would hold only what the flattening left of slow changes.
+        # Down to the coarse grid: images of larger voxels would show only the rest of the slow changes.
         levels = max(2, 1 + math.ceil(math.log2(max(factors))))
     refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps, model=model, levels=levels)
     evidence = np.where(np.isfinite(refined.errors_um), matches.evidence, 0.0)
     return replace(refined, evidence=evidence, is_at_edge=matches.is_at_edge)
 
 
-def angles_within(most: float) -> list[float]:
-    """Return the angles to try up to `most` degrees to each side, symmetric about 0."""
-    count = math.floor(most / _ANGLE_STEP + 1e-9)
+def angles_within(max_angle: float) -> list[float]:
+    """Return the angles to try, in degrees: symmetric about 0, up to `max_angle` to each side."""
+    count = math.floor(max_angle / _ANGLE_STEP + 1e-9)
     return [k * _ANGLE_STEP for k in range(-count, count + 1)]
 
 
 def _without_shadows(images: Array, shadows: Array) -> Any:
-    """Subtract shadows by the factor that a regression over the image gives, so that the search does not match them.
+    """Subtract shadows from images, so that the search does not match them.
 
-    A positive factor is no shadow, but structure that both have: it is left for the refinement to decide.
+    A regression gives the factor of each image. Shadows darken, so a positive factor comes from structure that both
+    have: nothing is subtracted then.
     """
     xp, axes = array_module(images), tuple(range(1, images.ndim))
     known = xp.isfinite(images) & xp.isfinite(shadows)
@@ -124,7 +127,7 @@ def flattened(images: Array) -> Array:
     image, valid = standardized(images, None)
     (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
     down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
-    bounded = xp.clip(image, -2, 2)  # so that a bright hair hardly affects the local mean
+    bounded = xp.clip(image, -2, 2)  # so that a thin bright object, such as a hair, hardly affects the local mean
     sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, bounded, bounded * bounded)]
     count = xp.maximum(sums[0], np.float32(1e-6))
     mean = sums[1] / count

@@ -1,8 +1,9 @@
 """Resample an OME-Zarr volume that is larger than memory, block by block, from Zarr to Zarr.
 
 The output, an image with its labels, appears complete or not at all. A stopped run leaves its blocks in
-``.NAME.unfinished``, and the same call continues from them. ``target_grid`` chooses the grid, ``target_images``
-describes the images to fill, also the labels; ``blocks.plans`` plans the blocks, ``blocks.pipeline`` makes them all.
+``.NAME.unfinished``, and the same call continues from them. ``target_grid`` chooses the grid; ``target_images``
+describes the images to fill (the target and its labels); ``blocks.plans`` plans the blocks; ``blocks.pipeline`` makes
+them.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def resample_zarr(
 
     Parameters
     ----------
-    source : str, Path, zarr.Array[Any], zarr.Group, Store, StorePath or (Store, str)
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
         An OME-Zarr image (NGFF 0.4 to 0.6) with two or three axes of space, whose times and channels are resampled
         separately; or an array of two or three axes, with `spacing`.
     output : str or Path
@@ -132,9 +133,9 @@ def resample_zarr(
         whose voxels may be labels, is never smoothed.
     mode : str, optional
         SciPy's name of the extension of the source beyond its edges. By default ``"nearest"`` for a spacing, whose grid
-        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``. Coordinates that a
-        rounding error (1e-6 voxels) puts outside of the source are at its edge, and order 0 takes the upper of two
-        voxels at the same distance.
+        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``. Coordinates up to
+        1e-6 voxels outside of the source, a rounding error, are moved to its edge. Between two voxels at the same
+        distance, order 0 takes the one of higher index.
     cval : float
         Value outside the source, for the constant modes. For labels it is 0.
     chunks, shards, codec, compressors, levels
@@ -273,7 +274,7 @@ def resample_zarr(
     encoded = any(target.image.compressors is not None for target in targets)
     check_space(output_path, sum(target.image.nbytes for target in targets), encoded=encoded)
     numbers = _device_numbers(devices, device, distributed)
-    arrays = [image.volumes.first.array for image in targets]
+    arrays = [target.volumes.first.array for target in targets]
     job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     # The first device makes the coarser levels.
     current = require_cuda().cuda.Device(numbers[0]) if numbers else nullcontext()
@@ -283,27 +284,27 @@ def resample_zarr(
             kind = "cuda" if numbers else resolve(device).kind
             if len(numbers) > 1 and memory_bytes is None:
                 memory_bytes = memory_of_each(numbers)
-            plans = [plan_target(image, kind, memory_bytes) for image in targets]
+            plans = [plan_target(target, kind, memory_bytes) for target in targets]
         else:
             needs = needs_of(job_sources[0], output_path, device)
             kind, plans = _plan_for_workers(client, needs, targets, memory_bytes)
         request = request_of(targets, kind, cval)
         with resumable_folder(output_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
-            for image in targets:
-                image.carried.log_dropped(image.volumes.name, Path(output) / image.folder)
-            voxels_nbytes = sum(image.voxels_nbytes for image in targets)
+            for target in targets:
+                target.carried.log_dropped(target.volumes.name, Path(output) / target.folder)
+            voxels_nbytes = sum(target.voxels_nbytes for target in targets)
             with progress_or_bar(progress, "resample", voxels_nbytes) as report:
-                for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
-                    array_path = str(state.folder / image.folder / "0")
+                for number, (target, planned) in enumerate(zip(targets, plans, strict=True)):
+                    array_path = str(state.folder / target.folder / "0")
                     job = replace(planned, source=job_sources[number], target=array_path)
                     job = job if number else replace(job, cval=float(cval))
-                    for entries, source_volume in image.volumes.volumes.items():
-                        record = BlockRecord(state, number, image.stored, image.image.dtype.itemsize, report, entries)
+                    for entries, source_volume in target.volumes.volumes.items():
+                        record = BlockRecord(state, number, target.stored, target.image.dtype.itemsize, report, entries)
                         volume_job = replace(job, index=source_volume.index, entries=entries)
                         _make_missing_blocks(volume_job, record, client, needs, numbers)
-            for image in targets:
-                folder, levels_kind = state.folder / image.folder, kind if client is None else "cpu"
-                make_coarser_levels(folder, image.image, levels_kind, memory_bytes)
+            for target in targets:
+                folder, levels_kind = state.folder / target.folder, kind if client is None else "cpu"
+                make_coarser_levels(folder, target.image, levels_kind, memory_bytes)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(output)
@@ -328,7 +329,7 @@ def _plan_for_workers(
     capacity = survey(client, needs)
     budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_target(image, capacity.kind, budget) for image in targets]
+        plans = [plan_target(target, capacity.kind, budget) for target in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise

@@ -1,10 +1,11 @@
 """Values of a volume in host memory, by NumPy, in as many threads as the process may use.
 
-In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file. Out: values and derivatives
-at points, by a nearest, linear or cubic spline.
+In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file; points (n, 3) with x, y, z in
+the unit cube. Out: values (C, n) and derivatives (C, 3, n) at the points, by the nearest voxel, linearly, or by a cubic
+B-spline.
 
-The cell of a point along an axis is the voxel at or before the point; the fraction is the distance from the cell's
-centre to the point, in voxels.
+The cell of a point along an axis is the last voxel whose centre is at or before the point; the fraction is the distance
+from the cell's centre to the point, in voxels.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from linumpy.sampling.coordinates.boxes import BOX_VOXELS
 from linumpy.sampling.threads import in_threads
 from linumpy.sampling.voxel_field import VoxelField, normalised
 
-#: Along an axis: cell and fraction of each point.
+#: Cells and fractions of points along one axis.
 Position = tuple[np.ndarray, np.ndarray]
 
 
 def along(u: np.ndarray, size: int) -> Position:
     """Return the cells (intp) and fractions (float32) of coordinates `u` along an axis of `size` voxels.
 
-    Points before the first centre or after the last take the voxel at the border; for points that are not finite the
-    fraction is NaN. A cell is at most the last voxel but one, so that a next voxel exists (if the axis has two).
+    Points beyond the outermost centres are moved to these; the fraction of a point that is not finite is NaN. The last
+    voxel is never a cell, so that each cell has a next voxel, unless the axis has only one.
     """
     position = u * np.float64(size)
     position -= 0.5
@@ -88,7 +89,8 @@ class HostVolume(VoxelField):
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
                     u = coords[:, 2 - axis]
                     position = u * np.float64(size) - 0.5
-                    # Slopes per voxel become slopes per unit of the cube; 0 beyond the outermost centres.
+                    # From slopes per voxel to slopes per unit of the cube: 0 beyond the outermost centres, and
+                    # ``u - u`` is NaN for a point that is not finite.
                     per_unit = np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
                     gradient[channel, 2 - axis] = slope * per_unit
 
@@ -107,7 +109,8 @@ class HostVolume(VoxelField):
             if self._labels:
                 out[channel] = values
             else:
-                out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
+                nan_where_not_finite = (coords - coords).sum(1)  # and 0 elsewhere
+                out[channel] = normalised(values, self._low_high) + nan_where_not_finite
 
     def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
         values = self._take(channel, index, offset)
@@ -146,7 +149,7 @@ def linear(
 
     ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32. `positions` has
     the cells, counted from the first voxel of the box, and the fractions along each axis (z, y, x), see :func:`along`.
-    With `has_slopes`, the list has the derivatives along z, y and x, per voxel; else it is empty.
+    Return the values, and with `has_slopes` the derivatives along z, y and x per voxel, else an empty list.
     """
     (z, fz), (y, fy), (x, fx) = positions
     index = (z * dims[1] + y) * dims[2] + x

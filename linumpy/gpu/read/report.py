@@ -1,4 +1,4 @@
-"""The report of a read, which ``return_report=True`` returns, and the counters and times of a reader."""
+"""The report of a read (``return_report=True``), and the counters and times of a reader."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class ReadReport:
     files_opened : int or None
         Files opened; a file that was opened twice counts twice. None if zarr-python read them.
     scratch_bytes : int or None
-        Device memory used beyond the result; None for reads by zarr-python and by :func:`linumpy.read_zarr` into host
-        memory.
+        Device memory that the reader holds for slabs and cached chunks, beyond the result; None for reads by
+        zarr-python and by :func:`linumpy.read_zarr` into host memory.
     plan_seconds, read_seconds : float
-        Time on the host for metadata and plan, and for the rest of the call. A ticket's report has 0 and the time from
-        ``submit`` to the end of the job.
+        Time on the host for metadata and plan, and for the rest of the call. In a ticket's report `plan_seconds` is 0,
+        and `read_seconds` lasts from ``submit`` to the end of the job.
     scatter_seconds : float or None
         Time of the scatter kernels on the device, which overlap the reading; None if it was not measured. It is summed
         over slabs; a slab that is shared with other jobs counts as a whole.
@@ -194,12 +194,12 @@ class ReaderStats:
     bytes_read : int
         Stored bytes of chunks; shard indexes and reads by zarr-python are not counted.
     layout_hits, layout_misses, index_hits, index_misses : int
-        Submitted sources whose layout was given or cached, and whose layout was read; uses of shard indexes that were
-        cached, and that were read.
+        Submitted sources whose layout was given or cached, and those whose layout was read from metadata; the same for
+        shard indexes, counted at each use.
     files_opened : int
         Files opened; a file that was opened twice counts twice.
     plan_seconds, io_seconds, place_seconds : float
-        Planning; reading; copying chunks to outputs in host memory.
+        Time of planning, of reading stored bytes, and of copying chunks to outputs in host memory.
     cache_hits, cache_misses : int
         Chunks that were in the cache on the device, and chunks that were not.
     device_bytes : int

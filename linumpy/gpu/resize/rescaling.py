@@ -1,7 +1,7 @@
 """Resize images and resample volumes to another voxel spacing: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an image of any rank and a shape, or voxel spacings (all in the same unit). Out: the image on its new grid, smoothed
-along axes that get coarser. :mod:`~linumpy.gpu.resize.resizing` smooths, and interpolates at orders 0 and 1;
+In: an image of any rank, and a new shape or two voxel spacings in the same unit. Out: the image on its new grid,
+smoothed along axes that get coarser. :mod:`~linumpy.gpu.resize.resizing` smooths, and interpolates at orders 0 and 1;
 :mod:`~linumpy.gpu.ndimage.dispatch` interpolates by splines at higher orders. Users import both functions from
 :mod:`linumpy.gpu.interpolation`.
 """
@@ -39,11 +39,11 @@ def resize(
     preserve_range: bool = True,
     clip: bool = True,
 ) -> Array:
-    """Resize an image, as scikit-image's ``resize`` does.
+    """Resize an image, as scikit-image's ``resize`` does with ``preserve_range=True``.
 
-    The extent of the image is kept: along an axis of n voxels that gets m, voxel i of the result has its centre at
-    (i + 1/2) n / m - 1/2. scikit-image computes integers in float64, this function in float32; integers that
-    are smoothed although the order is 0 are rounded once, not after every axis.
+    The extent of the image is kept: if an axis of n voxels gets m, voxel i of the result has its centre at
+    (i + 1/2) n / m - 1/2 in voxels of the image. scikit-image computes integers in float64, this function in float32.
+    Integers that are smoothed at order 0 (``anti_aliasing=True``) are rounded once, not after every axis.
 
     Parameters
     ----------
@@ -58,11 +58,13 @@ def resize(
         Boundary mode, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
         ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
     anti_aliasing : bool, optional
-        Whether to smooth by a Gaussian first; by default if an axis shrinks, but not booleans, nor integers at order 0.
+        Whether to smooth by a Gaussian first. By default true if an axis shrinks, but false for booleans and, at
+        order 0, for integers.
     anti_aliasing_sigma : float or sequence of float, optional
         Standard deviation of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
     preserve_range : bool
-        False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
+        Whether to keep the values of integers. With False and orders above 0, unsigned integers are divided by the
+        maximum of their dtype, into [0, 1], and signed ones into [-1, 1].
     clip : bool
         Whether to limit the result to the range of the image, which splines exceed. With mode ``"constant"``, this
         range is extended to 0 if 0 lies within the range of the result.

@@ -1,7 +1,7 @@
-"""A mosaic on disk: an image with three axes of space, one of them depth.
+"""A mosaic on disk: an OME-Zarr image with the axes z (depth), y and x, in any order.
 
-In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage` with checked metadata,
-whose voxels are not read.
+In: a path, and a selection of times and channels. Out: a :class:`MosaicImage` with checked metadata; its voxels are not
+read. Boxes and shapes follow the order of the image's axes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class MosaicImage(Volumes):
         return voxels if measured is None else measured.repeat(voxels)
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Yield all boxes of `size` voxels, each after the entries of its volume along the leading axes."""
+        """Yield (entries, box) for all boxes of `size` voxels in all volumes; `entries` as for :meth:`read_filled`."""
         return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
 
 
@@ -123,10 +123,10 @@ def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, 
 def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
     """Return the voxels of a tile along the lateral axes, from the caller or else from the metadata.
 
-    A chunk is never taken in their place: tiles cut at wrong borders give wrong results, and nothing shows it.
+    The chunk shape is never used instead: tiles with wrong borders give wrong results, which no check would find.
 
     Raises `MetadataError`: neither the caller nor the metadata has a tile shape, or that of the metadata is not two
-    positive integers. `ValueError`: another number of sizes than two, or a size that exceeds the mosaic.
+    positive integers. `ValueError`: not two sizes, or a size below 1 or above that of the mosaic.
     """
     recorded_tile = image.tile_shape
     if tile_given is not None and recorded_tile not in (None, tuple(tile_given)):
@@ -155,7 +155,9 @@ def open_mosaic(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
 ) -> MosaicImage:
-    """Open one resolution of an OME-Zarr mosaic of OCT; `level` 0 is the finest, the rest is as for ``StepOptions``.
+    """Open one resolution of an OME-Zarr mosaic; `level` 0 is the finest.
+
+    `channel`, `time` and `spacing` as in :class:`~linumpy.mosaic.io.step.StepOptions`.
 
     Raises, besides the errors of :func:`linumpy.io.volume.open_volumes`, `ValueError`: a spacing that is not three
     positive numbers. `MetadataError`: axes of space that are not z, y and x; focal corrections that cannot be read.

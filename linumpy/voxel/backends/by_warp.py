@@ -1,7 +1,7 @@
 """Voxel operations by Warp, on the GPU.
 
-In: CuPy arrays. Out: CuPy arrays. Warp uses the memory of CuPy's arrays and CuPy's current stream, so no mask is
-copied. Only operations that need a number on the host synchronise: meshes, holes, labels, distances, surfaces.
+In: CuPy arrays (Z, Y, X). Out: CuPy arrays. Warp uses the memory of CuPy's arrays and CuPy's current stream, so no mask
+is copied. Only operations that need a number on the host synchronise: meshes, holes, labels, distances, surfaces.
 ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, so that tests compare them with SciPy without a GPU.
 """
 
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 _ALL_BITS = 2**64 - 1
 
-#: Maximum number of 8-byte words of a launch: the index of a word is an int32.
+#: Maximum number of 8-byte words in a launch, because their index is an int32.
 _WORDS = 2**30
 
-#: Maximum size of the table that says which capsules are near each brick; more capsules take several passes.
+#: Maximum bytes of the table that says which capsules are near each brick; more capsules take several passes.
 _TABLE_NBYTES = 2**28
 
-#: Maximum number of voxels of a mask that CuPy labels: it computes in int32.
+#: Maximum number of voxels in a mask to label, because CuPy numbers voxels by int32.
 _MAX_LABELLED = 2**31 - 1
 
 
@@ -97,7 +97,7 @@ class WarpBackend(Backend):
         return out
 
     def _is_in_words(self, mask: Mask) -> bool:
-        """Return whether a mask can be read as words of 8 bytes, but for its last bytes."""
+        """Return whether a mask, without up to 7 bytes at its end, can be read as words of 8 bytes."""
         return bool(mask.flags.c_contiguous) and address_of(mask) % 8 == 0
 
     def _boolean_by_element(self, number: int, a: Mask, b: Mask, out: Mask) -> Mask:
@@ -113,11 +113,14 @@ class WarpBackend(Backend):
         return self._spread(mask, element.runs(reflected=False), inverted=True, outside=not border)
 
     def _spread(self, mask: Mask, runs: np.ndarray, *, inverted: bool, outside: bool) -> Mask:
-        """Return the union of a mask shifted by each offset; for an erosion the mask is inverted before and after.
+        """Return the union of a mask shifted by each offset; with `inverted`, of an erosion, invert before and after.
 
-        A word is 64 voxels along x, and a run is a number of neighbouring offsets along x. For each length of runs,
-        ``widen`` unites each word with its shifts by less than this length, and ``gather`` unites the results at the
-        offset of each run of this length. `outside` is the value beyond the (inverted) mask.
+        - `runs`: rows (dz, dy, first dx, length), sorted by length: offsets that are neighbours along x.
+        - `outside`: the value beyond the mask, after inversion.
+
+        Voxels are packed into words of 64 along x. For each length of runs, ``widen`` unites the mask with itself
+        shifted along x by 1 to length - 1 voxels; ``gather`` then adds the result at the first offset of each run of
+        this length.
         """
         xp, wp, (nz, ny, nx) = self.xp, self._wp, mask.shape
         runs = _clipped(runs, nx)
@@ -140,8 +143,8 @@ class WarpBackend(Backend):
         self._launch("unpack", result.shape, as_words(out), int(inverted), self._bytes(result))
         return result
 
-    def subtract_capsules(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> Mask:
-        """Remove a table of capsules, brick by brick; otherwise as :meth:`.Backend.subtract_capsules`."""
+    def subtract_capsules(self, mask: Mask, table: np.ndarray, grid: VoxelGrid) -> Array:
+        """Remove capsules brick by brick, as :meth:`.Backend.subtract_capsules`; return how many voxels it removed."""
         xp, wp, brick = self.xp, self._wp, self._kernels.BRICK
         bricks = tuple(-(-n // brick) for n in grid.shape)
         count = math.prod(bricks)
@@ -192,7 +195,7 @@ class WarpBackend(Backend):
         self, triangles: Array, bits: int, grid: VoxelGrid, axis: int, marks: Mask, change: Mask, *, solid: bool
     ) -> None:
         count = len(triangles)
-        lanes = 32 if count > 2**14 else 1024  # the fewer triangles, the larger they are
+        lanes = 32 if count > 2**14 else 1024  # few triangles are usually large, so each gets more threads
         corners = self._array(self.xp.ascontiguousarray(triangles), self._wp.int64)
         self._launch(
             "cross_columns", (count, lanes), corners, bits, 2.0**-bits, axis, lanes, grid.z_offset,
@@ -243,14 +246,17 @@ def _quieten(wp: ModuleType) -> None:
 
 
 def _marching_cubes(wp: ModuleType) -> type:
-    """Return Warp's class for surfaces, whose name depends on the version; before 1.9 it needs sizes in advance."""
+    """Return Warp's class for surfaces, whose name depends on the version.
+
+    Before Warp 1.9 the class needs the sizes of its results in advance, so these versions are refused.
+    """
     if tuple(map(int, wp.config.version.split(".")[:2])) < (1, 9):
         raise NotImplementedError(
             f'marching_cubes needs Warp 1.9 or later, and this is {wp.config.version}: pip install "warp-lang>=1.9"'
         )
     try:
         from warp.geometry import IsoSurfaceMarchingCubes
-    except ImportError:  # in older versions
+    except ImportError:  # before the class was moved
         return wp.MarchingCubes
     return IsoSurfaceMarchingCubes
 
@@ -262,12 +268,12 @@ def _clipped(runs: np.ndarray, nx: int) -> np.ndarray:
     return rows[:, [1, 2, 3, 0]]
 
 
-#: Parameters of methods that are masks.
+#: Names of parameters that take masks.
 _MASKS = ("mask", "a", "b", "out")
 
 
 def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that copies masks to the device, calls the method, and copies back."""
+    """Return a method that copies NumPy masks to the device, calls `method`, and copies its result to the host."""
     signature = inspect.signature(method)
     changed = "mask" if "mask" in signature.parameters else "out"
 
@@ -306,7 +312,7 @@ def _on_host(result: Any) -> Any:
 
 
 class TransferBackend(WarpBackend):
-    """Warp's backend for NumPy arrays, too.
+    """Warp's backend that also takes NumPy arrays.
 
     Results lie in the memory of the first mask, of `out`, or of a mesh's vertices. Each call copies masks from the host
     to the device once, and copies the result or the mask that it changes in place back once.

@@ -1,7 +1,7 @@
-"""Reads by GPUDirect Storage: the native core calls back to read stored bytes of a slab into device memory.
+"""Reads by GPUDirect Storage: a callback of the native core that reads the stored bytes of a slab into device memory.
 
-In: records of :class:`~linumpy.core.native.DirectRead`. Out: the number of bytes read, in each record. The record of a
-failed read keeps a negative number; the core repeats the read by system calls, which report errors of the file.
+In: records of :class:`~linumpy.core.native.DirectRead`. Out: the number of bytes read, in each record; after a failed
+read it stays negative. The core repeats failed reads by system calls, which report errors of the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_OF_FILE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 def require_direct() -> None:
-    """Raise :class:`~linumpy.errors.GpuUnavailableError` without kvikio, which alone reads by GPUDirect Storage."""
+    """Raise :class:`~linumpy.errors.GpuUnavailableError` if kvikio, which such reads need, is missing."""
     mode, reason = kvikio_mode()
     if mode == "none":
         raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
@@ -58,7 +58,7 @@ class DirectReads:
         weakref.finalize(self, reads.restore_settings)
 
     def engine(self, repeated: int) -> str:
-        """Return `ReadReport.engine` of a job, of which the core repeated `repeated` reads."""
+        """Return `ReadReport.engine` of a job; the core repeated `repeated` of its reads."""
         failure = self._reads.failure
         return f"{ENGINE}, failed reads through host memory: {failure}" if repeated and failure else ENGINE
 
@@ -100,7 +100,7 @@ class _Reads:
                 self._is_set_up = True
 
     def restore_settings(self) -> None:
-        """Restore kvikio's settings, until the next read."""
+        """Restore kvikio's settings; the next read changes them again."""
         with self._lock:
             self._scope.close()
             self._is_set_up = False
@@ -110,7 +110,7 @@ class _Reads:
         return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def _log_failure(self, reads: int, why: str) -> None:
-        """Log once that reads are repeated without kvikio."""
+        """Keep the message of the first failure, and log it once."""
         with self._lock:
             is_logged, self.failure = bool(self.failure), self.failure or why
         if not is_logged:
@@ -120,7 +120,7 @@ class _Reads:
 class _SlabReads:
     """Reads of one slab.
 
-    `failures`: messages of reads that failed, except where only the file could not be opened.
+    `failures`: messages of failed reads, without those whose file has an error: the core reports these.
     """
 
     def __init__(self, open_file: Callable[[str], Any], view: Callable[[int, int], Array]) -> None:
@@ -140,7 +140,7 @@ class _SlabReads:
                 self._finish()
 
     def _file(self, path: bytes) -> tuple[Any, list[Any]]:
-        """Return a file, opened once, and its pending reads; None for a file that cannot be opened."""
+        """Return an open file and its pending reads; the file is None if it cannot be opened."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
@@ -150,7 +150,7 @@ class _SlabReads:
         try:
             file = self._open_file(os.fsdecode(path))
         except Exception as error:
-            # An error of the file is left to the core, which meets it again when it repeats the read.
+            # The core gets an error of the file again when it repeats the read, and reports it.
             if not isinstance(error, OSError) or error.errno in _NOT_OF_FILE:
                 self.failures.append(_message_of(error))
         self._files[path] = file, []
