@@ -212,13 +212,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", default=["full", "partial", "severe"])
     parser.add_argument("--scale", type=float, default=1.0, help="size of tiles; 1 for 40 x 64 x 64 [%(default)s]")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes [%(default)s]")
-    parser.add_argument("--use-gpu", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[%(default)s]")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep brains and results, with reports")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all errors")
     args = parser.parse_args(argv)
     requests = [
-        Request(seed, kind, args.scale, "cuda" if args.use_gpu else "cpu", args.keep, tuple(args.peers))
+        Request(seed, kind, args.scale, args.device, args.keep, tuple(args.peers))
         for kind in args.kinds
         for seed in args.seeds
     ]

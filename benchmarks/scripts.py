@@ -6,7 +6,7 @@ linum-resample, in boxes. Without a GPU the commands run on the CPU.
 
 For example:
   linum-benchmark scripts --gib 16 --folder /scratch
-  linum-benchmark scripts --only linum-resample --gib 32 --folder /scratch --device_memory 8
+  linum-benchmark scripts --only linum-resample --gib 32 --folder /scratch --device-memory 8
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ COMMANDS: dict[str, tuple[Callable[[Mosaic, Path], object], Callable[[Mosaic, za
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gib", type=float, default=16.0, metavar="GIB", help="Size of the mosaic. [%(default)s]")
     text = "Device memory of linum-resample. [as it chooses]"
-    parser.add_argument("--device_memory", type=float, metavar="GIB", help=text)
+    parser.add_argument("--device-memory", type=float, metavar="GIB", help=text)
 
 
 SUITE = Suite(run=_run, help=__doc__, cases=tuple(COMMANDS), add_options=_add_options)

@@ -68,6 +68,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", nargs="?", default="demo-out/mosaic.ome.zarr", help="OME-Zarr image. [%(default)s]")
     parser.add_argument("--steps", type=int, default=500, help="Training steps. [%(default)s]")
-    parser.add_argument("--batch_size", type=int, default=2**16, help="Samples of a step. [%(default)s]")
+    parser.add_argument("--batch-size", type=int, default=2**16, help="Samples of a step. [%(default)s]")
     args = parser.parse_args()
     fit(args.path, args.steps, args.batch_size)
