@@ -67,7 +67,7 @@ class AttenuationMethod(Declared):
     """How attenuation is computed; parameters that are None are estimated from the data.
 
     The fall-off of sensitivity, from the calibration of the instrument, is not estimated. Focus and Rayleigh length
-    (:class:`linumpy.correction.attenuation.Beam`) are passed both or not at all; an infinite Rayleigh length needs no
+    (:class:`linumpy.correction.beam.Beam`) are passed both or not at all; an infinite Rayleigh length needs no
     focus. By default the maximum factor is that with which the background is as bright as tissue at the surface, but at
     most 50.
     """

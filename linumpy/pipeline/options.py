@@ -36,14 +36,14 @@ class Resample(Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class Focal(Smoothing):
-    """Options of ``focal``: :class:`linumpy.mosaic.surface.SurfaceMethod` and ``FocalCorrection``."""
+    """Options of ``focal``: :class:`linumpy.mosaic.options.SurfaceMethod` and ``FocalCorrection``."""
 
     interpolate: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surface(Smoothing):
-    """Options of ``surface``: :class:`linumpy.mosaic.surface.SurfaceMethod`."""
+    """Options of ``surface``: :class:`linumpy.mosaic.options.SurfaceMethod`."""
 
     definition: Definition = "linumpy"
 

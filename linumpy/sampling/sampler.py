@@ -57,7 +57,7 @@ class Sampler:
     order : {"iid", "binned", "stratified", "sobol"}
         See :func:`linumpy.sampling.create_sampler`.
     weights : Draw, optional
-        How points are drawn by weights or inside a mask, from :func:`linumpy.sampling.importance.weights_of`.
+        How points are drawn by weights or inside a mask, from :func:`linumpy.sampling.create.weights_of`.
     strata : int
         Boxes along each axis for ``order="stratified"``.
     window : int, optional

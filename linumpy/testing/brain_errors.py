@@ -253,7 +253,7 @@ def _to_brain(spec: BrainSpec, number: int, origin_um: _Floats, y_um: _Floats, x
 
 
 def _truth_at(spec: BrainSpec, z_um: _Floats, above_um: _Floats, y_um: _Floats, x_um: _Floats) -> np.ndarray:
-    """Return the known volume at coordinates in µm, as :func:`linumpy.testing.brain.reflectivity_at`; tissue only."""
+    """Return the known volume at coordinates in µm, as :func:`linumpy.testing.anatomy.reflectivity_at`; tissue only."""
     z, y, x = spec.spacing_um
     at = z_um / z, above_um / z, y_um / y, x_um / x
     return np.asarray(brain.reflectivity_at(spec, *at) * (tissue_share(spec, *at) > 0.5))
