@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StepOptions(TypedDict, total=False):
-    """Keyword parameters of every step.
+    """Keyword parameters of every step; a step ignores those that it has no use for.
 
     Every step raises FileExistsError for an existing output, FileNotFoundError and SourceError for a source that cannot
     be read, MetadataError for one whose metadata lack what is needed, ValueError or TypeError for parameters that do
