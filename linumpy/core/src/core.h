@@ -282,7 +282,7 @@ typedef struct {
     int64_t index_misses;
     int64_t files_opened;  // files that were opened, or requests to object stores
     int64_t decoded;  // chunks that the host decoded
-    int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that the cache on the device had, or not; its bytes in use
+    int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that the cache had, or not; its bytes in use
     int64_t slabs;  // completed on the device
     // Of timed slabs: number and bytes copied to the device, number and bytes decoded there.
     int64_t copies, copied_nbytes, slabs_decoded, decoded_nbytes;

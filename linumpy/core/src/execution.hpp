@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "device.hpp"
@@ -134,7 +135,7 @@ private:
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
     bool read_in_place(const Span &span);
-    void copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte);
+    void keep(u32 chunk, std::span<const u8> decoded);
     void fill(u32 chunk);
     void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);
@@ -152,7 +153,6 @@ private:
     Row row_of(const WantedBox &box, i64 source) const;
     void for_jobs_of_object(void (*each)(Job &, i64), i64 value);
     const u8 *read_exactly(i64 nbytes, i64 offset);
-    Box layout_of(const WantedBox &box) const;
     WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "execution.hpp"
@@ -71,7 +72,7 @@ void Wave::cut_kept_tasks() {
 // Unpin the slots of chunks whose task never began.
 Wave::~Wave() {
     if (std::none_of(chunks.begin(), chunks.end(), [](const WantedChunk &chunk) { return chunk.slot; })) return;
-    KeptChunks &kept = *reader_->device()->kept();
+    KeptChunks &kept = *reader_->kept();
     const auto lock = kept.lock();
     for (const WantedChunk &chunk : chunks)
         if (chunk.slot) kept.unpin(*chunk.slot);
@@ -127,7 +128,7 @@ void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
     lc_error error{};
     try {
         stale.reserve(task.chunks);
-        stage_kept(wave, task, stale);
+        use_kept(wave, task, stale);
     } catch (const DriverError &failed) {
         error.code = LC_DEVICE;
         std::string(failed.what()).copy(error.text, sizeof error.text - 1);
@@ -155,18 +156,36 @@ void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
             wave.objects[wave.chunks[n].object].end_task();
 }
 
-void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
-    KeptChunks &kept = *device_->kept();
-    KeptRows rows(wave, *device_, task.chunks);
+// Copy chunks that are kept on the host to the outputs, and unpin their slots.
+void Reader::copy_kept(Wave &wave, std::span<const std::pair<u32, KeptSlot *>> hits) {
+    for (const auto &[n, slot] : hits) {
+        const WantedChunk &chunk = wave.chunks[n];
+        for (u32 k = 0; k < chunk.boxes; ++k)
+            wave.boxes[chunk.first_box + k].job->chunks.fetch_add(1, std::memory_order_relaxed);
+        copy_boxes(wave, chunk, kept_memory(*slot), 0);
+    }
+    const auto lock = kept_->lock();
+    for (const auto &[n, slot] : hits) kept_->unpin(*slot);
+}
+
+// Use the kept chunks of a task, and list those whose stored object has changed.
+void Reader::use_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
+    KeptChunks &kept = *this->kept();
+    std::optional<KeptRows> rows;
+    std::vector<std::pair<u32, KeptSlot *>> hits;
+    if (device_) rows.emplace(wave, *device_, task.chunks);
+    else hits.reserve(task.chunks);
     Version version;
     for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n) {
         WantedChunk &chunk = wave.chunks[n];
         if (n == task.first_chunk || chunk.object != wave.chunks[n - 1].object)
             version = version_of(wave.objects[chunk.object], closing_);
-        if (chunk.slot->version == version) rows.add(chunk, *std::exchange(chunk.slot, nullptr));
-        else stale.push_back(n);
+        if (!(chunk.slot->version == version)) stale.push_back(n);
+        else if (rows) rows->add(chunk, *std::exchange(chunk.slot, nullptr));
+        else hits.emplace_back(n, std::exchange(chunk.slot, nullptr));
     }
-    rows.commit();
+    if (rows) rows->commit();
+    else copy_kept(wave, hits);
     kept.hits += static_cast<i64>(task.chunks) - static_cast<i64>(stale.size());
     if (stale.empty()) return;
     const auto lock = kept.lock();
@@ -179,12 +198,13 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
 
 // Use chunks that have been kept since this wave was planned, and reserve slots of the cache for the chunks to read.
 void Execution::use_kept_chunks() {
-    KeptChunks *kept = device_ ? device_->kept() : nullptr;
+    KeptChunks *const kept = reader_.kept();
     if (!kept || (is_remote() && !is_known(object_.version))) return;
     std::vector<std::pair<u32, KeptSlot *>> hits;
     hits.reserve(task_.chunks);
     slots_.assign(task_.chunks, nullptr);
-    KeptRows rows(wave_, *device_, task_.chunks);
+    std::optional<KeptRows> rows;
+    if (device_) rows.emplace(wave_, *device_, task_.chunks);
     i64 misses = 0;
     {
         const auto lock = kept->lock();
@@ -207,8 +227,8 @@ void Execution::use_kept_chunks() {
             const Regions &regions = box.batch->regions;
             const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
             const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
-            const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
-            if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
+            // On a device, a chunk that does not fit a slab is decoded in memory of the batch.
+            if (!device_ || ((!plan || plan->slots > 0) && geometry_.chunk_nbytes <= device_->capacity(nullptr)))
                 slots_[n] = kept->reserve(array, chunk.coordinates, object_.version);
         }
     }
@@ -216,11 +236,17 @@ void Execution::use_kept_chunks() {
     kept->misses += misses;
     size_t added = 0;
     try {
+        if (!rows) {
+            std::vector<std::pair<u32, KeptSlot *>> of_wave(hits);
+            for (auto &[n, slot] : of_wave) n += task_.first_chunk;
+            added = hits.size();
+            reader_.copy_kept(wave_, of_wave);
+        }
         while (added < hits.size()) {
             const auto [n, slot] = hits[added++];
-            rows.add(wave_.chunks[task_.first_chunk + n], *slot);
+            rows->add(wave_.chunks[task_.first_chunk + n], *slot);
         }
-        rows.commit();
+        if (rows) rows->commit();
     } catch (...) {
         const auto lock = kept->lock();
         for (; added < hits.size(); ++added) kept->unpin(*hits[added].second);
@@ -232,11 +258,12 @@ void Execution::use_kept_chunks() {
 // Give back the slots that no slab has taken over.
 Execution::~Execution() {
     if (std::all_of(slots_.begin(), slots_.end(), [](KeptSlot *slot) { return !slot; })) return;
-    const auto lock = device_->kept()->lock();
+    KeptChunks &kept = *reader_.kept();
+    const auto lock = kept.lock();
     for (KeptSlot *slot : slots_)
         if (slot) {
-            device_->kept()->forget(*slot);
-            device_->kept()->unpin(*slot);
+            kept.forget(*slot);
+            kept.unpin(*slot);
         }
 }
 

@@ -1,4 +1,4 @@
-// The cache of decoded chunks on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
+// The cache of decoded chunks, on the device or in host memory. Pure bookkeeping of one address range: copies nothing, calls no driver.
 //
 // The range is cut into segments, and each segment into slots of one size. A slot is empty, is being filled, or holds a
 // published chunk, which can be found. A slab in flight pins the slots that it reads or fills; a pinned slot is not
