@@ -16,16 +16,16 @@ from pathlib import Path
 
 #: Target and ceiling of each size.
 LIMITS = {
-    "lines of linumpy and scripts": (57_000, 67_458),
-    "statements of linumpy and scripts": (29_500, 34_457),
+    "lines of linumpy and scripts": (57_000, 63_579),
+    "statements of linumpy and scripts": (29_500, 33_018),
     "lines of linumpy/benchmark": (700, 0),
     "lines of benchmarks": (4_800, 0),
-    "lines of tests": (48_500, 58_983),
+    "lines of tests": (48_500, 57_146),
     "closure of linumpy.gpu.interpolation": (4_500, 0),
     "closure of linumpy.rays": (4_000, 0),
     "closure of linumpy.gpu.zarr_io": (9_000, 0),
     "closure of linumpy.stream.pipeline": (15_500, 0),
-    "closure of linumpy.resample.resample_zarr": (18_500, 21_324),
+    "closure of linumpy.resample.resample_zarr": (18_500, 0),
     "docs/performance.md": (160, 0),
     "CHANGELOG.md": (60, 0),
     "pyproject.toml": (400, 0),

@@ -1,6 +1,6 @@
 """How bytes get from a folder into GPU memory, by GPUDirect Storage (GDS) or through host memory, and why.
 
-In: a file or folder, and optionally a GPU. Out: a :class:`GdsVerdict`. Errors: none; the verdict is ``"unknown"``, with
+In: a file or folder. Out: a :class:`GdsVerdict`. Errors: none; the verdict is ``"unknown"``, with
 the reason, if the path is a URL or cannot be reached, if bash, the script or Linux is missing, or if the script times
 out.
 
@@ -20,20 +20,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["PATHS", "GdsVerdict", "clear_cache", "find_doctor", "gds_verdict"]
+__all__ = ["PATHS", "GdsVerdict", "gds_verdict"]
 
 #: All values of :attr:`GdsVerdict.path`, the native ones first.
 PATHS = ("nvidia-fs", "p2pdma", "cufile-compat", "kvikio-posix", "unknown")
 _NATIVE = ("nvidia-fs", "p2pdma")
 
 #: Timeout of the script in seconds. The script needs less than a second, and kvikio's import a few seconds.
-DEFAULT_TIMEOUT = 30.0
+_TIMEOUT = 30.0
 
 # Environment variables that the script reads; their values are part of the cache's key.
 _VARIABLES = (
@@ -52,61 +50,30 @@ class GdsVerdict:
     """The path of bytes from one folder to the GPU.
 
     `path`: one of :data:`PATHS`. `reasons`: the reasons for this path; if it is not native, the obstacles to a native
-    path. `both_native`: whether both native paths, ``"nvidia-fs"`` and ``"p2pdma"``, are available. `native`: the
-    native paths that are available. `folder`: the folder that the verdict is about: the path itself, or the nearest
-    existing folder above it; for a URL, or a path that cannot be reached, the path as it was passed. `source`: the path
-    of the script, or ``"none"`` if no script was run.
+    path. `folder`: the folder that the verdict is about: the path itself, or the nearest existing folder above it; for
+    a URL, or a path that cannot be reached, the path as it was passed.
     """
 
     path: str
     reasons: tuple[str, ...]
-    both_native: bool = False
-    native: tuple[str, ...] = ()
     folder: str = ""
-    source: str = "none"
 
     @property
     def is_native(self) -> bool:
         """Whether bytes go from the disk to the GPU without a copy in host memory."""
         return self.path in _NATIVE
 
-    def __str__(self) -> str:
-        """One line, for a log or a report."""
-        return f"path={self.path}" + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
-
 
 _CACHE: dict[tuple[object, ...], GdsVerdict] = {}
 
 
-def clear_cache() -> None:
-    """Forget all verdicts, for instance after the setup of the machine was changed."""
-    _CACHE.clear()
-
-
-def find_doctor() -> Path | None:
-    """Return the path of ``gds_doctor.sh``; None if the script or its library ``lib.sh`` is missing.
-
-    Both are in ``linumpy/_server_setup``, which in a source checkout is a link to ``shell_scripts/server_setup``.
-    """
-    folder = Path(__file__).resolve().parent / "_server_setup"
-    script = folder / "gds_doctor.sh"
-    return script if script.is_file() and (folder / "lib.sh").is_file() else None
-
-
-def gds_verdict(
-    path: str | os.PathLike[str],
-    *,
-    gpu: int | str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> GdsVerdict:
-    """Find out how bytes get from a file or folder into GPU memory.
+def gds_verdict(path: str | os.PathLike[str]) -> GdsVerdict:
+    """Find out how bytes get from a file or folder into GPU memory; every NVIDIA GPU must qualify for a native path.
 
     `path`: a file or a folder, also as a ``file://`` URL. If it does not exist, the nearest existing folder above it is
-    used, which is on the same file system. `gpu`: one GPU: its index in PCI order, or its PCI address such as
-    ``"0000:65:00.0"`` (CuPy's ``Device.pci_bus_id``). By default every NVIDIA GPU must qualify. `timeout`: seconds
-    after which the answer is ``"unknown"``.
+    used, which is on the same file system.
 
-    Returns: Cached for each file system, folder, GPU and environment, except after a timeout.
+    Returns: Cached for each file system, folder and environment, except after a timeout.
     """
     text = os.fsdecode(path)
     if "://" in text:
@@ -121,15 +88,14 @@ def gds_verdict(
     except (OSError, ValueError) as error:
         return GdsVerdict("unknown", (f"{text!r} cannot be reached: {error}",), folder=text)
     environment = _environment()
-    key = (file_system, folder, gpu, *(environment.get(name) for name in _VARIABLES))
+    key = (file_system, folder, *(environment.get(name) for name in _VARIABLES))
     cached = _CACHE.get(key)
     if cached is None:
         try:
-            cached = _CACHE[key] = _ask(folder, gpu, timeout, environment)
+            cached = _CACHE[key] = _ask(folder, environment)
         except subprocess.TimeoutExpired:
             # Not cached: the machine is busy, and a later call may get an answer.
-            reason = f"gds_doctor.sh did not answer within {timeout:g} s"
-            return GdsVerdict("unknown", (reason,), folder=folder, source=str(find_doctor()))
+            return GdsVerdict("unknown", (f"gds_doctor.sh did not answer within {_TIMEOUT:g} s",), folder=folder)
     return cached
 
 
@@ -155,40 +121,39 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[str, str]) -> GdsVerdict:
+def _ask(folder: str, environment: dict[str, str]) -> GdsVerdict:
     """Run the script and return its verdict; raise subprocess.TimeoutExpired if the script does not end in time."""
 
-    def unknown(reason: str, source: str = "none") -> GdsVerdict:
-        return GdsVerdict("unknown", (reason,), folder=folder, source=source)
+    def unknown(reason: str) -> GdsVerdict:
+        return GdsVerdict("unknown", (reason,), folder=folder)
 
     if not sys.platform.startswith("linux"):
         return unknown("GPUDirect Storage exists on Linux only")
-    script = find_doctor()
-    if script is None:
+    # In a source checkout this folder is a link to ``shell_scripts/server_setup``.
+    script = Path(__file__).resolve().parent / "_server_setup" / "gds_doctor.sh"
+    if not script.is_file() or not script.with_name("lib.sh").is_file():
         return unknown("gds_doctor.sh is not in the package")
     bash = shutil.which("bash")
     if bash is None:
         return unknown("there is no bash to run gds_doctor.sh with")
-    command = [bash, str(script), "--json"]
     # The script asks the kvikio of this Python, since reads use it.
-    command += ["--python", sys.executable] if sys.executable else ["--no-python"]
-    if gpu is not None:
-        command += ["--gpu", str(gpu)]
-    source = str(script)
+    python = ["--python", sys.executable] if sys.executable else ["--no-python"]
     try:
-        code, out, err = _run([*command, "--", folder], timeout, environment)
+        code, out, err = _run([bash, str(script), "--json", *python, "--", folder], environment)
     except (OSError, ValueError) as error:
-        return unknown(f"gds_doctor.sh cannot be run: {error}", source)
+        return unknown(f"gds_doctor.sh cannot be run: {error}")
     try:
-        return _from_report(json.loads(out), folder, source)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        report = json.loads(out)
+        path, reasons = report["path"], tuple(map(str, report["reasons"]))
+        if path not in PATHS:
+            raise ValueError(path)
+    except (ValueError, KeyError, TypeError):
         messages = err.decode("utf-8", "replace").strip().splitlines()
-        return unknown(
-            f"gds_doctor.sh gave no answer (exit {code}): {messages[-1] if messages else 'no message'}", source
-        )
+        return unknown(f"gds_doctor.sh gave no answer (exit {code}): {messages[-1] if messages else 'no message'}")
+    return GdsVerdict(path, reasons, folder)
 
 
-def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tuple[int, bytes, bytes]:
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, bytes, bytes]:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -198,7 +163,7 @@ def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tup
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=_TIMEOUT)
     except BaseException:
         # Kill the whole process group: a surviving child would keep the pipes open.
         with contextlib.suppress(ProcessLookupError):
@@ -206,17 +171,3 @@ def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tup
         process.communicate()
         raise
     return process.returncode, out, err
-
-
-def _from_report(report: Mapping[str, Any], folder: str, source: str) -> GdsVerdict:
-    path = report["path"]
-    if path not in PATHS:
-        raise ValueError(path)
-    return GdsVerdict(
-        path=path,
-        reasons=tuple(str(reason) for reason in report["reasons"]),
-        both_native=bool(report["both_native"]),
-        native=tuple(str(layout) for layout in report["native"]),
-        folder=folder,
-        source=source,
-    )

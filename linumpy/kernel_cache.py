@@ -36,15 +36,7 @@ _is_command = False
 
 @dataclass(frozen=True)
 class Compiled:
-    """Kernels that were compiled.
-
-    Attributes
-    ----------
-    kernels : int
-        Number of modules, each of one kernel or a few.
-    seconds : float
-        Time in the compiler, summed over threads.
-    """
+    """Number of modules that were compiled, each of one kernel or a few, and seconds in the compiler of all threads."""
 
     kernels: int = 0
     seconds: float = 0.0

@@ -19,18 +19,9 @@ DISTRIBUTION = "linumpy-gpu"
 
 @contextlib.contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Add to an ``ImportError`` of the block the command that installs the missing package.
+    """Add to an ``ImportError`` of the block the command that installs `package`, by an extra of this distribution.
 
-    Parameters
-    ----------
-    package : str
-        The package that the block imports.
-    extra : str
-        The extra of this distribution that installs the package.
-
-    Examples
-    --------
-    ``with needs("tifffile", "export"): import tifffile``
+    For example ``with needs("tifffile", "export"): import tifffile``.
     """
     try:
         yield

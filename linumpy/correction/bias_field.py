@@ -80,7 +80,7 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
             _basis(xp, size, shrink, count, spans) for size, count in zip(image.shape, log_image.shape, strict=True)
         ]
         fit = _SplineFit(xp, splines, is_used)
-        lattice = 0.0
+        lattice: Any = 0.0
         for _ in range(options.iterations):
             corrected = log_image - log_field
             sharpened = _sharpened(xp, corrected, is_used, options)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def _polynomial(
     scale = [(n - 1) / 2 or 1.0 for n in z.shape]
     v, u = y / scale[0] - 1, x / scale[1] - 1
     coefficients = _solve(xp, [v**p * u**q for p, q in powers.values()], z, valid)
-    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(coefficients, powers.values(), strict=True))
+    fitted: Any = sum(float(c) * v**p * u**q for c, (p, q) in zip(coefficients, powers.values(), strict=True))
     # Expand (y / s - 1)^p (x / t - 1)^q in powers of y and x.
     full = np.zeros((3, 3))
     for c, (p, q) in zip(coefficients, powers.values(), strict=True):

@@ -10,11 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from linumpy.gpu.read.fallback import gpu_zarr_context
     from linumpy.gpu.read.reader import Reader
     from linumpy.gpu.read.shared import release
     from linumpy.gpu.zarr_dask import zarr_to_dask
-    from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
+    from linumpy.gpu.zarr_io import gpu_zarr_context, plan_zarr_read, read_zarr, read_zarr_to_gpu
 
 __all__ = [
     "Reader",
@@ -28,7 +27,6 @@ __all__ = [
 
 _MODULES = {
     "Reader": "read.reader",
-    "gpu_zarr_context": "read.fallback",
     "release": "read.shared",
     "zarr_to_dask": "zarr_dask",
 }

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array, is_device_array
+
 _STANDARD = "-std=c++17"
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 #: Package of the headers that kernels of several packages include.
@@ -194,6 +196,33 @@ def current_queue() -> tuple[int, int, int]:
     import cupy
 
     return int(cupy.cuda.runtime.getDevice()), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
+
+
+#: Alignment of a table in bytes, so that a thread may load a row of weights at once.
+_ALIGNED = 64
+
+#: The queue of work that a table belongs to, a key of :func:`current_queue`; None on the host.
+Queue = tuple[int, int, int] | None
+
+
+def queue_of(array: Array) -> Queue:
+    """Return the current queue of work for an array; None on the host."""
+    return current_queue() if is_device_array(array) else None
+
+
+def upload(tables: Sequence[np.ndarray], queue: Queue) -> Uploaded:
+    """Upload tables; return each as an array of uint8 that begins at, and is padded to, a multiple of 64 bytes."""
+    sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
+    ends = np.cumsum(sizes)
+    packed: Array = np.zeros(int(ends[-1]), np.uint8)
+    for table, size, end in zip(tables, sizes, ends, strict=True):
+        packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
+    if queue is not None:
+        import cupy
+
+        packed = cupy.asarray(packed)
+    parts = tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    return Uploaded(parts, None) if queue is None else uploaded(parts)
 
 
 #: Types of real numbers, by NumPy's name without the byte order, as number.cuh reads them.

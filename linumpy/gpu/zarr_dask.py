@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import zarr
@@ -29,20 +28,13 @@ from linumpy.plan.layout import ArrayLayout
 #: Maximum size of blocks by default, as in dask.
 _BLOCK_NBYTES = 128 * 2**20
 
-#: Reads ``region=`` of the array at a path to a device or the host, by linumpy's reader.
-RegionReader = Callable[..., Array]
-
-
-#: A shape of blocks as callers give it; see :func:`block_shape`.
-Chunks = int | Sequence[int] | None
-
 
 @dataclass(frozen=True)
 class BlockReader:
     """Reads blocks of one array; a small object that is pickled to every worker."""
 
     path: str
-    reader: RegionReader
+    reader: Callable[..., Array]
 
     def __call__(self, block_info: Any = None) -> Array:
         """Read a block of dask's array."""
@@ -124,8 +116,9 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
     >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
     """
-    da = _dask_array()
-    from dask.base import tokenize
+    with needs("dask", "dask"):
+        import dask.array as da
+        from dask.base import tokenize
 
     array = open_source(source, level)
     layout = read_layout(array)
@@ -136,7 +129,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
     return da.map_blocks(
         task,
-        chunks=tuple(_lengths(n, b) for n, b in zip(layout.shape, blocks, strict=True)),
+        chunks=da.core.normalize_chunks(blocks, layout.shape),
         dtype=layout.dtype,
         meta=new_array(where.xp, (0,) * layout.rank, layout.dtype),
         name=f"zarr-{token}",
@@ -144,14 +137,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
 
 
 def _read_to_host(source: Source, *, region: Any) -> Array:
-    block: Array = read_zarr(source, region=region, device="cpu")
-    return block
-
-
-def _dask_array() -> ModuleType:
-    with needs("dask", "dask"):
-        import dask.array as da
-    return da
+    return read_zarr(source, region=region, device="cpu")  # type: ignore[no-any-return]
 
 
 def _version(array: zarr.Array) -> tuple[str, str]:
@@ -159,12 +145,7 @@ def _version(array: zarr.Array) -> tuple[str, str]:
     return repr(array.metadata.to_dict()), written(array)
 
 
-def _lengths(length: int, block: int) -> tuple[int, ...]:
-    whole, remainder = divmod(length, block)
-    return (block,) * whole + ((remainder,) if remainder else ()) or (0,)
-
-
-def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
+def block_shape(layout: ArrayLayout, chunks: int | Sequence[int] | None) -> tuple[int, ...]:
     """Choose the shape of blocks.
 
     `layout`: how the array is stored. `chunks`: wanted shape; -1 for a whole axis, one number for all axes. By default

@@ -9,8 +9,8 @@ report give the reason for this fallback, which is an error with ``strict=True``
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +19,21 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda, resolve
-from linumpy.errors import GpuUnavailableError
-from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
+from linumpy.gpu.kvikio_zarr import OwnReader, read_into_host, read_to_device, read_zarr_via_kvikio
 from linumpy.gpu.read import request as requests
-from linumpy.gpu.read.engines.by_zarr import array_of, is_left_to_zarr, why_unsupported
+from linumpy.gpu.read.engines.by_zarr import why_unsupported
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import describe_placement, limits_for
+from linumpy.gpu.read.limits import Limits, describe_placement
 from linumpy.gpu.read.report import LINUMPY, ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
-from linumpy.plan.read import ReadPlan, plan_read, why_not_gpu_mode
+from linumpy.io.zarr_mode import gpu_mode
+from linumpy.plan.read import ReadPlan, plan_read
 
 __all__ = [
+    "gpu_zarr_context",
     "plan_zarr_read",
     "read_zarr",
     "read_zarr_to_gpu",
@@ -41,9 +41,8 @@ __all__ = [
     "read_zarr_via_zarr_gpu",
 ]
 
-_BACKENDS = ("auto", LINUMPY, "zarr-gpu")
-#: Former names of backends.
-_ALIASES = {"kvikio": LINUMPY}
+#: Backends by the names that callers give.
+_BACKENDS = {"auto": "auto", LINUMPY: LINUMPY, "zarr-gpu": "zarr-gpu", "kvikio": LINUMPY}
 
 
 def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
@@ -60,7 +59,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         ``print(plan)`` explains it: chunks, codecs, where they are decoded, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
-    layout, limits = plan.layout, limits_for(requests.DEFAULT_SCRATCH_BYTES, may_exceed=True)
+    layout, limits = plan.layout, Limits(requests.DEFAULT_SCRATCH_BYTES, may_exceed=True)
     if layout.unsupported is not None or not plan.region.size:
         return plan
     decoding = "none: chunks are raw"
@@ -146,10 +145,10 @@ def read_zarr(
     if verify:
         verify_region(plan)
     requests.check_elements(plan.layout)
-    target = plan.layout.dtype if dtype is None else requests.result_dtype(plan, dtype)
+    target = plan.layout.dtype if dtype is None else requests.cast_dtype(plan.layout.dtype, dtype)
     if strict and (reason := why_unsupported(plan.layout)):
         raise requests.unsupported_error(plan.layout, reason)
-    result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
+    result, report = read_into_host(plan, target, where.reason, begin)
     return (result, report) if return_report else result
 
 
@@ -237,7 +236,6 @@ def read_zarr_to_gpu(
     >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
     """
-    backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
@@ -246,15 +244,13 @@ def read_zarr_to_gpu(
         raise ValueError("device= and out= both choose the device of the result: pass one of them")
     if verify:
         verify_region(plan)
+    if backend == "zarr-gpu":
+        plan = replace(plan, layout=replace(plan.layout, unsupported=""))
+    is_strict = strict or _BACKENDS[backend] == LINUMPY
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
-        layout, request = plan.layout, _request(plan, dtype, out, scratch_bytes)  # says first that there is no GPU
-        if backend == "zarr-gpu":
-            plan = replace(plan, layout=replace(layout, unsupported="", array=array_of(layout)))
-            request = replace(request, plan=plan)
-        elif (strict or backend == LINUMPY) and (reason := why_unsupported(layout)):
-            raise requests.unsupported_error(layout, reason)
-        return _read(request, begin, timed=return_report)
+        with closing(OwnReader(requests.check_scratch(scratch_bytes))) as own:
+            return read_to_device(plan, dtype, out, own, begin, strict=is_strict, timed=return_report)
 
     if isinstance(device, Sequence):
         from linumpy.gpu.devices import checked_devices, on_each
@@ -288,25 +284,23 @@ def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnRe
     """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that the caller reuses."""
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(array, 0), region)
-    _read(_request(plan, None, out, own.scratch_bytes), begin, timed=False, own=own)
+    read_to_device(plan, None, out, own, begin)
 
 
-def _read(
-    request: requests.ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
-) -> tuple[Any, ReadReport]:
-    """Read by a reader, or in zarr's GPU mode where linumpy's reader does not support the array and that mode does."""
-    plan, device = request.plan, requests.device_of(request).id
-    if is_left_to_zarr(plan.layout) and not why_not_gpu_mode(plan.layout, plan.region, request.dtype, device):
-        from linumpy.gpu.read.fallback import read_in_gpu_mode
+@contextmanager
+def gpu_zarr_context() -> Iterator[None]:
+    """Make zarr arrays that are opened and sliced inside give CuPy arrays.
 
-        return read_in_gpu_mode(request, begin, why_unsupported(plan.layout))
-    return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
+    zarr's configuration belongs to the whole process: arrays sliced by other threads meanwhile give CuPy arrays too.
+    linumpy's own reads and writes give the same results inside. Some of them need zarr's host mode (shards and zarr
+    format 2). In this thread, and in threads that linumpy's functions start for it, these switch to host mode while
+    they run; in other threads they wait until the block ends.
 
-
-def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
-    """Check a request; without a GPU, the error names the function that works without one."""
-    try:
-        return requests.make_request(plan, dtype, out, scratch_bytes)
-    except GpuUnavailableError as error:
-        advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
-        raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
+    Raises
+    ------
+    GpuUnavailableError
+        No CUDA device.
+    """
+    require_cuda()
+    with gpu_mode():
+        yield

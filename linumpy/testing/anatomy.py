@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,8 @@ def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array)
 
         coordinates = xp.stack(xp.broadcast_arrays(z[:, None, None] - above, y, x))
         return map_coordinates(xp.asarray(spec.volume.astype(np.float32)), coordinates, order=1, mode="constant")
-    structure, around = _TISSUES[spec.anatomy](spec, at), np.float32(spec.water)
+    structure = _TISSUES[spec.anatomy](spec, at)
+    around: Any = np.float32(spec.water)
     if spec.agarose is not None:
         longest = spec.texture_um[1]
         waves = _sum_of_waves(spec, 9, 2, (2 * longest, 4 * longest), at)
@@ -138,7 +140,8 @@ _TISSUES: dict[str, Callable[[BrainSpec, _Points], Array]] = {"waves": _waves, "
 
 def _texture(spec: BrainSpec, at: _Points, deviation: float) -> Array:
     """Return fine structure of about mean 1, and a deviation of its logarithm: noise of periods that halve."""
-    (shortest, period), total, stream = spec.texture_um, 0, 30
+    (shortest, period), stream = spec.texture_um, 30
+    total: Any = 0
     while (period := max(shortest, period / 2)) > shortest or stream == 30:
         total, stream = total + _noise(spec, stream, period, at), stream + 1
     total, stream = total + _noise(spec, stream, shortest, at), stream + 1

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -208,7 +208,7 @@ def split_bytes(begin: int, end: int) -> list[tuple[int, int]]:
     return [(offset, min(offset + _PINNED_NBYTES, end)) for offset in range(begin, end, _PINNED_NBYTES)]
 
 
-def pinned_copies(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
+def pinned_copies(arena: Any, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
     """Copy pieces of the arena to pinned memory; piece n + 1 is copied while the caller uses piece n.
 
     - `arena` (uint8): device memory; all work that writes it must be complete.

@@ -306,9 +306,9 @@ class OmeZarrWriter:
                 f"region {name} cuts the {kind} {region_text(unit)}: write whole {kind}s of {self.stored} (only the "
                 f"end of the image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
             )
-        on_device = is_device_array(voxels)
-        with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
-            self._on_device = self._on_device or on_device
+        device = voxels.device if is_device_array(voxels) else nullcontext()
+        with self._state.writing(whole, box, name), device:
+            self._on_device = self._on_device or is_device_array(voxels)
             if cut_parts:
                 self._buffer(cut_parts, box, voxels, name)
             if whole is not None:

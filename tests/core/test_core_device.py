@@ -13,8 +13,8 @@ import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.engines import core_device
+from linumpy.gpu.read.report import ReaderStats
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from tests.support.budget import some
@@ -155,8 +155,8 @@ def test_a_kernel_that_does_not_compile_is_an_error(tmp_path, device, monkeypatc
         submit(made, reader, array, [...], None)
 
 
-def _placed_on_device(real, chain, chunk_nbytes, chunks, limits):
-    return real(chain, chunk_nbytes, chunks, dataclasses.replace(limits, decode_on="device"))
+def _placed_on_device(real, chain, chunk_nbytes, chunks, limits, *capacity):
+    return real(chain, chunk_nbytes, chunks, dataclasses.replace(limits, decode_on="device"), *capacity)
 
 
 @pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])

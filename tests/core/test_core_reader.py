@@ -238,7 +238,7 @@ def test_a_deleted_reader_lives_until_its_jobs_are_over(held):
     outputs.clear()
     timer = threading.Timer(0.3, held.store.arrive.set)
     timer.start()
-    core = weakref.ref(reader._engines._core._core)
+    core = weakref.ref(reader._core._core)
     del reader
     gc.collect()
     timer.join()

@@ -56,12 +56,8 @@ def test_both_ways_open(gds, server):
     verdict = gds.gds_verdict(server.path("data"))
     assert verdict.path == "p2pdma"
     assert verdict.is_native
-    assert verdict.both_native
-    assert verdict.native == ("nvidia-fs", "p2pdma")
-    # Not the same file in an sdist, which has no links.
-    assert Path(verdict.source).read_bytes() == (SETUP_DIR / "gds_doctor.sh").read_bytes()
     assert verdict.folder == str(server.path("data"))
-    assert str(verdict).startswith("path=p2pdma (both native ways are open")
+    assert verdict.reasons[0].startswith("both native ways are open")
     with pytest.raises(dataclasses.FrozenInstanceError):
         verdict.path = "nvidia-fs"
     assert {verdict: 1}[verdict] == 1
@@ -118,24 +114,14 @@ def test_asking_again_costs_nothing(gds, server, monkeypatch):
     first = gds.gds_verdict(server.path("data"))
     assert gds.gds_verdict(f"{server.path('data')}/later.zarr") is first
     assert len(runs) == 1
-    gds.gds_verdict(server.path("data"), gpu=0)
-    assert len(runs) == 2
     monkeypatch.setenv("KVIKIO_COMPAT_MODE", "ON")
     assert gds.gds_verdict(server.path("data")).path == "kvikio-posix"
-    assert len(runs) == 3
-    gds.clear_cache()
-    monkeypatch.delenv("KVIKIO_COMPAT_MODE")
-    assert gds.gds_verdict(server.path("data")) == first
-    assert len(runs) == 4
+    assert len(runs) == 2
 
 
-def test_one_gpu(gds, server):
+def test_every_gpu_must_qualify(gds, server):
     server.gpu(address="0000:17:00.0", model="NVIDIA L40", p2pmem=None)
     assert gds.gds_verdict(server.path("data")).path == "nvidia-fs"
-    assert gds.gds_verdict(server.path("data"), gpu="0000:65:00.0").path == "p2pdma"
-    wrong = gds.gds_verdict(server.path("data"), gpu=7)
-    assert wrong.path == "unknown"
-    assert "--gpu 7" in wrong.reasons[0]
 
 
 def test_kvikio_that_was_told_in_this_process_is_believed(gds, server, monkeypatch):
@@ -161,7 +147,6 @@ def test_no_bash_is_unknown(gds, server, monkeypatch, tmp_path):
     verdict = gds.gds_verdict(server.path("data"))
     assert verdict.path == "unknown"
     assert "no bash" in verdict.reasons[0]
-    assert verdict.source == "none"
 
 
 def test_another_system_is_unknown(gds, server, monkeypatch):
@@ -185,14 +170,12 @@ def install(tmp_path, doctor):
 
 def test_installed_layout_without_execute_bits(server, tmp_path):
     module, package = install(tmp_path, None)
-    verdict = module.gds_verdict(server.path("data"))
-    assert verdict.path == "p2pdma"
-    assert verdict.source == str(package / "_server_setup" / "gds_doctor.sh")
+    assert not os.access(package / "_server_setup" / "gds_doctor.sh", os.X_OK)
+    assert module.gds_verdict(server.path("data")).path == "p2pdma"
 
 
 def test_no_script_is_unknown(server, tmp_path):
     module, _ = install(tmp_path, "")
-    assert module.find_doctor() is None
     assert "not in the package" in module.gds_verdict(server.path("data")).reasons[0]
 
 
@@ -201,7 +184,7 @@ def test_no_script_is_unknown(server, tmp_path):
     [
         ("echo 'no json'", "gave no answer (exit 0)"),
         ("echo first >&2; echo last >&2; exit 7", "(exit 7): last"),
-        ('echo \'{"path": "teleport", "reasons": [], "both_native": false, "native": []}\'', "gave no answer"),
+        ('echo \'{"path": "teleport", "reasons": []}\'', "gave no answer"),
         ("echo '[]'", "gave no answer"),
         ("printf '\\377'", "gave no answer"),
     ],
@@ -229,7 +212,8 @@ def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path, monkey
     module, _ = install(tmp_path, f"sleep 60 & echo $! >'{tmp_path}/pid'; wait\n")
     time_begins_with(tmp_path / "pid", monkeypatch)
     start = time.monotonic()
-    verdict = module.gds_verdict(server.path("data"), timeout=1)
+    monkeypatch.setattr(module, "_TIMEOUT", 1)
+    verdict = module.gds_verdict(server.path("data"))
     assert verdict.path == "unknown"
     assert "within 1 s" in verdict.reasons[0]
     assert time.monotonic() - start < 50
@@ -245,11 +229,12 @@ def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path, monkey
 
 def test_no_answer_in_time_is_not_kept(server, tmp_path, monkeypatch):
     time_begins_with(tmp_path / "late", monkeypatch)
-    answer = '{"path": "p2pdma", "reasons": [], "both_native": false, "native": ["p2pdma"]}'
+    answer = '{"path": "p2pdma", "reasons": []}'
     module, _ = install(
         tmp_path, f"[ -e '{tmp_path}/late' ] || {{ : >'{tmp_path}/late'; sleep 60; }}\necho '{answer}'\n"
     )
-    assert module.gds_verdict(server.path("data"), timeout=1).path == "unknown"
+    monkeypatch.setattr(module, "_TIMEOUT", 1)
+    assert module.gds_verdict(server.path("data")).path == "unknown"
     assert module.gds_verdict(server.path("data")).is_native
 
 

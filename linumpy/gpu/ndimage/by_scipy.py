@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.gpu.ndimage.target import Spline, Target
+from linumpy.gpu.ndimage.arguments import Spline, Target
 from linumpy.gpu.rounding import rounded
 
 #: A call of a function of ``scipy.ndimage``: takes an image and ``output`` (an array, or the dtype of a new array), and

@@ -13,6 +13,7 @@ import numpy as np
 
 from linumpy.arrays import Array, array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.plan.boundary import gaussian_radius
 
 _THREADS = 256
 
@@ -24,13 +25,10 @@ def kernel_spec(dtype: np.dtype) -> KernelSpec:
     )
 
 
-def gaussian(images: Array, sigmas: Sequence[float], truncate: float = 4.0) -> Array:
-    """Smooth images; ``sigmas`` has the standard deviation along each axis in voxels, 0 for none.
-
-    The Gaussian ends after `truncate` standard deviations.
-    """
+def gaussian(images: Array, sigmas: Sequence[float]) -> Array:
+    """Smooth images by a Gaussian; ``sigmas`` has the standard deviation along each axis in voxels, 0 for none."""
     for axis, sigma in enumerate(sigmas):
-        radius = int(truncate * sigma + 0.5)
+        radius = gaussian_radius(sigma)
         if sigma > 0:
             weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
             images = correlate(images, weights / weights.sum(), axis)

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.arrays import Array, array_module, is_device_array
+from linumpy.gpu.kernels import computed_in
 from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
+from linumpy.gpu.ndimage.arguments import Spline, Target
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.boundary import SPLINE_PAD
 
@@ -236,7 +237,7 @@ def _prepare(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Ar
     image = image.view(np.uint8) if own_dtype.kind == "b" else image
     if not how.needs_filter:
         return sampling.contiguous(image), sampler
-    dtype = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
+    dtype = computed_in(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
         return splines.filtered(image, splines.Ends(mode, order=order), dtype, axes=axes), sampler

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array, array_module
-from linumpy.gpu.ndimage.arguments import read_coordinates, read_per_axis, read_spline, read_target
+from linumpy.gpu.ndimage.arguments import Target, read_coordinates, read_per_axis, read_spline, read_target
 from linumpy.gpu.ndimage.by_scipy import scipy_call
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.ndimage.target import Target
 from linumpy.plan.boundary import centred
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.gpu.kernels import UNSIGNED_TYPES, KernelSpec, Uploaded, address_of, int32, load
+from linumpy.gpu.kernels import UNSIGNED_TYPES, KernelSpec, Queue, Uploaded, address_of, int32, load, queue_of, upload
 from linumpy.gpu.rounding import rounded
-from linumpy.gpu.tables import Queue, queue_of, upload
 from linumpy.plan.boundary import snap_to_edges
 
 _UNITS = UNSIGNED_TYPES | {16: "uint4"}

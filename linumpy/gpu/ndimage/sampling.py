@@ -33,7 +33,6 @@ from linumpy.gpu.ndimage.sampling_launch import (
     kinds_of,
     spec_of,
     three,
-    three_sizes,
 )
 from linumpy.plan.boundary import ROUNDING
 from linumpy.plan.grid.affine import plan_brick
@@ -171,7 +170,7 @@ class _PointsCall:
     blocks: tuple[int, ...]
     count: int
     sizes: tuple[float, ...]
-    grid: tuple[int, int, int]
+    grid: tuple[int, ...]
     tiles: tuple[int, int]
 
 
@@ -195,7 +194,7 @@ def _points_call(
     config = (small if itemsize < 4 else other)[order]
     # A grid of more axes than the image: its first axes are joined.
     joined = len(shape) - rank + 1
-    grid = three_sizes((math.prod(shape[:joined]), *shape[joined:]))
+    grid = three((math.prod(shape[:joined]), *shape[joined:]))
     blocks, tiles = blocks_of(grid, config.tile, rank)
     units = (0.0,) * 6 if sizes is None else (*three(sizes, 1), *three([1 / size for size in sizes], 1))
     return _PointsCall(config, True, blocks, count, units, grid, tiles)
@@ -257,7 +256,7 @@ def sample_affine(
     rank, order = len(affine.matrix), how.order
     is_stack = box.ndim > rank
     image, first_out = (box[0], out[0]) if is_stack else (box, out)
-    shape = three_sizes(first_out.shape)
+    shape = three(first_out.shape)
     brick = None
     if rank == 3 and order in BRICKS:
         itemsize = 8 if needs_float64(box.dtype, out.dtype) else 4

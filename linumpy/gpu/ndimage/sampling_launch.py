@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, needs_float64
@@ -115,12 +116,6 @@ def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tu
     return (x * y * z,), (y, x)
 
 
-def three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:
+def three(sizes: Sequence[Any], first: int = 1) -> tuple[Any, ...]:
     """Put values for missing axes before the others, up to three."""
     return (first,) * (3 - len(sizes)) + tuple(sizes)
-
-
-def three_sizes(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Put axes of one voxel before the others, up to three."""
-    z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
-    return z, y, x

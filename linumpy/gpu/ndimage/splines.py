@@ -4,6 +4,9 @@ In: an image of any rank. Out: the coefficients of SciPy's ``spline_filter``, fl
 ``spline.cu`` filter one axis after another; for orders 4 and 5, whose filters have two poles, one pole after another.
 Kernels do not depend on shapes. A line is the voxels along the filtered axis. Temporary memory beside the result: about
 a fiftieth of it for few, long lines, and a copy of an image that is to be padded and is not contiguous.
+
+In float32 the error of samples is at most 1e-5 of the range if float32 holds the dtypes of image and result exactly.
+The worst case is a checkerboard, whose coefficients of order 5 are 420 times as large as its voxels.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array, array_module
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, computed_in, index_type, int32, int64, load, needs_float64
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, int32, int64, load, needs_float64
 
 #: `fold` of spline.cu, by mode. SciPy has three filters, which serve all modes.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
@@ -52,30 +55,14 @@ _LONGEST_AXIS = 2**29
 _LARGEST_PAD = 15
 
 
-@dataclass(frozen=True)
-class SplineTuning:
-    """Definitions of a kernel that affect speed only.
-
-    `block`: voxels of a line that a thread filters in one step: 8, 16 or 32. `resident`: minimum number of resident
-    blocks per multiprocessor, for which the compiler limits registers.
-    """
-
-    block: int
-    threads: int
-    resident: int
-
-    @property
-    def defines(self) -> dict[str, str]:
-        """Definitions of spline.cu."""
-        return {"BLOCK": str(self.block), "THREADS": str(self.threads), "RESIDENT": str(self.resident)}
-
-
-#: By kernel, and whether it computes in double precision.
+#: BLOCK, THREADS and RESIDENT of spline.cu, by kernel and whether it computes in double precision; they affect speed
+#: only. A thread filters 8, 16 or 32 voxels of a line in one step; the minimum number of resident blocks per
+#: multiprocessor limits its registers.
 TUNING = {
-    ("spline_columns", False): SplineTuning(8, 128, 8),
-    ("spline_columns", True): SplineTuning(16, 128, 4),
-    ("spline_rows", False): SplineTuning(32, 128, 4),
-    ("spline_rows", True): SplineTuning(16, 128, 3),
+    ("spline_columns", False): (8, 128, 8),
+    ("spline_columns", True): (16, 128, 4),
+    ("spline_rows", False): (32, 128, 4),
+    ("spline_rows", True): (16, 128, 3),
 }
 
 
@@ -105,16 +92,6 @@ def filtered(
         image = out
     filter_axes(array_module(image).ascontiguousarray(image), ends, out, axes)
     return out
-
-
-def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Return the dtype of coefficients for which the error of samples is at most 1e-5 of the range.
-
-    float32 where it represents the dtypes of image and result exactly, else float64, so that results of float64 or of
-    long integers keep their precision. The worst case is a checkerboard: at order 5 its coefficients are 420 times as
-    large as its voxels, and the error of samples is 6e-6.
-    """
-    return computed_in(*dtypes)
 
 
 def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
@@ -162,8 +139,8 @@ class _Pass:
 
     size: int
     counts: tuple[int, int]
-    read: tuple[int, int, int, int]
-    written: tuple[int, int, int, int]
+    read: tuple[int, ...]
+    written: tuple[int, ...]
 
     @property
     def lines(self) -> int:
@@ -194,22 +171,17 @@ def _plan_pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pa
         plain = _element_strides(shape)
         read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
     outer_count, inner_count = [1] * missing + counts
-    return _Pass(shape[axis], (outer_count, inner_count), _four(read), _four(written))
+    return _Pass(shape[axis], (outer_count, inner_count), read, written)
 
 
 def _element_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
-    a, b, c, d = numbers
-    return a, b, c, d
-
-
 def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, is_double: bool) -> None:
     """Filter an axis by a matrix, all poles at once."""
     matrix = array_module(out).asarray(_matrix(layout.size, ends.mode, ends.order))
-    threads = TUNING["spline_columns", is_double].threads
+    _, threads, _ = TUNING["spline_columns", is_double]
     lines = int64(layout.lines, layout.counts[1], *layout.read[1:], *layout.written[1:])
     args = (
         source.reshape(-1)[layout.read[0] :],
@@ -229,10 +201,10 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
     padded_size = layout.size + 2 * ends.pad
     by_rows = layout.read[3] == 1 and layout.written[3] == 1 and layout.size >= _ROW
     name = "spline_rows" if by_rows else "spline_columns"
-    threads = TUNING[name, is_double].threads
+    block, threads, _ = TUNING[name, is_double]
     blocks = -(-layout.lines // threads)
     in_place = source is out
-    segment, segments = _segments(padded_size, layout.lines, TUNING[name, is_double].block)
+    segment, segments = _segments(padded_size, layout.lines, block)
     if in_place and ends.pad:  # the padding is computed from voxels that other segments may have overwritten
         segment, segments = padded_size, 1
     constant = ends.cval is not None
@@ -240,7 +212,7 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
     states: Any = np.int64(0)  # a null pointer
     if in_place and segments > 1:
         states = array_module(out).empty((2, segments + 1, layout.lines), np.float64 if is_double else np.float32)
-        width = TUNING["spline_columns", is_double].threads
+        _, width, _ = TUNING["spline_columns", is_double]
         across = -(-layout.lines // width)
         args = (read, states, *axis, *int32(segment, segments), np.uint32(across), *lines)
         kernel = load(_spec("spline_boundaries", source, out, ends.order, pole, is_double))
@@ -273,7 +245,7 @@ def _matrix(size: int, mode: str, order: int) -> np.ndarray:
 
 
 def _spec(name: str, source: Array, out: Array, order: int, pole: float, is_double: bool) -> KernelSpec:
-    tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", is_double]
+    block, threads, resident = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", is_double]
     defines = {
         "SOURCE": CUDA_TYPES[source.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],
@@ -282,6 +254,8 @@ def _spec(name: str, source: Array, out: Array, order: int, pole: float, is_doub
         "POLE_VALUE": repr(pole),
         "MEMORY": str(next(memory[is_double] for largest, *memory in _MEMORY if -pole < largest)),
         "SHORT": str(_SHORT[order]),
-        **tuning.defines,
+        "BLOCK": str(block),
+        "THREADS": str(threads),
+        "RESIDENT": str(resident),
     }
     return KernelSpec("spline", name, tuple(defines.items()), "linumpy.gpu.ndimage.cuda")

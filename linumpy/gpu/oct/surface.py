@@ -108,11 +108,13 @@ def find_tissue_interface(
     TypeError
         A volume that is no NumPy or CuPy array; voxels that are not booleans, integers or floats.
 
-    Notes ----- The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. With
-    ``definition="edge"`` and `order` 1, A-lines in which no edge reaches `min_contrast` are therefore processed a
-    second time, with a mean over at most 3 × 3 A-lines and a Gaussian twice as wide along depth. This detects slopes up
-    to 3 voxels per voxel. With another `order` there is no second pass, and the result without an edge is NaN. Where
-    the second pass finds no edge either, the result is:
+    Notes
+    -----
+    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. With ``definition="edge"``
+    and `order` 1, A-lines in which no edge reaches `min_contrast` are therefore processed a second time, with a mean
+    over at most 3 × 3 A-lines and a Gaussian twice as wide along depth. This detects slopes up to 3 voxels per voxel.
+    With another `order` there is no second pass, and the result without an edge is NaN. Where the second pass finds no
+    edge either, the result is:
 
     - 0: smoothed intensity at the first voxel exceeds the mean of its A-line by `min_contrast` standard deviations of
       noise. Attenuated tissue that begins above the volume looks like this.

@@ -27,29 +27,10 @@ _BLOCK_VOXELS = 2**26
 
 @dataclass(frozen=True)
 class SurfaceOptions:
-    """How to find a surface; see :func:`linumpy.gpu.interface.find_tissue_interface`.
+    """How to find a surface: arguments of :func:`linumpy.gpu.interface.find_tissue_interface`.
 
-    Attributes
-    ----------
-    s_xy : int
-        Voxels of the lateral mean along each axis.
-    s_z : float
-        Standard deviation of the Gaussian along depth, in voxels.
-    use_log : bool
-        Whether to take the logarithm first.
-    order : int
-        Order of the derivative along depth.
-    cutting_errors : bool
-        Whether to replace the surface by the brightest voxel where that lies above it.
-    depth_axis : int
-        Axis of depth.
-    edge : bool
-        True for ``definition="edge"``, False for ``definition="linumpy"``.
-    min_contrast : float
-        Minimum contrast of an edge.
-    zero_log : float or None
-        Value used as the logarithm of voxels that are not positive; None for 0, or with `edge` for
-        :func:`log_of_zero`.
+    `cutting_errors` is its `detect_cutting_errors`; `edge`: True for ``definition="edge"``. `zero_log`: None for 0, or
+    with `edge` for :func:`log_of_zero`.
     """
 
     s_xy: int = 15
@@ -154,13 +135,6 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
     return surface, contrast
 
 
-def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Array:
-    """Compute the lateral mean; with a mask, the mean over voxels inside."""
-    if inside is None:
-        return _lateral_mean(xp, ndimage, values, s_xy)
-    return _mean_inside(xp, ndimage, values, inside, s_xy)
-
-
 def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Array:
     """Return a mask as an array of bool in the shape of the A-lines, (rows, columns, depth)."""
     if mask.ndim == 3:
@@ -186,8 +160,10 @@ def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int)
     return values
 
 
-def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array, s_xy: int) -> Array:
-    """Compute lateral means over voxels inside; voxels outside repeat the means of their A-line."""
+def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Array:
+    """Compute lateral means; with a mask those over voxels inside, and voxels outside repeat means of their A-line."""
+    if inside is None:
+        return _lateral_mean(xp, ndimage, values, s_xy)
     share = _lateral_mean(xp, ndimage, inside.astype(np.float32), s_xy)
     # The mean of a voxel inside contains that voxel: the share is at least 1 / s_xy², never a rounding error of 0.
     mean = _lateral_mean(xp, ndimage, xp.where(inside, values, np.float32(0)), s_xy) / xp.where(inside, share, 1)

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from linumpy.gpu.kernels import (
     uint32,
     uploaded,
 )
-from linumpy.gpu.oct import surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions
 
 #: Maximum bytes of the means between the kernels.
@@ -39,9 +39,17 @@ _SHARED_BYTES = 48 * 1024
 _THREADS, _LINE_THREADS = 256, 128
 #: Parameters of the surface: ``Rule`` of surface.cuh.
 RULE = np.dtype([("half_s_z", "f8"), ("width", "f4"), ("min_contrast", "f4")], align=True)
-#: Whether the marching kernels (``surface_march.py``) are used where they fit.
+#: Whether the kernels of surface_march.cu are used where they fit: a thread marches along an axis, with a window of
+#: voxels in registers.
 MARCH = True
 _GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in surface.cu
+_FLOAT = np.dtype(np.float32)
+#: Maximum width of a mean and radius of a derivative that fit into the registers of the marching kernels.
+_MAX_MEAN, _MAX_RADIUS = 32, 16
+#: Block sizes of march_lines, and its maximum number of lines in shared memory at a time.
+_MARCH_THREADS, _LINES = (256, 512), 32
+#: Minimum number of rows (or lines) that a march produces; it reads s - 1 more ahead of them.
+_MIN_ROWS = 128
 
 
 @functools.lru_cache(maxsize=64)
@@ -174,8 +182,8 @@ class _SurfaceRun:
             zero = self.xp.full(1, self.options.zero_log, np.float32)
             return zero
         zero = self.xp.empty(1, np.float32)
-        sizes = *int64(*self.stride), *int32(*self.shape)
-        self._mean_kernel("log_of_zero", self.vol.dtype, "0")((1,), (1024,), (self.vol, zero, *sizes))
+        args = (self.vol, zero, *int64(*self.stride), *int32(*self.shape))
+        self._launch(kernel_spec("log_of_zero", self.vol.dtype, "0"), 1, 1024, args)
         return zero
 
     def surface(self) -> tuple[Array, Array | None]:
@@ -201,103 +209,107 @@ class _SurfaceRun:
         weights, smoothing = (_weights_on_device(self.xp, second.s_z, order) for order in (1, 0))
         rule = np.array((0, second.step_width, second.min_contrast), RULE)[()]
         line = (size_b * depth, depth, 1) if self.layout.depth_inner else (size_b, 1, count * size_b)
-        load(kernel_spec("look_again", self.vol.dtype, self.log, self.kind))(
-            (-(-count * size_b // _THREADS),),
-            (_THREADS,),
-            (
-                *(self.vol, mean, *self._from_row(first), weights, smoothing, np.int32(len(weights) - 1), rule),
-                *(np.float32(second.s_z), self.zero, *int64(*self.stride, *line)),
-                *(*int32(self.shape[0], first, count, size_b, depth), *int64(*self.out_stride), *int32(second.s_xy)),
-            ),
+        args = (
+            *(self.vol, mean, *self._from_row(first), weights, smoothing, np.int32(len(weights) - 1), rule),
+            *(np.float32(second.s_z), self.zero, *int64(*self.stride, *line)),
+            *(*int32(self.shape[0], first, count, size_b, depth), *int64(*self.out_stride), *int32(second.s_xy)),
         )
+        spec = kernel_spec("look_again", self.vol.dtype, self.log, self.kind)
+        self._launch(spec, -(-count * size_b // _THREADS), _THREADS, args)
 
-    def _mean_kernel(self, name: str, source: np.dtype, log: str) -> Callable[..., None]:
-        return load(kernel_spec(name, source, log))
+    def _launch(self, spec: KernelSpec, blocks: int, threads: int, args: tuple[Any, ...], shared: int = 0) -> None:
+        load(spec)((blocks,), (threads,), args, shared_mem=shared)
 
-    def _steepest_kernel(self, name: str) -> Callable[..., None]:
-        return load(kernel_spec(name, np.dtype(np.float32), "0", self.kind))
+    def _steepest(self, name: str, first: int, mean: Array, blocks: int, sizes: tuple[Any, ...], words: int) -> None:
+        """Find the maximum of each profile; `words`: shared memory in words of 4 bytes."""
+        args = (mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.rule, *sizes)
+        threads = _LINE_THREADS if name == "steepest_lines" else _THREADS
+        self._launch(kernel_spec(name, _FLOAT, "0", self.kind), blocks, threads, args, 4 * words)
 
-    def _start(self, launch: surface_march.MarchLaunch) -> None:
-        load(launch.spec)((launch.blocks,), (launch.threads,), launch.args)
+    def _marches(self) -> bool:
+        """Return whether the registers of the marching kernels hold the window."""
+        return MARCH and self.s <= _MAX_MEAN and 1 <= self.radius <= _MAX_RADIUS
 
-    def _mean_pass(self, first: int, count: int, mean: Array) -> surface_march.MeanPass:
-        rows = first, count
-        return surface_march.MeanPass(self.vol, mean, self.shape, self.stride, rows, self.s, self.log, self.zero)
+    def _march_mean(self, name: str, first: int, count: int, mean: Array) -> None:
+        """Start march_strip, the mean over s x s voxels if b is contiguous, or march_rows, along a if depth is."""
+        size_a, size_b, depth = self.shape
+        # A march produces a segment of rows, so that these and the s - 1 rows ahead of them are whole groups.
+        segment = -(-(_MIN_ROWS + self.s - 1) // _GROUP) * _GROUP - (self.s - 1)
+        segments = -(-count // segment)
+        if name == "march_strip":
+            across, planes = -(-size_b // _THREADS), depth
+            sizes: tuple[Any, ...] = (*int32(size_a, size_b, first, count), *uint32(across, segments))
+        else:
+            across, planes = -(-size_b * depth // _THREADS), 1
+            sizes = (*int32(size_a, first, count, depth), *int64(size_b * depth), *uint32(across))
+        args = (self.vol, mean, *int64(*self.stride), *sizes, *int32(segment), self.zero)
+        spec = march_spec(name, self.vol.dtype, log=self.log, s=self.s)
+        self._launch(spec, across * segments * planes, _THREADS, args)
 
-    def _profile_pass(self, first: int, count: int, mean: Array) -> surface_march.ProfilePass:
-        sizes, profile = (count, *self.shape[1:]), (*self.weights, *self.rule)
-        maps = self._from_row(first)
-        return surface_march.ProfilePass(mean, maps, profile, sizes, self.out_stride, self.radius, self.kind)
+    def _march_search(self, first: int, mean: Array, spec: KernelSpec, blocks: int, threads: int, *sizes: Any) -> None:
+        """Find the maximum of each profile in the output of :meth:`_march_mean`."""
+        args = (mean, *self._from_row(first), *self.weights, *self.rule, *sizes, *int64(*self.out_stride))
+        self._launch(spec, blocks, threads, args)
 
     def _tiles(self, first: int, count: int, mean: Array) -> None:
         size_a, size_b, depth = self.shape
-        if MARCH and surface_march.supports_window(self.s, self.radius):
-            self._start(surface_march.plan_strip_mean(self._mean_pass(first, count, mean)))
-            self._start(surface_march.plan_column_search(self._profile_pass(first, count, mean)))
+        if self._marches():
+            self._march_mean("march_strip", first, count, mean)
+            spec = march_spec("march_columns", _FLOAT, kind=self.kind, radius=self.radius)
+            sizes: tuple[Any, ...] = (*int64(count * size_b), *int32(count, size_b, depth))
+            self._march_search(first, mean, spec, -(-count * size_b // _LINE_THREADS), _LINE_THREADS, *sizes)
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
-        self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
-            (tiles_a * tiles_b * depth,),
-            (_THREADS,),
-            (
-                *(self.vol, mean, *int64(*self.stride), *int32(size_a, size_b, first, count)),
-                *(*uint32(tiles_a, tiles_b), *int32(self.s), self.zero),
-            ),
-            shared_mem=4 * _tile_words(self.s),
-        )
+        sizes = (*int64(*self.stride), *int32(size_a, size_b, first, count), *uint32(tiles_a, tiles_b))
+        args = (self.vol, mean, *sizes, *int32(self.s), self.zero)
+        spec = kernel_spec("mean_tile", self.vol.dtype, self.log)
+        self._launch(spec, tiles_a * tiles_b * depth, _THREADS, args, 4 * _tile_words(self.s))
         self._columns(first, count, mean, (size_b, 1, count * size_b))
 
     def _lines(self, first: int, count: int, mean: Array) -> None:
         _, size_b, depth = self.shape
-        if (
-            MARCH
-            and surface_march.supports_window(self.s, self.radius)
-            and surface_march.supports_depth(depth, self.radius)
-        ):
-            self._start(surface_march.plan_row_mean(self._mean_pass(first, count, mean)))
-            self._start(surface_march.plan_line_search(self._profile_pass(first, count, mean), self.s))
+        # march_lines has a thread for each voxel of depth, of which there must be enough for a group.
+        if self._marches() and self.radius + _GROUP <= depth <= _MARCH_THREADS[-1]:
+            self._march_mean("march_rows", first, count, mean)
+            segment = -(-_MIN_ROWS // _LINES) * _LINES
+            segments = -(-size_b // segment)
+            threads = next(n for n in _MARCH_THREADS if depth <= n)
+            spec = march_spec("march_lines", _FLOAT, kind=self.kind, s=self.s, radius=self.radius, threads=threads)
+            sizes: tuple[Any, ...] = (*int32(size_b, depth), *uint32(segments), *int32(segment))
+            self._march_search(first, mean, spec, count * segments, threads, *sizes)
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)
-        self._steepest_kernel("steepest_lines")(
-            (count * groups,),
-            (_LINE_THREADS,),
-            (
-                *(mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.rule),
-                *(*int32(size_b, depth), *uint32(groups), *int64(*self.out_stride), *int32(self.s)),
-            ),
-            shared_mem=4 * _lines_words(depth, self.radius),
-        )
+        counts = (*int32(size_b, depth), *uint32(groups), *int64(*self.out_stride), *int32(self.s))
+        self._steepest("steepest_lines", first, mean, count * groups, counts, _lines_words(depth, self.radius))
 
     def _any(self, first: int, count: int, mean_a: Array, mean: Array) -> None:
         """Start three kernels: mean along a, mean along b, profile. The means keep the memory order of the volume."""
         size_b, depth = self.shape[1:]
-        kernel = self._mean_kernel("mean_along", np.dtype(np.float32), "0")
+        spec, sizes = kernel_spec("mean_along", _FLOAT, "0"), (size_b, 0, size_b)
         if self.layout.depth_inner:
             a, b, z = size_b * depth, depth, 1
             self._along_a(first, count, mean_a, 2, (a, z, b))
-            self._along(kernel, mean_a, mean, (b, z, a), (b, z, a), (size_b, 0, size_b), depth, count)
+            self._along(spec, mean_a, mean, (b, z, a, b, z, a), sizes, depth, count)
         else:
             a, b, z = size_b, 1, count * size_b
             self._along_a(first, count, mean_a, 1, (a, b, z))
-            self._along(kernel, mean_a, mean, (b, a, z), (b, a, z), (size_b, 0, size_b), count, depth)
+            self._along(spec, mean_a, mean, (b, a, z, b, a, z), sizes, count, depth)
         self._columns(first, count, mean, (a, b, z))
 
     def _along_a(self, first: int, count: int, mean: Array, lanes_axis: int, to: tuple[int, int, int]) -> None:
         """Compute logarithm and mean along a; `to`: output strides along a, the axis of lanes and the third axis."""
         outer_axis = 3 - lanes_axis
-        strides = self.stride[0], self.stride[lanes_axis], self.stride[outer_axis]
-        kernel = self._mean_kernel("mean_along", self.vol.dtype, self.log)
-        sizes = self.shape[0], first, count
-        self._along(kernel, self.vol, mean, strides, to, sizes, self.shape[lanes_axis], self.shape[outer_axis])
+        strides = self.stride[0], self.stride[lanes_axis], self.stride[outer_axis], *to
+        spec, sizes = kernel_spec("mean_along", self.vol.dtype, self.log), (self.shape[0], first, count)
+        self._along(spec, self.vol, mean, strides, sizes, self.shape[lanes_axis], self.shape[outer_axis])
 
     def _along(
         self,
-        kernel: Callable[..., None],
+        spec: KernelSpec,
         source: Array,
         target: Array,
         strides: tuple[int, ...],
-        to: tuple[int, ...],
         sizes: tuple[int, int, int],
         lane_size: int,
         outer_size: int,
@@ -305,26 +317,15 @@ class _SurfaceRun:
         lanes = min(64, 1 << (lane_size - 1).bit_length())
         groups = -(-sizes[2] // _GROUP)
         blocks_m, blocks_i = -(-groups // (_THREADS // lanes)), -(-lane_size // lanes)
-        kernel(
-            (blocks_m * blocks_i * outer_size,),
-            (_THREADS,),
-            (
-                *(source, target, *int64(*strides, *to), *int32(*sizes, lane_size)),
-                *(*uint32(lanes, blocks_i, blocks_m), *int32(self.s), self.zero),
-            ),
-        )
+        numbers = (*int64(*strides), *int32(*sizes, lane_size), *uint32(lanes, blocks_i, blocks_m))
+        args = (source, target, *numbers, *int32(self.s), self.zero)
+        self._launch(spec, blocks_m * blocks_i * outer_size, _THREADS, args)
 
     def _columns(self, first: int, count: int, mean: Array, strides: tuple[int, int, int]) -> None:
         _, size_b, depth = self.shape
-        self._steepest_kernel("steepest_columns")(
-            (-(-count * size_b // _THREADS),),
-            (_THREADS,),
-            (
-                *(mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.rule),
-                *(*int64(*strides), *int32(count, size_b, depth), *int64(*self.out_stride)),
-            ),
-            shared_mem=4 * (self.radius + 1) * (1 + int(self.kind[0])),
-        )
+        sizes = (*int64(*strides), *int32(count, size_b, depth), *int64(*self.out_stride))
+        words = (self.radius + 1) * (1 + int(self.kind[0]))
+        self._steepest("steepest_columns", first, mean, -(-count * size_b // _THREADS), sizes, words)
 
     def _from_row(self, first: int) -> tuple[Array, Array]:
         """Return views of surface and contrast from row `first` along a on; in place of no contrast, any array."""
@@ -336,3 +337,19 @@ def kernel_spec(name: str, source: np.dtype, log: str, kind: tuple[str, str] = (
     """Choose a kernel of surface.cu; `kind` holds its definitions CUTTING and EDGE."""
     defines = (("SOURCE", CUDA_TYPES[source.str[1:]]), ("LOG", log), ("CUTTING", kind[0]), ("EDGE", kind[1]))
     return KernelSpec("surface", name, defines, "linumpy.gpu.oct.cuda")
+
+
+def march_spec(
+    name: str,
+    source: np.dtype,
+    *,
+    log: str = "0",
+    kind: tuple[str, str] = ("0", "0"),
+    s: int = 1,
+    radius: int = 1,
+    threads: int = _MARCH_THREADS[0],
+) -> KernelSpec:
+    """Choose a kernel of surface_march.cu; definitions that the kernel ignores keep their defaults."""
+    values = (CUDA_TYPES[source.str[1:]], log, *kind, str(s), str(radius), str(threads))
+    names = ("SOURCE", "LOG", "CUTTING", "EDGE", "S", "RADIUS", "THREADS")
+    return KernelSpec("surface_march", name, tuple(zip(names, values, strict=True)), "linumpy.gpu.oct.cuda")

@@ -8,7 +8,7 @@ In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from linumpy.device import usable_cores
 from linumpy.plan.codecs import DecodeChain
@@ -36,17 +36,17 @@ _MAX_THREADS = 16
 class Limits:
     """Limits of the slabs of a reader.
 
-    `scratch_bytes`: device memory for all slots. `threads`: threads of the host among which work is divided.
-    `decode_on`: where to decode, ``"device"`` or ``"host"``; None to choose the faster one. `slab_nbytes`: maximum
-    bytes of a slab's chunks; None for as many as fit. `may_exceed`: whether long zstd chunks that do not fit the
-    scratch memory get memory of their own; otherwise the host decodes them.
+    `scratch_bytes`: device memory for all slots. `decode_on`: where to decode, ``"device"`` or ``"host"``; None to
+    choose the faster one. `slab_nbytes`: maximum bytes of a slab's chunks; None for as many as fit. `may_exceed`:
+    whether long zstd chunks that do not fit the scratch memory get memory of their own; otherwise the host decodes
+    them. `threads`: threads of the host among which work is divided.
     """
 
     scratch_bytes: int
-    threads: int
     decode_on: str | None = None
     slab_nbytes: int | None = None
     may_exceed: bool = False
+    threads: int = field(default_factory=lambda: max(1, min(_MAX_THREADS, usable_cores())))
 
     @property
     def device_nbytes(self) -> int:
@@ -82,32 +82,19 @@ class Limits:
         return SLOTS * self.device_nbytes
 
 
-def limits_for(
-    scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None, may_exceed: bool = False
-) -> Limits:
-    """Return the limits of a reader's slabs, with this process's threads."""
-    threads = max(1, min(_MAX_THREADS, usable_cores()))
-    return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
-
-
-def placement_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodePlacement:
-    """Choose where chunks are decoded, given their number and the limits of a reader."""
-    return placement_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
-
-
-def placement_within(
-    capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
+def placement_of(
+    chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits, capacity: int | None = None
 ) -> DecodePlacement:
-    """Choose where chunks are decoded, in `capacity` bytes for all slots. The margin is the core's alignment."""
+    """Choose where chunks are decoded, in `capacity` bytes, by default those of all slots, by the core's alignment."""
     return choose_placement(
         chain,
         chunk_nbytes,
         chunks=chunks,
-        capacity=capacity,
-        cores=cores,
+        capacity=SLOTS * limits.data_nbytes if capacity is None else capacity,
+        cores=limits.threads,
         table_nbytes=8,
         margin=256,
-        decode_on=decode_on,
+        decode_on=limits.decode_on,
     )
 
 

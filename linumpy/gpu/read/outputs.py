@@ -111,7 +111,7 @@ def boxes_of(regions: list[Region]) -> Boxes:
     return Boxes(start, stop, [region.shape for region in regions], kept)
 
 
-def check_output(out: Array, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
+def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
     """Raise if a region of `shape` and `dtype` cannot be read into an array; `device` None for host memory."""
     check_out(out, shape, dtype, on_device=device is not None)
     if device is not None and out.device.id != device:

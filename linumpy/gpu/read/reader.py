@@ -2,13 +2,18 @@
 
 In: sources and regions. Out: tickets; their arrays are CuPy arrays on a device, NumPy arrays in host memory. Chunks of
 different jobs share reads, decoders and kernels. A chunk that several waiting jobs want is read and decoded once.
-zarr-python reads the arrays that the core does not read, which the log and the report of a ticket say.
+Regions with the same geometry and cast are submitted together, to one engine: the core, or zarr-python for arrays that
+the core does not read, which the log and the report of a ticket say.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,15 +21,19 @@ from zarr.abc.store import Store
 
 from linumpy.arrays import Array
 from linumpy.checks import is_integer
+from linumpy.core import native
+from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.errors import not_pickled
-from linumpy.gpu.read.engines.dispatch import Engines
+from linumpy.gpu.read.engines.by_core import CoreEngine
+from linumpy.gpu.read.engines.by_zarr import ZarrEngine, log_once
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import limits_for
-from linumpy.gpu.read.outputs import Regions, bounds_of, boxes_of
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_elements, check_scratch
-from linumpy.gpu.read.stats import ReaderStats
-from linumpy.gpu.read.ticket import Ticket, Together
+from linumpy.gpu.read.limits import Limits
+from linumpy.gpu.read.outputs import Boxes, Regions, bounds_of, boxes_of, check_output
+from linumpy.gpu.read.report import ReaderStats
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_elements, check_scratch, new_array
+from linumpy.gpu.read.scatter import Conversion, conversion_to
+from linumpy.gpu.read.ticket import JobGroup, Ticket, Together
 from linumpy.io.paths import MetadataLook
 from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
@@ -93,9 +102,11 @@ class Reader:
 
             require_direct()
         self.device = _device_number(device) if self.on_device else None
+        self._cupy = require_cuda() if self.on_device else None
         self._hits = self._misses = 0
         self._is_closed = False
-        limits = limits_for(
+        self._process = os.getpid()
+        limits = Limits(
             scratch_bytes,
             decode_on=decode_on,
             slab_nbytes=slab_nbytes,
@@ -103,7 +114,20 @@ class Reader:
         )
         #: Device memory for slabs, allocated by the first job.
         self.scratch_nbytes = limits.held_nbytes if self.on_device else 0
-        self._engines = Engines(self.device, limits, cache_bytes=int(cache_bytes), direct=direct, timed=timed)
+        self._zarr = ZarrEngine(self._cupy, self.device)
+        self._core: CoreEngine | None = None
+        if native.why_no_core() is None:
+            with self._context():
+                core_device = None
+                if self._cupy is not None and self.device is not None:
+                    from linumpy.gpu.read.engines.core_device import CoreDevice  # only for reads to a device
+
+                    core_device = CoreDevice(
+                        self._cupy, self.device, limits, cache_bytes=int(cache_bytes), direct=direct, timed=timed
+                    )
+                self._core = CoreEngine(limits.threads, core_device)
+        # Tickets refer to their reader, which is closed when nothing refers to it.
+        weakref.finalize(self, _close, self._process, self._core, self._zarr)
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the path of the array, and make a Reader there")
@@ -147,9 +171,7 @@ class Reader:
         """
         layout = self.layout_of(source, level, storage_options=storage_options)
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
-        return self._engines.submit([layout], [0], boxes_of([box]), None if out is None else [out], dtype, timed=timed)[
-            0
-        ]
+        return self._tickets([layout], [0], boxes_of([box]), None if out is None else [out], dtype, timed=timed)[0]
 
     def submit_many(
         self,
@@ -203,7 +225,7 @@ class Reader:
             if len({len(region.start) for region in each}) > 1:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
             boxes = boxes_of(each)
-        return self._engines.submit(layouts, numbers, boxes, outs, dtype)
+        return self._tickets(layouts, numbers, boxes, outs, dtype)
 
     def submit_regions(
         self,
@@ -215,25 +237,125 @@ class Reader:
     ) -> Together:
         """Submit many regions, whose outputs are given by addresses and strides, to wait for all in one call.
 
-        Parameters
-        ----------
-        layouts : list of ArrayLayout
-            The arrays, from :meth:`layout_of`.
-        regions : Regions
-            Regions within the bounds of these arrays, and their outputs on the device of this reader.
-        dtype : dtype or "bfloat16"
-            Dtype of the outputs.
-        owner : object
-            The object that owns the memory of all outputs; it is kept until the last region has been read.
-        looks : sequence of MetadataLook or None, optional
-            Metadata files of each array, which are checked before chunks are read: if one has changed, the errors of
-            its regions are :class:`~linumpy.errors.StaleLayoutError`. Only of arrays for which :meth:`reads_natively`.
+        `layouts`: the arrays, from :meth:`layout_of`. `regions`: within the bounds of these arrays, with their outputs
+        on the device of this reader. `dtype`: of the outputs, or "bfloat16". `owner`: the object that owns the memory
+        of all outputs; it is kept until the last region has been read. `looks`: metadata files of each array, which are
+        checked before chunks are read: if one has changed, the errors of its regions are
+        :class:`~linumpy.errors.StaleLayoutError`. Only of arrays for which :meth:`reads_natively`.
         """
-        return self._engines.submit_regions(layouts, regions, dtype, owner, looks)
+        self._check_process()
+        with self._context():
+            conversions = [self._conversion(layout, dtype) for layout in layouts]
+            return Together(self._submit(layouts, conversions, regions, [owner], looks=looks), self)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
         """Say whether the core reads arrays of this layout, on a regular grid, and checks their metadata files."""
-        return layout.lengths is None and self._engines.reads_natively(layout)
+        return layout.lengths is None and self._is_for_core(layout)
+
+    def _is_for_core(self, layout: ArrayLayout) -> bool:
+        if self._core is None or layout.unsupported is not None or takes(layout):
+            return self._core is not None and layout.unsupported is None
+        if (reason := native.why_not_decoded(layout.chain)) is not None:
+            log_once(reason)
+        return False
+
+    def _tickets(
+        self,
+        layouts: list[ArrayLayout],
+        numbers: list[int],
+        boxes: Boxes,
+        outs: Sequence[Array] | None,
+        dtype: DTypeLike | None,
+        *,
+        timed: bool = False,
+    ) -> list[Ticket]:
+        """Submit regions, each with an array of its own; `numbers` has the index of each region's array."""
+        self._check_process()
+        if dtype is None and outs is not None:  # an array for each pair of array and dtype
+            pairs = [(number, getattr(out, "dtype", None)) for number, out in zip(numbers, outs, strict=True)]
+            index = {pair: position for position, pair in enumerate(dict.fromkeys(pairs))}
+            layouts, numbers = [layouts[number] for number, _ in index], [index[pair] for pair in pairs]
+            conversions = [self._conversion(layouts[n], dtype) for n, (_, dtype) in enumerate(index)]
+        else:
+            conversions = [self._conversion(layout, dtype) for layout in layouts]
+        with self._context():
+            given = [None] * len(numbers) if outs is None else outs
+            targets = [conversions[number].target for number in numbers]
+            arrays = [self._output(*spec) for spec in zip(given, boxes.shapes, targets, strict=True)]
+            regions = boxes.into(arrays, numbers)
+            groups = self._submit(layouts, conversions, regions, arrays, timed=timed)
+        tickets: list[Any] = [None] * len(arrays)
+        for group in groups:
+            for number, (row, array) in enumerate(zip(group.rows, group.array_index.tolist(), strict=True)):
+                job = group.jobs.job(number, arrays[row])
+                tickets[row] = Ticket(job, group.layouts[array], group.conversion, group.engine, self)
+        return tickets
+
+    def _submit(
+        self,
+        layouts: list[ArrayLayout],
+        conversions: list[Conversion],
+        regions: Regions,
+        owners: Sequence[object],
+        *,
+        looks: Sequence[MetadataLook | None] | None = None,
+        timed: bool = False,
+    ) -> list[JobGroup]:
+        """Submit the regions of arrays that are read and cast alike together.
+
+        `conversions` are those of the arrays; `owners` has an object for each region, or one for all.
+        """
+        alike: dict[tuple[bool, Conversion, object], list[int]] = {}
+        for number, (layout, conversion) in enumerate(zip(layouts, conversions, strict=True)):
+            alike.setdefault((self._is_for_core(layout), conversion, layout.geometry), []).append(number)
+        ready, groups = self._record_event(), list[JobGroup]()
+        try:
+            for (natively, conversion, _), numbers in alike.items():
+                rows: Sequence[int] = range(len(regions))
+                part, part_layouts, part_owners, part_looks = regions, layouts, owners, looks
+                if len(alike) > 1:
+                    chosen = np.flatnonzero(np.isin(regions.array, numbers))
+                    rows, part = chosen.tolist(), regions.take(chosen)
+                    part = replace(part, array=np.searchsorted(numbers, part.array))
+                    part_layouts = [layouts[number] for number in numbers]
+                    part_owners = [owners[row] for row in rows] if len(owners) > 1 else owners
+                    part_looks = None if looks is None else [looks[number] for number in numbers]
+                engine = self._core if natively and self._core is not None else self._zarr
+                jobs = engine.submit(part_layouts, conversion, part, part_owners, ready, looks=part_looks, timed=timed)
+                groups.append(JobGroup(rows, jobs, part_layouts, part.array, conversion, engine))
+        except BaseException:
+            for group in groups:  # submitted jobs must not write to the caller's outputs after this call
+                group.jobs.cancel()
+            for group in groups:
+                group.jobs.wait()
+            raise
+        return groups
+
+    def _conversion(self, layout: ArrayLayout, dtype: DTypeLike | None) -> Conversion:
+        if not (dtype is None or isinstance(dtype, (str, np.dtype))):
+            dtype = np.dtype(dtype)  # which can be hashed
+        return conversion_to(dtype, layout.dtype, layout.swapped, self.on_device)
+
+    def _output(self, out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Return the array that a region is read into: a new one, or the caller's, checked."""
+        if out is None:
+            return new_array(np if self._cupy is None else self._cupy, shape, dtype)
+        check_output(out, shape, dtype, self.device)
+        return out
+
+    def _context(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self.device)
+
+    def _record_event(self) -> Any:
+        """Record an event after the caller's queued work; outputs are written after this event. None in host memory."""
+        if self._cupy is None:
+            return None
+        cuda = self._cupy.cuda
+        return cuda.get_current_stream().record(cuda.Event(disable_timing=True))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("this reader was made by the parent of this process: make one here")
 
     def _layouts_of(
         self,
@@ -268,11 +390,12 @@ class Reader:
     @property
     def device_bytes(self) -> int:
         """Device memory that the reader holds for slabs and cached chunks; 0 before the first job."""
-        return self._engines.device_bytes
+        return 0 if self._core is None else self._core.device_bytes
 
     def stats(self) -> ReaderStats:
         """Return counters and times so far."""
-        return self._engines.stats(ReaderStats(layout_hits=self._hits, layout_misses=self._misses))
+        stats = self._zarr.stats(ReaderStats(layout_hits=self._hits, layout_misses=self._misses))
+        return stats if self._core is None else self._core.stats(stats)
 
     @property
     def is_closed(self) -> bool:
@@ -282,7 +405,7 @@ class Reader:
     def close(self) -> None:
         """Cancel queued jobs, wait for running ones, and free threads, streams and memory."""
         self._is_closed = True
-        self._engines.close()
+        _close(self._process, self._core, self._zarr)
 
     def __enter__(self) -> Reader:
         return self
@@ -309,3 +432,11 @@ def _device_number(device: int | str | None) -> int:
     if number >= (count := runtime.getDeviceCount()):
         raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
     return number
+
+
+def _close(process: int, *engines: CoreEngine | ZarrEngine | None) -> None:
+    """Close engines; not in a child process, which does not have its parent's threads."""
+    if os.getpid() == process:
+        for engine in engines:
+            if engine is not None:
+                engine.close()

@@ -1,4 +1,4 @@
-"""The report of a read, which ``return_report=True`` returns."""
+"""The report of a read, which ``return_report=True`` returns, and the counters and times of a reader."""
 
 from __future__ import annotations
 
@@ -100,34 +100,26 @@ class ReadReport:
         return self.bytes_decoded / 2**30 / self.seconds if self.seconds > 0 else 0.0
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return label and text of each printed line."""
+        """Return label and text of each printed line; lines of what was not counted, or not done, are left out."""
         read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
+        by_host = self.chunks_decoded_by_host
         rows = [
             ("source", self.source),
             ("backend", self.backend),
+            ("fallback", self.fallback),
             ("GDS", self.gds + (f"; {self.reads_repeated:,} reads failed" if self.reads_repeated else "")),
             ("engine", self.engine),
+            ("decoder", f"{self.decoder}; chunks decoded by the host: {by_host:,}" if by_host else self.decoder),
             ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
             ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
-            ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),
-            ("files", f"{_count(self.files_opened)} opened"),
-            ("scratch", f"{_count(self.scratch_bytes)} bytes of device memory"),
+            ("chunks", "" if self.chunks_read is None else f"{self.chunks_read:,} read, {self.chunks_filled:,} filled"),
+            ("files", "" if self.files_opened is None else f"{self.files_opened:,} opened"),
+            ("scratch", "" if self.scratch_bytes is None else f"{self.scratch_bytes:,} bytes of device memory"),
             ("time", self._times()),
             ("speed", self._speed()),
+            ("kernels", str(self.compiled) if self.compiled.kernels else ""),
         ]
-        # Reads by zarr-python are not counted: leave out lines that would only say "not counted".
-        counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
-        rows = [row for row in rows if counts.get(row[0], 0) is not None]
-        if self.decoder:
-            by_host = self.chunks_decoded_by_host
-            rows.insert(
-                4, ("decoder", self.decoder + (f"; chunks decoded by the host: {by_host:,}" if by_host else ""))
-            )
-        if self.compiled.kernels:
-            rows.append(("kernels", str(self.compiled)))
-        if self.fallback:
-            rows.insert(2, ("fallback", self.fallback))
-        return rows
+        return [(label, text) for label, text in rows if text]
 
     def _speed(self) -> str:
         rate = self.gib_per_second
@@ -166,5 +158,76 @@ def job_report(source: str, dtype: str, output: Array) -> ReadReport:
     )
 
 
-def _count(number: int | None) -> str:
-    return "not counted" if number is None else f"{number:,}"
+@dataclass(frozen=True)
+class Times:
+    """Times of copies, decoders and scatter kernels on the device, for slabs that were timed.
+
+    Attributes
+    ----------
+    copies, decoded : int
+        Slabs copied to the device, and slabs decoded there.
+    copy_seconds, decode_seconds, scatter_seconds : float
+        Sums over these slabs; times of slabs that are processed side by side overlap.
+    copied_nbytes, decoded_nbytes : int
+        Bytes that these slabs copied to the device, and bytes that they decoded to.
+    """
+
+    copies: int = 0
+    decoded: int = 0
+    copy_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    scatter_seconds: float = 0.0
+    copied_nbytes: int = 0
+    decoded_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class ReaderStats:
+    """Counters and times of a reader since it was made; times are sums over all threads.
+
+    Attributes
+    ----------
+    jobs, chunks, boxes : int
+        Jobs that have ended; chunks read; boxes cut. Arrays that zarr-python reads count only as jobs.
+    slabs : int
+        Slabs processed on the device; in host memory, tasks of the threads.
+    bytes_read : int
+        Stored bytes of chunks; shard indexes and reads by zarr-python are not counted.
+    layout_hits, layout_misses, index_hits, index_misses : int
+        Submitted sources whose layout was given or cached, and whose layout was read; uses of shard indexes that were
+        cached, and that were read.
+    files_opened : int
+        Files opened; a file that was opened twice counts twice.
+    plan_seconds, io_seconds, place_seconds : float
+        Planning; reading; copying chunks to outputs in host memory.
+    cache_hits, cache_misses : int
+        Chunks that were in the cache on the device, and chunks that were not.
+    device_bytes : int
+        Device memory that slabs and cached chunks take.
+    times : Times
+        Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded.
+    host_decode_seconds : float
+        Time of decoding these chunks on the host.
+    """
+
+    jobs: int = 0
+    chunks: int = 0
+    boxes: int = 0
+    slabs: int = 0
+    bytes_read: int = 0
+    layout_hits: int = 0
+    layout_misses: int = 0
+    index_hits: int = 0
+    index_misses: int = 0
+    files_opened: int = 0
+    plan_seconds: float = 0.0
+    io_seconds: float = 0.0
+    place_seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    device_bytes: int = 0
+    times: Times = field(default_factory=Times)
+    chunks_decoded_by_host: int = 0
+    host_decode_seconds: float = 0.0

@@ -1,12 +1,11 @@
 """The requested result of a read: its dtype, and whether it fits into memory, checked before the first byte is read.
 
-In: a plan, and the arguments of a read. Out: a :class:`ReadRequest`. Errors: ``TypeError`` and ``ValueError`` that name
+In: a plan, and the arguments of a read. Out: dtypes and arrays. Errors: ``TypeError`` and ``ValueError`` that name
 the value; :class:`~linumpy.errors.DeviceMemoryError`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from linumpy.arrays import bits_of, is_device_array, is_small
 from linumpy.checks import integer
 from linumpy.device import free_memory, require_cuda
-from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
+from linumpy.errors import DeviceMemoryError, GpuUnavailableError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read import ReadPlan
 
@@ -26,35 +25,20 @@ MIN_SCRATCH_BYTES = 2**20
 _NUMBER_KINDS = "biufc"
 
 
-@dataclass(frozen=True)
-class ReadRequest:
-    """A plan, and the result that the caller asked for.
-
-    `out`: the array to read into; None for a new array. `scratch_bytes`: maximum device memory beyond the result.
-    """
-
-    plan: ReadPlan
-    dtype: np.dtype
-    out: Any
-    scratch_bytes: int
-
-
-def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> ReadRequest:
-    """Check the requested result against the plan.
-
-    `TypeError`: Elements without a fixed size, a dtype that has no CUDA type, a cast from complex to real, an `out`
-    that is no CuPy array or of another dtype, or scratch that is no whole number. `ValueError`: An `out` of another
-    shape or not C-contiguous; too little scratch. `GpuUnavailableError`: No CUDA device.
-    """
+def check_result(plan: ReadPlan, dtype: Any, out: Any) -> np.dtype:
+    """Return the dtype of the result of a read to a device; raise if it, or `out`, does not fit the plan."""
     check_elements(plan.layout)
-    target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
-    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else check_scratch(scratch_bytes)
-    require_cuda()
+    target = cast_dtype(plan.layout.dtype, dtype if dtype is not None else getattr(out, "dtype", None))
+    try:
+        require_cuda()
+    except GpuUnavailableError as error:
+        advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
+        raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
     if out is not None:
         check_out(out, plan.shape, target, on_device=True)
         if not out.flags.c_contiguous:
             raise ValueError(f"out has strides {out.strides}: pass a C-contiguous array")
-    return ReadRequest(plan, target, out, scratch)
+    return target
 
 
 def unsupported_error(layout: ArrayLayout, reason: str) -> UnsupportedLayoutError:
@@ -75,22 +59,19 @@ def check_elements(layout: ArrayLayout) -> None:
 
 
 def check_scratch(scratch_bytes: Any) -> int:
-    """Return `scratch_bytes` as an int; raise if it is no whole number or too small."""
+    """Return `scratch_bytes` as an int, by default 512 MiB; raise if it is no whole number or too small."""
+    if scratch_bytes is None:
+        return DEFAULT_SCRATCH_BYTES
     scratch = integer("scratch_bytes", scratch_bytes, meaning="a whole number of bytes")
     if scratch < MIN_SCRATCH_BYTES:
         raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
     return scratch
 
 
-def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
-    """Return the dtype of the result of a plan, in this machine's byte order; see :func:`cast_dtype`."""
-    return cast_dtype(plan.layout.dtype, dtype)
-
-
 def cast_dtype(stored: np.dtype, dtype: Any, *, on_device: bool = True) -> np.dtype:
     """Return the dtype that elements are cast to, by default the stored dtype; raise TypeError if there is no cast.
 
-    Without a cast host memory takes any dtype; a device has numbers only.
+    The result is in this machine's byte order. Without a cast host memory takes any dtype; a device has numbers only.
     """
     target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
     if target == stored and not on_device:
@@ -107,18 +88,6 @@ def cast_dtype(stored: np.dtype, dtype: Any, *, on_device: bool = True) -> np.dt
     return target
 
 
-def without_bfloat16(dtype: Any, *stored: np.dtype) -> tuple[Any, bool]:
-    """Replace ``"bfloat16"`` by the dtype that holds its bits; also return whether `dtype` was ``"bfloat16"``."""
-    if not isinstance(dtype, str) or dtype != "bfloat16":
-        return dtype, False
-    for source in stored:
-        if source.kind == "c":
-            raise TypeError(
-                f"dtype='bfloat16' would drop the imaginary parts of {source}: read it and take .real or .imag"
-            )
-    return np.dtype(np.uint16), True
-
-
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
     """Raise unless an output is a CuPy (or NumPy) array of the shape and dtype of the result."""
     if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):
@@ -130,33 +99,21 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: b
         raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
 
 
-def device_of(request: ReadRequest) -> Any:
+def device_of(out: Any) -> Any:
     """Return the CUDA device of the result: that of `out`, or else the current device."""
-    cupy = require_cuda()
-    return cupy.cuda.Device() if request.out is None else request.out.device
+    return require_cuda().cuda.Device() if out is None else out.device
 
 
-def check_memory(request: ReadRequest, scratch: int) -> None:
-    """Refuse a read that does not fit into the memory of the current device.
-
-    `DeviceMemoryError`: With the bytes needed, the bytes free, and what to do.
-    """
-    result = 0 if request.out is not None else request.plan.region.size * request.dtype.itemsize
+def check_memory(name: str, result: int, scratch: int) -> None:
+    """Refuse a read whose result and scratch, in bytes, do not fit into the memory of the current device."""
     needed = result + scratch
     free = free_memory(needed)
     if needed > free:
         raise DeviceMemoryError(
-            f"{request.plan.layout.name}: the result of {result} bytes and {scratch} bytes of scratch are "
-            f"{needed} bytes, but {free} bytes of device memory are free. Read a part of it (region=...), a coarser "
-            f"resolution (level=...), or block by block with dask"
+            f"{name}: the result of {result} bytes and {scratch} bytes of scratch are {needed} bytes, but {free} bytes "
+            f"of device memory are free. Read a part of it (region=...), a coarser resolution (level=...), or block by "
+            f"block with dask"
         )
-
-
-def allocate(request: ReadRequest) -> Any:
-    """Return the array to fill, `out` or a new one, on the current device."""
-    if request.out is not None:
-        return request.out
-    return new_array(require_cuda(), request.plan.shape, request.dtype)
 
 
 def new_array(xp: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

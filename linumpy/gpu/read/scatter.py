@@ -7,11 +7,14 @@ have the same types, also boxes of different outputs.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec
+from linumpy.gpu.read.request import cast_dtype
 from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.plan.layout import MAX_RANK
 
@@ -52,6 +55,16 @@ class Conversion:
         """Cast a fill value to an element of the output, and repeat it over the 16 bytes of the widest unit."""
         value = self.cast(np.asarray(fill)).tobytes()
         return np.frombuffer(value * (16 // len(value)), np.uint8)
+
+
+@functools.lru_cache(maxsize=256)
+def conversion_to(dtype: DTypeLike | None, stored: np.dtype, swapped: bool, on_device: bool) -> Conversion:
+    """Return the conversion of stored elements to a dtype, by default to their own."""
+    bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"
+    if bfloat16 and stored.kind == "c":
+        raise TypeError(f"dtype='bfloat16' would drop the imaginary parts of {stored}: read it and take .real or .imag")
+    dtype = np.uint16 if bfloat16 else dtype  # which holds the bits
+    return Conversion(stored, cast_dtype(stored, dtype, on_device=on_device), swapped, bfloat16)
 
 
 def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:

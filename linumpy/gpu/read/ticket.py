@@ -3,68 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from linumpy.core.reader import CoreJobs
 from linumpy.errors import not_pickled
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 
-
-class Job(Protocol):
-    """A job of an engine."""
-
-    @property
-    def output(self) -> Any:
-        """The object that holds the memory of the output, until the job has ended."""
-
-    def done(self) -> bool:
-        """Say whether the job has ended."""
-
-    def wait(self) -> None:
-        """Wait until the job has ended; signals are handled meanwhile."""
-
-    def cancel(self) -> bool:
-        """Cancel the job; False if it has already ended."""
-
-    def error(self, layout: ArrayLayout) -> BaseException | None:
-        """Return why the job failed; None if it did not."""
+if TYPE_CHECKING:
+    from linumpy.gpu.read.engines.by_core import CoreEngine
+    from linumpy.gpu.read.engines.by_zarr import ZarrEngine
 
 
-class Jobs(Protocol):
-    """Jobs that an engine got together, numbered as their regions."""
-
-    def job(self, number: int, output: Any) -> Job:
-        """Return one of the jobs; `output` is the array that its ticket returns."""
-
-    def wait(self) -> None:
-        """Wait until all jobs have ended; signals are handled meanwhile."""
-
-    def done(self) -> bool:
-        """Say whether all jobs have ended."""
-
-    def cancel(self) -> None:
-        """Cancel all jobs that have not ended."""
-
-    def failed(self) -> list[int]:
-        """Return the numbers of the jobs that have failed; all must have ended."""
-
-    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
-        """Return why a job failed; None if it did not."""
+#: A job of an engine: :class:`~linumpy.core.reader.CoreJob`, ``PartsJob`` or ``ZarrJob``. All have `output` (the object
+#: that holds the memory of the output), `done`, `wait`, `cancel` and `error`.
+Job = Any
 
 
 class JobList:
-    """Single jobs as :class:`Jobs`."""
+    """Single jobs with the methods of :class:`~linumpy.core.reader.CoreJobs`."""
 
-    def __init__(self, jobs: Sequence[Any]) -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
 
     def job(self, number: int, output: Any) -> Job:
         """Return one of the jobs, for the array that its ticket returns."""
-        job: Job = self._jobs[number]
-        return job
+        return self._jobs[number]
 
     def wait(self) -> None:
         """Wait until all jobs have ended."""
@@ -86,25 +53,23 @@ class JobList:
 
     def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
         """Return why a job failed; None if it did not."""
-        error: BaseException | None = self._jobs[number].error(layout)
-        return error
+        return self._jobs[number].error(layout)  # type: ignore[no-any-return]
 
 
-class Engine(Protocol):
-    """An engine carries out the jobs of a reader: the native core, or zarr-python."""
-
-    def describe(self, job: Any, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
-        """Make the report of a job that has ended."""
+#: Jobs that an engine got together, numbered as their regions.
+Jobs = CoreJobs | JobList
 
 
 class Ticket:
     """One region that is being read."""
 
-    __slots__ = ("__weakref__", "_conversion", "_engine", "_engines", "_job", "_layout", "source")
+    __slots__ = ("__weakref__", "_conversion", "_engine", "_job", "_layout", "_reader", "source")
 
-    def __init__(self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: Engine, engines: object) -> None:
+    def __init__(
+        self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: CoreEngine | ZarrEngine, reader: object
+    ) -> None:
         self._job, self._layout, self._conversion, self._engine = job, layout, conversion, engine
-        self._engines = engines  # engines are closed when no ticket or reader refers to them
+        self._reader = reader  # it is closed when nothing refers to it
         self.source = layout.name
 
     def __reduce__(self) -> NoReturn:
@@ -159,11 +124,6 @@ class Ticket:
         return self._job.output
 
     @property
-    def error(self) -> BaseException | None:
-        """The error so far; the job may not have ended yet."""
-        return self._job.error(self._layout)
-
-    @property
     def report(self) -> ReadReport:
         """The report of the read. Waits until the job has ended, and raises as :meth:`result`."""
         if (error := self.exception()) is not None:
@@ -183,17 +143,17 @@ class JobGroup(NamedTuple):
     layouts: list[ArrayLayout]
     array_index: np.ndarray
     conversion: Conversion
-    engine: Engine
+    engine: CoreEngine | ZarrEngine
 
 
 class Together:
     """Regions that one call submitted, to wait for in one call; an error concerns its region alone.
 
-    `engines`: engines of the reader, which are not closed while this object exists.
+    `reader`: it is not closed while this object exists.
     """
 
-    def __init__(self, groups: Sequence[JobGroup], engines: object) -> None:
-        self._groups, self._engines = groups, engines
+    def __init__(self, groups: Sequence[JobGroup], reader: object) -> None:
+        self._groups, self._reader = groups, reader
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the arrays that were read")

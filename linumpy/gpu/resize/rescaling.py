@@ -14,9 +14,16 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array, array_module
-from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_per_axis, read_resizing
+from linumpy.gpu.ndimage.arguments import (
+    Resizing,
+    Spline,
+    Target,
+    check_image,
+    check_spline,
+    read_per_axis,
+    read_resizing,
+)
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_grid
-from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.resize import resizing
 from linumpy.plan.boundary import anti_aliasing_sigmas, centred
 

@@ -18,14 +18,24 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array, array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, int32, int64, load
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    KernelSpec,
+    Queue,
+    Uploaded,
+    address_of,
+    int32,
+    int64,
+    load,
+    queue_of,
+    upload,
+)
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.sampling import contiguous
 from linumpy.gpu.resize.plan import ResizeTuning, Step, plan_steps
 from linumpy.gpu.resize.tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import rounded
-from linumpy.gpu.tables import Queue, queue_of, upload
 
 DEFAULT = ResizeTuning()
 _THREADS = 256
@@ -173,18 +183,6 @@ def store_rounded(result: Array, out: Array) -> Any:
 
 
 @dataclass(frozen=True)
-class _Passes:
-    """Everything that the launches of a resize depend on: a key of the cache of prepared steps."""
-
-    axes: tuple[AxisPlan, ...]
-    dtypes: tuple[np.dtype, ...]
-    aligned: bool
-    tuning: ResizeTuning
-    clamp: bool
-    queue: Queue
-
-
-@dataclass(frozen=True)
 class _PreparedStep:
     """A step with its compiled kernel, and its tables on the device."""
 
@@ -209,7 +207,11 @@ def run_passes(
 ) -> Array:
     """Resample a C-contiguous image: the last pass writes dtype `target`, to `out` if given, the others `between`."""
     aligned = address_of(image) % _ALIGNED == 0
-    steps = _prepare(_Passes(tuple(axes), (image.dtype, between, target), aligned, tuning, clamp, queue_of(image)))
+    axes, queue = tuple(axes), queue_of(image)
+    # Tables of a block are used once: in the cache they would only evict tables that are used again.
+    is_block = any(plan.part is not None for plan in axes)
+    prepare = _cached_steps if queue is not None and not is_block and _has_small_tables(axes) else _prepared_steps
+    steps = prepare(axes, (image.dtype, between, target), aligned, tuning, clamp, queue)
     for step in steps:
         is_last = step is steps[-1]
         output = out if is_last and out is not None else array_module(image).empty(step.shape, step.target)
@@ -220,29 +222,23 @@ def run_passes(
 
 
 @functools.lru_cache(maxsize=64)
-def _planned_steps(
-    axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: ResizeTuning
-) -> tuple[Step, ...]:
-    return plan_steps(axes, dtypes, aligned, tuning)
-
-
-def _prepare(passes: _Passes) -> tuple[_PreparedStep, ...]:
-    # Tables of a block are used once: in the cache they would only evict tables that are used again.
-    is_block = any(plan.part is not None for plan in passes.axes)
-    is_cached = passes.queue is not None and not is_block and _has_small_tables(passes.axes)
-    return _cached_steps(passes) if is_cached else _prepared_steps(passes)
-
-
-@functools.lru_cache(maxsize=64)
 def _has_small_tables(axes: tuple[AxisPlan, ...]) -> bool:
     return sum(windows_of(plan).weights.nbytes for plan in axes) <= _CACHED_NBYTES
 
 
-def _prepared_steps(passes: _Passes) -> tuple[_PreparedStep, ...]:
-    steps = _planned_steps(passes.axes, passes.dtypes, passes.aligned, passes.tuning)
-    return tuple(_prepared_step(step, passes.tuning, passes.clamp, passes.queue) for step in steps)
+def _prepared_steps(
+    axes: tuple[AxisPlan, ...],
+    dtypes: tuple[np.dtype, ...],
+    aligned: bool,
+    tuning: ResizeTuning,
+    clamp: bool,
+    queue: Queue,
+) -> tuple[_PreparedStep, ...]:
+    steps = _planned_steps(axes, dtypes, aligned, tuning)
+    return tuple(_prepared_step(step, tuning, clamp, queue) for step in steps)
 
 
+_planned_steps = functools.lru_cache(maxsize=64)(plan_steps)
 _cached_steps = functools.lru_cache(maxsize=32)(_prepared_steps)
 
 

@@ -117,7 +117,7 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
     if grid.order > 1:
         coefficient_dtype = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            coefficient_dtype = splines.coefficient_dtype(source.dtype, out.dtype)
+            coefficient_dtype = computed_in(source.dtype, out.dtype)
         ends = splines.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)

@@ -157,7 +157,7 @@ class Blend:
         """Add the prediction of a crop, of the shape of a crop after any leading axes."""
         position, rank = self.grid.position_of(index), len(self.grid.shape)
         start = [starts[i] for starts, i in zip(self.grid.starts, position, strict=True)]
-        inside = tuple(
+        inside: tuple[Any, ...] = tuple(
             slice(max(side.start - a, 0), min(size, side.stop - a))
             for a, size, side in zip(start, self.grid.shape, self.box, strict=True)
         )

@@ -86,7 +86,8 @@ def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill
         for axis, ((start, stop), n) in enumerate(zip(read.inside, part.shape, strict=True)):
             for a, b in ((0, start), (stop, n)):
                 if a < b:
-                    batch[(read.row, *extent[:axis], slice(a, b), *extent[axis + 1 :])] = value
+                    index: tuple[int | slice, ...] = (read.row, *extent[:axis], slice(a, b), *extent[axis + 1 :])
+                    batch[index] = value
             extent[axis] = slice(start, stop)
 
 

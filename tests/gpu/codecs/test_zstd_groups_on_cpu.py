@@ -10,7 +10,7 @@ import zarr
 from linumpy.errors import ChunkError
 from linumpy.gpu import plan_zarr_read
 from linumpy.gpu.read import reader
-from linumpy.gpu.read.limits import limits_for, placement_of
+from linumpy.gpu.read.limits import Limits, placement_of
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
 from tests.support.budget import matrix
@@ -155,7 +155,7 @@ def test_a_read_of_long_chunks(tmp_path, region):
     array[...] = values
     job = reference.make_job(array, region)
     assert same(reference.execute(job), array[region])
-    way = placement_of(job.layout.chain, job.layout.chunk_nbytes, 2, limits_for(job.scratch_bytes))
+    way = placement_of(job.layout.chain, job.layout.chunk_nbytes, 2, Limits(job.scratch_bytes))
     assert "all blocks in parallel" in str(way)
     assert job.report.chunks_decoded_by_host == 0
     assert job.report.chunks_read == job.stats.chunks == 2

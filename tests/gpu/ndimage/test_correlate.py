@@ -20,39 +20,28 @@ def test_it_compiles(spec, architecture):
     assert b"correlate_lines" in compile_kernel(spec, architecture)
 
 
-def against_scipy(xp, shape, sigmas, dtype):
+@pytest.fixture(params=["host", pytest.param("emulator", marks=emulator.needs_compiler),
+                        pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.sanitize])])  # fmt: skip
+def xp(request, monkeypatch):
+    """What makes the arrays: NumPy, also for the kernels on the CPU, or CuPy."""
+    if request.param == "gpu":
+        return request.getfixturevalue("cupy")
+    if request.param == "emulator":
+        monkeypatch.setattr(correlate, "is_device_array", lambda _: True)
+        monkeypatch.setattr(correlate, "load", emulator.emulated)
+    return np
+
+
+@pytest.mark.parametrize(("shape", "sigmas"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_scipy(xp, shape, sigmas, dtype):
     images = np.random.default_rng(5).normal(0, 100, shape).astype(dtype)
     if images.size:
         images.flat[-1] = np.nan
-    for truncate in (3.0, 4.0):
-        wanted = scipy.ndimage.gaussian_filter(images, sigmas, mode="nearest", truncate=truncate)
-        for given in (xp.asarray(images), xp.asarray(images.T.copy()).T):
-            found = correlate.gaussian(given, sigmas, truncate=truncate)
-            assert type(found) is type(given)
-            assert found.dtype == dtype
-            np.testing.assert_allclose(
-                np.asarray(found if xp is np else found.get()), wanted, rtol=1e-12 if dtype == "f8" else 1e-6, atol=1e-5
-            )
-
-
-@pytest.mark.parametrize(("shape", "sigmas"), CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_host_smooths_as_scipy(shape, sigmas, dtype):
-    against_scipy(np, shape, sigmas, dtype)
-
-
-@emulator.needs_compiler
-@pytest.mark.parametrize(("shape", "sigmas"), CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_smooths_as_scipy(monkeypatch, shape, sigmas, dtype):
-    monkeypatch.setattr(correlate, "is_device_array", lambda _: True)
-    monkeypatch.setattr(correlate, "load", emulator.emulated)
-    against_scipy(np, shape, sigmas, dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.sanitize
-@pytest.mark.parametrize(("shape", "sigmas"), CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_device_smooths_as_scipy(cupy, shape, sigmas, dtype):
-    against_scipy(cupy, shape, sigmas, dtype)
+    wanted = scipy.ndimage.gaussian_filter(images, sigmas, mode="nearest")
+    for given in (xp.asarray(images), xp.asarray(images.T.copy()).T):
+        found = correlate.gaussian(given, sigmas)
+        assert type(found) is type(given)
+        assert found.dtype == dtype
+        got = found if xp is np else found.get()
+        np.testing.assert_allclose(got, wanted, rtol=1e-12 if dtype == "f8" else 1e-6, atol=1e-5)

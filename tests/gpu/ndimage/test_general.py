@@ -54,20 +54,6 @@ def test_an_array_for_the_result_gives_the_shape():
 
 
 @pytest.mark.usefixtures("side")
-@pytest.mark.parametrize("shape", [(9,), (4, 3, 5, 2), (2, 3, 2, 1, 3, 2)])
-@pytest.mark.parametrize("mode", ["constant", "grid-mirror"])
-def test_other_ranks(shape, mode):
-    image = image_of(shape)
-    places = np.random.default_rng(1).uniform(-2, 5, (len(shape), 30))
-    order = 3 if len(shape) < 5 else 1
-    options = {"order": order, "mode": mode, "cval": 4.0}
-    assert np.allclose(map_coordinates(image, places, **options), ndimage.map_coordinates(image, places, **options))
-    matrix = np.eye(len(shape)) + np.random.default_rng(2).normal(0, 0.1, (len(shape),) * 2)
-    got, expected = (one(image, matrix, 0.1, **options) for one in (affine_transform, ndimage.affine_transform))
-    assert (np.abs(got - expected) < 1e-6).mean() > 0.99  # at an end of a constant one, rounding decides
-
-
-@pytest.mark.usefixtures("side")
 def test_a_function_of_coordinates():
     image = image_of((6, 7))
     expected = ndimage.shift(image, (0.5, -1.5))
@@ -144,26 +130,8 @@ def test_a_zoom_by_one_is_the_image(order):
 @pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?"])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_integers_are_rounded_and_saturate(kind, rank):
-    values = [
-        0.0,
-        0.5,
-        -0.5,
-        1.49,
-        -1.5,
-        2.5,
-        300.4,
-        -300.6,
-        65540,
-        -7e4,
-        5e9,
-        -5e9,
-        1e19,
-        -1e19,
-        2.0**64,
-        1e30,
-        np.nan,
-        np.inf,
-    ]
+    values = [0.0, 0.5, -0.5, 1.49, -1.5, 2.5, 300.4, -300.6, 65540, -7e4, 5e9, -5e9, 1e19, -1e19, 2.0**64, 1e30]
+    values += [np.nan, np.inf]
     image = np.array(values).reshape(-1, *[1] * (rank - 1))
     got = affine_transform(image, np.eye(rank), order=1 if rank == 1 else 0, output=kind).ravel()
     if kind == "?":

@@ -10,7 +10,7 @@ from linumpy.gpu import interpolation
 from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import sampling, splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
-from linumpy.gpu.ndimage.splines import Ends, SplineTuning
+from linumpy.gpu.ndimage.splines import Ends
 from tests.gpu.ndimage.test_sampling import image_of
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
@@ -48,6 +48,11 @@ def on_the_cpu(monkeypatch):
 def as_if_on_a_device(monkeypatch):
     """NumPy arrays take the way of CuPy's."""
     on_cpu.patch(monkeypatch)
+
+
+def by_kernels(test):
+    """Mark a test whose NumPy arrays take the way of CuPy's, through kernels that run on the CPU."""
+    return needs_compiler(pytest.mark.usefixtures("as_if_on_a_device")(test))
 
 
 def exact(image, mode, pad=0, cval=None, order=3):
@@ -145,7 +150,7 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
     image = image_of(kind, shape, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splines, "_SEGMENT", segment)
-        tuned = {key: SplineTuning(block, 32 if key[1] else 64, 1) for key in splines.TUNING}
+        tuned = {key: (block, 32 if key[1] else 64, 1) for key in splines.TUNING}
         patch.setattr(splines, "TUNING", tuned)
         assert max(splines._segments(n, 1, block)[1] for n in shape) > 1
         got = splines.filtered(image, Ends(mode, pad), kind)
@@ -166,13 +171,6 @@ def test_every_dtype(dtype):
     for kind in ("f4", "f8"):
         got = splines.filtered(image, Ends("reflect"), kind)
         assert error(got, exact(image, "reflect"), image) < (5e-6 if kind == "f4" else 1e-12)
-
-
-@needs_compiler
-@pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (5,), (2, 3, 4, 12), (2, 1, 2, 3, 9, 2)])
-def test_other_ranks(shape):
-    image = image_of("f8", shape, 6)
-    assert error(splines.filtered(image, Ends("grid-wrap"), "f8"), exact(image, "grid-wrap"), image) < 1e-12
 
 
 @needs_compiler
@@ -210,8 +208,7 @@ def test_what_is_not_finite_stays_on_its_line(axis, bad):
     assert np.array_equal(matrix[before], expected[before])
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @settings(max_examples=examples(100))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
@@ -234,8 +231,7 @@ def test_points_of_splines_as_scipy(shape, sampled, kind, cval, far, seed):
     assert error(got, expected, np.append(image.astype("f8").ravel(), cval)) < 1e-5
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize(("mode", "kind"), matrix(MODES, ["f4", "f8"]))
 def test_places_in_and_beyond_the_pad(mode, kind):
     image = image_of(kind, (7, 15), 2)
@@ -253,8 +249,7 @@ def test_places_in_and_beyond_the_pad(mode, kind):
     assert error(got, expected, image) < (5e-6 if kind == "f4" else 1e-12)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @settings(max_examples=examples(60))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
@@ -280,8 +275,7 @@ def test_affine_maps_of_splines_as_scipy(shape, sampled, turned, seed):
     assert off.mean() <= (0.01 if mode == "constant" else 0)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize("cval", [7.9, -3.2, 200.0])
 def test_the_pad_holds_what_the_image_can_hold(cval):
     """SciPy casts the constant to the image's dtype in its pad, and takes it as it is beyond."""
@@ -336,20 +330,7 @@ def test_places_in_a_pad_that_are_no_numbers(kind):
         assert np.allclose(got, 5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_host_arrays_are_answered_by_scipy(mode):
-    image = image_of("u2", (9, 10, 11), 4)
-    for order in (2, 3, 5):
-        assert np.array_equal(
-            interpolation.spline_filter(image, order, mode=mode), ndimage.spline_filter(image, order, mode=mode)
-        )
-    out = np.empty(image.shape, np.float32)
-    assert interpolation.spline_filter(image, output=out) is out
-    assert np.array_equal(out, ndimage.spline_filter(image, output=np.float32))
-
-
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 def test_the_public_filter():
     image = image_of("u2", (9, 10, 40), 4)
     expected = exact(image, "reflect")
@@ -402,8 +383,7 @@ def test_the_kernels_compile(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_if_on_a_device")
+@by_kernels
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
 def test_the_worst_image_is_met_in_float32(order):
     """What a spline's filter amplifies most are voxels that alternate along all axes."""

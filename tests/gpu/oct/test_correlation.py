@@ -102,9 +102,6 @@ def test_central_half(size, bounds):
 def test_bad_input(shapes, overlaps, message):
     with pytest.raises(ValueError, match=message):
         overlap_correlations(*(np.ones(shape) for shape in shapes), overlaps)
-
-
-def test_complex_volumes_are_refused():
     with pytest.raises(TypeError, match="complex128"):
         overlap_correlations(np.ones((2, 2, 2), complex), np.ones((2, 2, 2), complex), [1])
 

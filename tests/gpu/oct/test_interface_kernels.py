@@ -1,16 +1,14 @@
 """If this fails, the kernels find the tissue surface elsewhere than SciPy's filters."""
 
 import itertools
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
-from linumpy.gpu.oct import surface, surface_kernels, surface_march
-from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
+from linumpy.gpu.oct import surface, surface_kernels
+from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from tests.support.budget import matrix, some
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import ARCHITECTURES, compile_kernel
@@ -36,22 +34,28 @@ def draw_options(rng, shape):
     return SurfaceOptions(s_xy, s_z, use_log, order, cutting and shape[axis] >= 6 * s_z, axis)
 
 
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """The kernels, run on the CPU."""
+    monkeypatch.setattr(surface_kernels, "load", emulated)
+    return surface_kernels.interface_by_kernels
+
+
 @needs_compiler
 # The short run takes one volume of each dtype, every second one with marches.
 @pytest.mark.parametrize(
     ("seed", "march"),
     some(itertools.product(range(24), [False, True]), lambda seed, march: seed < len(DTYPES) and march == seed % 2),
 )
-def test_same_as_the_filters(monkeypatch, seed, march):
+def test_same_as_the_filters(monkeypatch, by_kernels, seed, march):
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(surface_kernels, "load", emulated)
     monkeypatch.setattr(surface_kernels, "MARCH", march)
-    monkeypatch.setattr(surface_march, "_MIN_ROWS", int(rng.choice([1, 20, 128])))
+    monkeypatch.setattr(surface_kernels, "_MIN_ROWS", int(rng.choice([1, 20, 128])))
     monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
     monkeypatch.setattr(surface_kernels, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
     vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
     options = draw_options(rng, vol.shape)
-    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = by_kernels(vol, options), interface_by_filters(vol, options)
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= 1
@@ -109,25 +113,23 @@ def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order,
 
 @needs_compiler
 @pytest.mark.parametrize("depth_axis", [0, 1, 2])
-def test_a_line_without_any_change_has_its_surface_at_the_top(monkeypatch, depth_axis):
+def test_a_line_without_any_change_has_its_surface_at_the_top(by_kernels, depth_axis):
     """Sums of equal values must cancel to nothing, or rounding would choose the surface."""
-    monkeypatch.setattr(surface_kernels, "load", emulated)
     plane = np.random.default_rng(0).gamma(2.0, 40.0, (30, 41)).astype("f4")
     vol = np.repeat(np.expand_dims(plane, depth_axis), 50, depth_axis)
     options = SurfaceOptions(15, 2, True, 1, False, depth_axis)
-    assert (surface_kernels.interface_by_kernels(vol, options)[0] == 1).all()
-    edge, contrast = surface_kernels.interface_by_kernels(vol, replace(options, edge=True, min_contrast=0))
+    assert (by_kernels(vol, options)[0] == 1).all()
+    edge, contrast = by_kernels(vol, replace(options, edge=True, min_contrast=0))
     assert np.isnan(edge).all()
     assert (contrast == 0).all()
 
 
 @needs_compiler
-def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
-    monkeypatch.setattr(surface_kernels, "load", emulated)
+def test_one_bright_voxel_spoils_no_other_mean(by_kernels):
     vol = np.random.default_rng(0).gamma(2.0, 40.0, (60, 40, 200)).astype("f4")
-    clean = surface_kernels.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    clean = by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
     vol[30, 20, 10] = 1e30
-    dirty = surface_kernels.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    dirty = by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
     far = np.ones(clean.shape, bool)
     far[18:23, 8:13] = False
     assert np.array_equal(clean[far], dirty[far])
@@ -137,18 +139,17 @@ def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize("depth_axis", [0, 2])
 @pytest.mark.parametrize("use_log", [False, True])
-def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_log):
-    monkeypatch.setattr(surface_kernels, "load", emulated)
+def test_infinity_and_nan_as_the_filters_take_them(by_kernels, depth_axis, use_log):
     rng = np.random.default_rng(0)
     vol = rng.gamma(2.0, 40.0, (40, 36, 44)).astype("f4")
     vol[rng.random(vol.shape) < 0.0005] = np.inf
     vol[rng.random(vol.shape) < 0.0005] = np.nan
     options = SurfaceOptions(5, 2, use_log, 1, False, depth_axis)
-    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = by_kernels(vol, options), interface_by_filters(vol, options)
     assert (got == expected).mean() > 0.99
     assert len(np.unique(got)) > 10
     options = replace(options, edge=True, min_contrast=0)
-    (edge, _), (known, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (edge, _), (known, _) = by_kernels(vol, options), interface_by_filters(vol, options)
     assert np.isclose(edge, known, atol=0.02, equal_nan=True).mean() > 0.99
 
 
@@ -184,11 +185,12 @@ SECOND_LOOKS = [
         for march in (False, True)
     ],
 )
-def test_a_second_look_as_the_filters_take_it(monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
-    monkeypatch.setattr(surface_kernels, "load", emulated)
+def test_a_second_look_as_the_filters_take_it(
+    monkeypatch, by_kernels, depth_axis, s_xy, dtype, use_log, cutting, march
+):
     monkeypatch.setattr(surface_kernels, "MARCH", march)
     monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", 400_000)
-    second_looks(depth_axis, s_xy, dtype, use_log, cutting, surface_kernels.interface_by_kernels)
+    second_looks(depth_axis, s_xy, dtype, use_log, cutting, by_kernels)
 
 
 def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
@@ -212,68 +214,16 @@ def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 2), (40, 33, 90)])
-def test_the_logarithm_of_zero(monkeypatch, shape):
-    monkeypatch.setattr(surface_kernels, "load", emulated)
-    vol = np.random.default_rng(0).gamma(1, 1, shape).astype("f4")
-    vol[vol < 0.1], vol[vol > 4] = 0, np.inf
-    if shape[0] == 3:
-        vol[:] = -1
-    for axis in range(3):
-        options = SurfaceOptions(1, 2, True, 1, False, axis, True)
-        weights = surface_kernels.gaussian_weights(2.0, 1)
-        layout = surface_kernels.choose_layout(vol.shape, vol.strides, axis, 1, 8)
-        run = surface_kernels._SurfaceRun(np, vol, layout, options, (weights, weights))
-        assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
-
-
-@needs_compiler
 @pytest.mark.parametrize("depth_axis", [0, 2])
-def test_the_widest_derivative(monkeypatch, depth_axis):
+def test_the_widest_derivative(by_kernels, depth_axis):
     """Its weights, and those of the Gaussian, fit the shared memory that a block has without asking for more."""
-    monkeypatch.setattr(surface_kernels, "load", emulated)
     vol = np.random.default_rng(0).gamma(2.0, 40.0, (9, 6, 7)).astype("f4")
     options = SurfaceOptions(1, surface._MAX_S_Z_ON_DEVICE, False, 1, True, depth_axis)
-    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = by_kernels(vol, options), interface_by_filters(vol, options)
     assert got.shape == expected.shape
     options = replace(options, cutting_errors=False)
-    got, expected = (one(vol, options)[0] for one in (surface_kernels.interface_by_kernels, interface_by_filters))
+    got, expected = (one(vol, options)[0] for one in (by_kernels, interface_by_filters))
     assert np.array_equal(got, expected)
-
-
-@pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
-def test_weights(s_z, order):
-    half = surface_kernels.gaussian_weights(s_z, order)
-    radius = len(half) - 1
-    impulse = np.zeros(2 * radius + 1)
-    impulse[radius] = 1
-    kernel = ndimage.gaussian_filter1d(np.pad(impulse, radius), s_z, order=order)[radius : -radius or None]
-    assert np.allclose(half, kernel[: radius + 1][::-1], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "depth_axis", "expected"),
-    [
-        ((200, 64, 32), (8192, 128, 4), 0, (1, 2, 0, False, "tiles")),
-        ((64, 32, 200), (25600, 800, 4), -1, (0, 1, 2, True, "lines")),
-        ((64, 32, 200), (128, 4, 8192), 2, (0, 1, 2, False, "tiles")),  # a view of the first
-        ((64, 200, 32), (25600, 128, 4), 1, (0, 2, 1, False, "tiles")),
-        ((64, 32, 5000), (640000, 20000, 4), 2, (0, 1, 2, True, "any")),
-        ((1, 1, 9), (36, 36, 4), 0, (1, 2, 0, False, "tiles")),
-    ],
-)
-def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
-    assert surface_kernels.choose_layout(shape, strides, depth_axis, 15, 8) == surface_kernels.InterfaceLayout(
-        *expected
-    )
-
-
-def test_the_rule_is_the_structure_of_the_kernels():
-    found = re.search(r"struct Rule \{(.*?)\};", source_text("surface", "linumpy.gpu.oct.cuda"), re.DOTALL)
-    fields = re.findall(r"^\s*(double|float) ([^;]+);", found[1], re.MULTILINE)
-    names = [(name.strip(), kind) for kind, row in fields for name in row.split(",")]
-    assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == surface_kernels.RULE.descr
-    assert surface_kernels.RULE.itemsize == 16
 
 
 def test_headers_stand_in_place_of_their_names():
@@ -296,7 +246,7 @@ KERNELS = [
 @pytest.mark.parametrize(("dtype", "s"), matrix(CUDA_TYPES, (1, 15, 32)))
 def test_marches_compile(dtype, s):
     for name in ("march_rows", "march_strip"):
-        spec = surface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+        spec = surface_kernels.march_spec(name, np.dtype(dtype), log="1", s=s)
         assert name.encode() in compile_kernel(spec, "sm_90")
 
 
@@ -308,7 +258,7 @@ def test_marches_along_depth_compile(size, architecture, kind):
     s, radius = size
     for name in ("march_columns", "march_lines"):
         options = {"kind": kind, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
-        spec = surface_march.kernel_spec(name, np.dtype("f4"), **options)
+        spec = surface_kernels.march_spec(name, np.dtype("f4"), **options)
         assert name.encode() in compile_kernel(spec, architecture)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import projection
-from linumpy.gpu.oct.projection import STATISTICS, launch_config, project
+from linumpy.gpu.oct.projection import STATISTICS, project
 from tests.support.budget import matrix, some
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
@@ -43,11 +43,17 @@ def assert_right(vol, axis, wanted, accumulate, results):
             assert np.allclose(got, expected, rtol=1e-5 if accumulate == "float32" else 1e-12, atol=1e-6)
 
 
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """The kernels, run on the CPU."""
+    monkeypatch.setattr(projection, "load", emulated)
+    return projection._by_kernels
+
+
 @needs_compiler
 @pytest.mark.parametrize("seed", some(range(60), lambda seed: seed < 2 * len(SHAPES)))
-def test_same_as_numpy(monkeypatch, seed):
+def test_same_as_numpy(monkeypatch, by_kernels, seed):
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(projection, "load", emulated)
     monkeypatch.setattr(projection, "_BLOCKS", int(rng.choice([1, 64, 1024])))
     projection._plan_projection.cache_clear()
     shape = SHAPES[seed % len(SHAPES)]
@@ -57,37 +63,34 @@ def test_same_as_numpy(monkeypatch, seed):
         axis = 0
     accumulate = str(rng.choice(["float32", "float64"]))
     wanted = [("mean",), ("max",), tuple(STATISTICS)][seed % 3]
-    assert_right(vol, axis, wanted, accumulate, projection._by_kernels(vol, axis, wanted, accumulate))
+    assert_right(vol, axis, wanted, accumulate, by_kernels(vol, axis, wanted, accumulate))
 
 
 @needs_compiler
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", ["f4", "f2", "f8"])
-def test_nan_comes_out_and_nothing_else(monkeypatch, dtype, axis):
-    monkeypatch.setattr(projection, "load", emulated)
+def test_nan_comes_out_and_nothing_else(by_kernels, dtype, axis):
     vol = np.random.default_rng(0).normal(size=(40, 64)).astype(dtype)
     vol[3, 7] = vol[0, 0] = vol[39, 63] = np.nan
     vol[5, 9] = np.inf
-    results = projection._by_kernels(vol, axis, ("min", "max", "mean"), "float64")
+    results = by_kernels(vol, axis, ("min", "max", "mean"), "float64")
     assert_right(vol, axis, ("min", "max"), "float64", results[:2])
     assert np.allclose(results[2], vol.mean(axis=axis, dtype="f8"), equal_nan=True)
 
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(4000, 4, 4), (16, 4000), (900, 32)])
-def test_an_offset_does_the_deviation_no_harm(monkeypatch, shape):
-    monkeypatch.setattr(projection, "load", emulated)
+def test_an_offset_does_the_deviation_no_harm(by_kernels, shape):
     vol = (60000 + np.random.default_rng(0).normal(0, 10, shape)).astype("f4")
     vol.reshape(-1)[0] = 0  # nor does an outlier at the start, which a shift by the first element would rely on
     for axis in range(vol.ndim):
-        (got,) = projection._by_kernels(vol, axis, ("std",), "float32")
+        (got,) = by_kernels(vol, axis, ("std",), "float32")
         assert np.allclose(got, vol.std(axis=axis, dtype="f8"), rtol=1e-3, atol=0.01)  # 60000 has steps of 0.004
 
 
 @needs_compiler
-def test_what_is_kept_for_the_next_call_fits_it(monkeypatch):
+def test_what_is_kept_for_the_next_call_fits_it(by_kernels):
     """Arrays of one shape and dtype that lie otherwise, one after another and twice."""
-    monkeypatch.setattr(projection, "load", emulated)
     projection._plan_projection.cache_clear()
     values = np.random.default_rng(0).integers(0, 60000, (16, 16, 16)).astype("u2")
     shifted = np.zeros(values.size + 1, "u2")[1:].reshape(values.shape)  # two bytes after a multiple of 16
@@ -97,34 +100,18 @@ def test_what_is_kept_for_the_next_call_fits_it(monkeypatch):
         for vol in arrays:
             for axis in range(3):
                 for wanted in (("mean",), ("max", "mean")):
-                    assert_right(vol, axis, wanted, "float32", projection._by_kernels(vol, axis, wanted, "float32"))
+                    assert_right(vol, axis, wanted, "float32", by_kernels(vol, axis, wanted, "float32"))
     kept = projection._plan_projection.cache_info()
     assert kept.misses <= len(arrays) * 6
     assert kept.hits >= len(arrays) * 6
 
 
 @needs_compiler
-def test_integers_are_summed_exactly(monkeypatch):
-    monkeypatch.setattr(projection, "load", emulated)
+def test_integers_are_summed_exactly(by_kernels):
     vol = np.full((70001, 2), 65535, "u2")
     vol[0] = 65534
-    (got,) = projection._by_kernels(vol, 0, ("mean",), "float64")
+    (got,) = by_kernels(vol, 0, ("mean",), "float64")
     assert np.array_equal(got, vol.sum(axis=0, dtype="i8") / 70001)
-
-
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-def test_plans_cover_the_axis_once(itemsize):
-    rng = np.random.default_rng(itemsize)
-    for _ in range(500):
-        outer, n, inner = (int(rng.choice([1, 2, 3, 16, 100, 1000, 40000])) for _ in range(3))
-        plan = launch_config(outer, n, inner, itemsize, int(rng.choice([16, 8, itemsize])))
-        accesses = n // plan.vec if plan.rows else n
-        assert plan.vec * itemsize <= 16
-        assert 1 <= plan.lanes * plan.segments <= 256
-        assert plan.segments & (plan.segments - 1) == 0
-        assert plan.blocks * plan.lanes >= plan.vectors > (plan.blocks - 1) * plan.lanes
-        assert plan.parts * plan.chunk >= accesses > (plan.parts - 1) * plan.chunk
-        assert plan.vectors * (1 if plan.rows else plan.vec) == outer * inner
 
 
 def test_on_the_cpu():

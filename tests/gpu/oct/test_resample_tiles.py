@@ -12,10 +12,9 @@ from scipy import ndimage
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.gpu.kernels import computed_in
 from linumpy.gpu.oct import resample_tiles as resample_tiles_module
-from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
+from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
-from linumpy.gpu.resize.tables import windows_of
 from linumpy.plan.grid.tile_grid import TileAxis
 from tests.support.budget import examples, shown, some
 from tests.support.gpu.emulator import emulated, needs_compiler
@@ -167,18 +166,6 @@ def test_what_is_not_finite_stays_in_its_tile(axes, tuning, value, data):
               if before.start <= p < before.stop]  # fmt: skip
     got[tuple(inside)] = 7.0
     np.testing.assert_allclose(got, 7.0, rtol=1e-6)
-
-
-@given(axes=axes_of)
-def test_weights_stay_in_the_tile_and_add_up_to_one(axes):
-    for axis in axes:
-        windows, tiles = windows_of(plan_of(axis)), list(axis.tiles())
-        np.testing.assert_allclose(windows.weights.sum(axis=0), 1)
-        assert tiles[-1][1].stop == axis.new_size == len(windows.first)
-        assert [one for one, _ in tiles[:-1]] == [slice(s, s + axis.tile) for s in range(0, axis.size, axis.tile)][:-1]
-        for before, after in tiles:
-            assert (windows.first[after] >= before.start).all()
-            assert ((windows.first + windows.count)[after] <= before.stop).all()
 
 
 def test_a_ramp_stays_the_ramp_that_the_spacing_says():

@@ -15,7 +15,7 @@ from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceE
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu, release, zarr_to_dask
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.request import result_dtype
+from linumpy.gpu.read.request import cast_dtype
 from tests.support.gpu import reference
 
 
@@ -27,29 +27,24 @@ def folder(tmp_path):
     return tmp_path
 
 
+REFUSED = [
+    (lambda read, folder: read(folder / "nowhere"), FileNotFoundError, r"there is no file or folder .*nowhere"),
+    (lambda read, folder: read(folder / "empty"), SourceError, r"empty.* is neither a Zarr array nor a Zarr group"),
+    (lambda read, folder: read(folder / "g"), SourceError, "g"),
+    (lambda read, _: read(5), TypeError, "source is a int"),
+    (lambda read, folder: read((zarr.storage.LocalStore(folder), "nothing")), SourceError, "nothing"),
+    (lambda read, folder: read(folder / "g/a", level=1), ValueError, r"level=1, but .* is a single array"),
+    (lambda read, folder: read(folder / "g/a", level="0"), TypeError, "level='0'"),
+    (lambda read, folder: read(folder / "g/a", region=4), RegionError, "index 4 is out of bounds"),
+]
+
+
 @pytest.mark.parametrize("read", [read_zarr_to_gpu, plan_zarr_read])
-def test_sources_that_are_none(folder, read):
-    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*nowhere"):
-        read(folder / "nowhere")
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_sources_levels_and_regions_that_do_not_fit(folder, read, call, error, message):
     (folder / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"empty.* is neither a Zarr array nor a Zarr group"):
-        read(folder / "empty")
-    with pytest.raises(SourceError, match=r"g"):
-        read(folder / "g")
-    with pytest.raises(TypeError, match=r"source is a int"):
-        read(5)
-    with pytest.raises(SourceError, match=r"nothing"):
-        read((zarr.storage.LocalStore(folder), "nothing"))
-
-
-@pytest.mark.parametrize("read", [read_zarr_to_gpu, plan_zarr_read])
-def test_levels_and_regions_that_do_not_fit(folder, read):
-    with pytest.raises(ValueError, match=r"level=1, but .* is a single array"):
-        read(folder / "g/a", level=1)
-    with pytest.raises(TypeError, match=r"level='0'"):
-        read(folder / "g/a", level="0")
-    with pytest.raises(RegionError, match=r"index 4 is out of bounds"):
-        read(folder / "g/a", region=4)
+    with pytest.raises(error, match=message):
+        call(read, folder)
 
 
 def test_every_way_to_name_an_array(folder):
@@ -64,14 +59,20 @@ def test_every_way_to_name_an_array(folder):
         assert plan.layout.root == str(folder / "g/a")
 
 
-def test_an_unknown_backend(folder):
-    with pytest.raises(ValueError, match=r"backend 'gds' is unknown: choose one of auto, linumpy, zarr-gpu"):
-        read_zarr_to_gpu(folder / "g/a", backend="gds")
-
-
-def test_too_little_scratch(folder):
-    with pytest.raises(ValueError, match=r"scratch_bytes=5: at least 1048576"):
-        read_zarr_to_gpu(folder / "g/a", scratch_bytes=5)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"backend": "gds"}, ValueError, "backend 'gds' is unknown: choose one of auto, linumpy, zarr-gpu, kvikio"),
+        ({"scratch_bytes": 5}, ValueError, "scratch_bytes=5: at least 1048576"),
+        *(
+            ({"scratch_bytes": scratch}, TypeError, "scratch_bytes=.*: a whole number of bytes is needed")
+            for scratch in ("512MB", 1.5, float("nan"), True, [2**24])
+        ),
+    ],
+)
+def test_options_that_do_not_fit(folder, options, error, message):
+    with pytest.raises(error, match=message):
+        read_zarr_to_gpu(folder / "g/a", **options)
 
 
 @pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")
@@ -84,13 +85,13 @@ def test_without_a_gpu_it_says_what_is_missing(folder, backend):
 
 def test_dtypes_of_the_result(folder, tmp_path):
     plan = plan_zarr_read(folder / "g/a")
-    assert result_dtype(plan, None) == np.dtype("=u2")
-    assert result_dtype(plan, ">f4") == np.dtype("=f4")
+    assert cast_dtype(plan.layout.dtype, None) == np.dtype("=u2")
+    assert cast_dtype(plan.layout.dtype, ">f4") == np.dtype("=f4")
     with pytest.raises(TypeError, match=r"requested dtype datetime64"):
-        result_dtype(plan, "datetime64[s]")
+        cast_dtype(plan.layout.dtype, "datetime64[s]")
     zarr.create_array(tmp_path / "c", shape=(4,), chunks=(2,), dtype="c8", compressors=None)
     with pytest.raises(TypeError, match=r"dtype=float32 would drop the imaginary parts of complex64"):
-        result_dtype(plan_zarr_read(tmp_path / "c"), "f4")
+        cast_dtype(plan_zarr_read(tmp_path / "c").layout.dtype, "f4")
 
 
 @pytest.mark.parametrize(
@@ -109,31 +110,12 @@ def test_what_a_gpu_does_not_cast_to_is_not_read_on_the_cpu(tmp_path, dtype, sto
         linumpy.read_zarr(tmp_path / "a", device="cpu", dtype=dtype)
 
 
-@pytest.mark.parametrize("scratch", ["512MB", 1.5, float("nan"), True, [2**24]])
-def test_scratch_that_is_no_number_of_bytes(folder, scratch):
-    with pytest.raises(TypeError, match=r"scratch_bytes=.*: a whole number of bytes is needed"):
-        read_zarr_to_gpu(folder / "g/a", scratch_bytes=scratch)
-
-
 def test_a_report_reads_well():
     report = ReadReport(
-        source="file:///data/<a>.zarr",
-        backend="zarr-gpu",
-        gds="not used",
-        engine="zarr-python into device memory",
-        fallback="codec 'zstd': chunks are not raw",
-        shape=(2, 3),
-        dtype="uint16",
-        bytes_read=None,
-        bytes_decoded=2**30,
-        chunks_read=None,
-        chunks_filled=None,
-        files_opened=None,
-        scratch_bytes=None,
-        plan_seconds=0.25,
-        read_seconds=0.25,
-        scatter_seconds=None,
-    )
+        source="file:///data/<a>.zarr", backend="zarr-gpu", gds="not used", engine="zarr-python into device memory",
+        fallback="codec 'zstd': chunks are not raw", shape=(2, 3), dtype="uint16", bytes_decoded=2**30,
+        plan_seconds=0.25, read_seconds=0.25,
+    )  # fmt: skip
     text = str(report)
     assert "2.00 GiB/s" in text
     assert "codec 'zstd'" in text

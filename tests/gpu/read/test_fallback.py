@@ -15,8 +15,8 @@ from zarr.codecs import numcodecs as v3
 
 from linumpy.device import to_host
 from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
+from linumpy.gpu import kvikio_zarr as zarr_gpu
 from linumpy.gpu import read_zarr_to_gpu, release
-from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.engines import by_zarr
 from linumpy.gpu.zarr_io import read_zarr

@@ -255,6 +255,20 @@ def on_fake(seed):
         yield OnFake(fake)
 
 
+@contextlib.contextmanager
+def on_gpu(seed):
+    import cupy
+
+    yield OnGpu(cupy)
+
+
+@pytest.fixture(params=[on_host, on_fake, pytest.param(on_gpu, marks=pytest.mark.gpu)])
+def place(request):
+    """Where outputs lie."""
+    with request.param(1) as made:
+        yield made
+
+
 SETS = {
     "groups": sets_of_jobs(),
     "seed": st.integers(0, 2**32 - 1),
@@ -330,15 +344,6 @@ def test_only_the_jobs_that_want_a_broken_chunk_fail(tmp_path, one, kind):
         else:
             assert same(ticket.result(), expected[begin : begin + 8])
     assert same(one.submit(array, slice(0, 8)).result(), expected[:8])
-
-
-def test_a_ticket_that_nobody_waits_for(tmp_path, one):
-    array = make(tmp_path / "a")
-    for _ in range(20):
-        one.submit(array)
-    assert same(one.submit(array).result(), array[...])
-    gc.collect()
-    assert one.stats().jobs == 21
 
 
 def test_closing_cancels_what_is_queued_and_finishes_what_is_under_way(tmp_path):
@@ -561,7 +566,7 @@ def test_outputs_that_cannot_be(tmp_path, one):
         with pytest.raises(TypeError, match=r"numpy\.ndarray.*CuPy"):
             other.submit(array, out=np.empty((40, 48), "u2"))
         elsewhere = device.empty((40, 48), "u2")
-        other._engines._device = 1
+        other.device = 1
         with pytest.raises(ValueError, match="out lies on device 0, but this reader reads to device 1"):
             other.submit(array, out=elsewhere)
 
@@ -580,7 +585,7 @@ def test_readers_that_cannot_be():
             Reader(**options)
 
 
-def arrays_that_are_left_to_zarr(place, tmp_path, caplog):
+def test_arrays_that_are_left_to_zarr(place, tmp_path, caplog):
     """By every submit, beside an array whose chunks differ in the codec only; said once in the log, and in reports."""
     values = random_values("u2", (9, 14), 3)
     codecs = {"raw": None, "lzma": [zarr.codecs.numcodecs.LZMA()]}
@@ -614,26 +619,17 @@ def arrays_that_are_left_to_zarr(place, tmp_path, caplog):
     assert "lzma: read by zarr-python, not by linumpy's reader: codec" in said[0]
 
 
-@pytest.mark.parametrize("where", [on_host, on_fake])
-def test_arrays_that_are_left_to_zarr(tmp_path, caplog, where):
-    with where(1) as place:
-        arrays_that_are_left_to_zarr(place, tmp_path, caplog)
-
-
-@pytest.mark.gpu
-def test_arrays_that_are_left_to_zarr_on_a_gpu(tmp_path, caplog):
-    with on_gpu(1) as place:
-        arrays_that_are_left_to_zarr(place, tmp_path, caplog)
-
-
 def test_what_is_refused(tmp_path, one):
     with pytest.raises(FileNotFoundError, match="nothing"):
         one.submit(tmp_path / "nothing")
     with pytest.raises(TypeError, match="imaginary"):
         one.submit(make(tmp_path / "a", dtype="c8"), dtype="f4")
+    with pytest.raises(TypeError, match="dtype='bfloat16' would drop the imaginary parts of complex64"):
+        one.submit(tmp_path / "a", dtype="bfloat16")
 
 
-def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u2", "i4", ">u4", "i8", "u8", "f2", ">f4", "f8"])
+def test_bfloat16(place, tmp_path, dtype):
     """Of a region by itself, of many, with borders of fill values, into memory of the caller and into new arrays."""
     values = random_values(dtype, (20, 33), 5)
     if np.dtype(dtype).kind == "f":
@@ -669,7 +665,9 @@ def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
             one.submit(array, regions[0], out=place.empty(whole[regions[0]].shape, np.float32), dtype="bfloat16")
 
 
-def rows_of_one_array(place, tmp_path, options):
+@pytest.mark.needs_core
+@pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
+def test_rows_of_one_array(place, tmp_path, options):
     """Regions of several sizes into rows of a view, with an axis that rows do not have, to wait for together."""
     values = random_values("u2", (3, 40, 30), 4)
     array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1, 8, 7), dtype="u2", fill_value=5, **options)
@@ -699,14 +697,6 @@ def rows_of_one_array(place, tmp_path, options):
         with pytest.raises(ChunkError):
             together.result()
         one.submit_regions([layout], into_rows(regions[1:], held[:, 1], [1], kept), dtype, held).result()
-
-
-@pytest.mark.needs_core
-@pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
-@pytest.mark.parametrize("where", [on_host, on_fake])
-def test_rows_of_one_array(tmp_path, where, options):
-    with where(1) as place:
-        rows_of_one_array(place, tmp_path, options)
 
 
 def test_the_same_level_is_refused_before_and_after_a_read(tmp_path):
@@ -760,30 +750,7 @@ def test_a_fill_value_that_the_dtype_cannot_hold_is_cast_without_a_warning(tmp_p
         assert same(one.submit(array, dtype="i4").result(), np.arange(8, dtype="i4"))
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u2", "i4", ">u4", "i8", "u8", "f2", ">f4", "f8"])
-@pytest.mark.parametrize("where", [on_host, on_fake])
-def test_bfloat16(tmp_path, where, dtype):
-    with where(1) as place:
-        bfloat16_against_ml_dtypes(place, tmp_path, dtype)
-
-
-def test_no_bfloat16_of_complex_numbers(tmp_path):
-    array = zarr.create_array(tmp_path / "a", shape=(4,), dtype="c8")
-    with (
-        Reader(device="cpu") as one,
-        pytest.raises(TypeError, match="dtype='bfloat16' would drop the imaginary parts of complex64"),
-    ):
-        one.submit(array, dtype="bfloat16")
-
-
 # --- On a GPU.
-
-
-@contextlib.contextmanager
-def on_gpu(seed):
-    import cupy
-
-    yield OnGpu(cupy)
 
 
 @pytest.mark.gpu
@@ -791,20 +758,6 @@ def on_gpu(seed):
 @given(**SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**20]))
 def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, decode_on, cache):
     sets_against_zarr(on_gpu, groups, seed, broken, threads, decode_on=decode_on, cache_bytes=cache)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
-def test_rows_of_one_array_on_a_gpu(tmp_path, options):
-    with on_gpu(1) as place:
-        rows_of_one_array(place, tmp_path, options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["?", "u1", "i2", ">u4", "i8", "f2", ">f4", "f8"])
-def test_bfloat16_on_a_gpu(tmp_path, dtype):
-    with on_gpu(1) as place:
-        bfloat16_against_ml_dtypes(place, tmp_path, dtype)
 
 
 @pytest.fixture(scope="module")

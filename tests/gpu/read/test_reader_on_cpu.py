@@ -41,14 +41,6 @@ def open_chunks():
 
 
 @inside_a_test
-@given(case=cases(), scratch=st.sampled_from(reference.SCRATCHES), seed=st.integers(0, 2**32 - 1))
-def test_same_bytes_as_zarr(case, scratch, seed):
-    with tempfile.TemporaryDirectory() as folder:
-        array = write(case, Path(folder) / "a")
-        assert same(reference.read(array, case.region, scratch_bytes=scratch, seed=seed), array[case.region])
-
-
-@inside_a_test
 @given(case=cases(max_elements=500), target=st.sampled_from(DTYPES))
 def test_same_casts_as_numpy(case, target):
     source, target = np.dtype(case.dtype), np.dtype(target)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
-from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
+from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu
 from linumpy.gpu.oct import surface_kernels
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
@@ -203,7 +203,7 @@ def test_parts_of_a_chunk_on_several_streams(tmp_path, threads):
 
 KEPT = {
     "interface": lambda: surface_kernels._uploaded_weights(2.0, 1, kernels.current_queue()),
-    "resize": functools.cache(lambda: tables.upload([np.arange(50.0)], kernels.current_queue())),
+    "resize": functools.cache(lambda: kernels.upload([np.arange(50.0)], kernels.current_queue())),
     "focal": lambda: focal._shifts((4, 5), (3.0, 0.0, 1.0), True, kernels.current_queue()),
 }
 

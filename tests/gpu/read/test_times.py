@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from linumpy.gpu import Reader
-from linumpy.gpu.read.stats import Times
+from linumpy.gpu.read.report import Times
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values, same, stored

@@ -12,11 +12,10 @@ from scipy import ndimage
 from linumpy.gpu.resize import plan as resize_plan
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
-from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
+from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, unchanged
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
-from linumpy.plan.grid.tile_grid import TileAxis
 from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
 from tests.support.gpu.emulator import emulated, needs_compiler
@@ -37,19 +36,6 @@ sigmas_of = st.one_of(st.just(0.0), st.floats(0.01, 9))
 whole_axes = st.builds(
     AxisPlan, st.integers(1, 60), st.integers(1, 60), st.sampled_from([0, 1]), st.sampled_from(MODES), sigmas_of
 )
-modes_of_tiles = st.sampled_from(["nearest", "mirror", "reflect"])
-
-
-@st.composite
-def axes_of_tiles(draw):
-    axis = draw(st.builds(TileAxis, st.integers(1, 60), st.integers(1, 40), st.integers(1, 40)))
-    tile = (axis.tile, axis.new_tile)
-    return AxisPlan(
-        axis.size, axis.new_size, draw(st.sampled_from([0, 1])), draw(modes_of_tiles), draw(sigmas_of), tile
-    )
-
-
-plans = st.one_of(whole_axes, axes_of_tiles())
 
 
 @pytest.fixture(autouse=True)
@@ -149,36 +135,6 @@ def test_the_last_pass_rounds_and_saturates(dtype, target, wanted):
     assert np.abs(got.astype("f8") - expected).max() <= (0.51 if np.dtype(target).kind in "iu" else 0.2)
 
 
-@given(plans)
-def test_windows_are_the_matrix_without_gaps(plan):
-    windows = windows_of(plan)
-    dense = np.zeros((plan.length, plan.size))
-    for i, (first, count) in enumerate(zip(windows.first, windows.count, strict=True)):
-        # A kernel takes what leaves the axis from its other end; what has no weight must not be touched: it may be NaN.
-        assert -plan.size <= first <= first + count < 2 * plan.size + 1
-        assert count <= plan.size
-        assert (windows.weights[:count, i] > 0).all()
-        assert (windows.weights[count:, i] == 0).all()
-        np.add.at(dense[i], np.arange(first, first + count) % plan.size, windows.weights[:count, i])
-    assert np.allclose(dense, axis_matrix(plan).toarray(), atol=1e-15)
-    if plan.mode != "grid-constant":
-        assert np.allclose(dense.sum(1), 1)
-
-
-@given(plans, st.sampled_from([1, 4, 8]))
-def test_groups_are_the_windows_of_neighbours(plan, outputs):
-    windows = windows_of(plan)
-    groups = join(windows, outputs)
-    for i in range(plan.length):
-        g, lane = divmod(i, outputs)
-        row = groups.start[g] + windows.first[i] - groups.first[g]
-        rows = groups.weights[groups.start[g] : groups.start[g] + groups.count[g], lane]
-        assert np.array_equal(
-            groups.weights[row : row + windows.count[i], lane], windows.weights[: windows.count[i], i]
-        )
-        assert np.count_nonzero(rows) == windows.count[i]
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99)), min_size=1, max_size=4),
     st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 3),
@@ -230,26 +186,6 @@ def test_half_of_a_volume_is_two_launches_and_few_bytes():
         assert moved < most
 
 
-@given(plans, plans, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from(TUNINGS))
-def test_tiles_fit_and_cover(y, x, pack, itemsize, tuning):
-    pack = pack if x.size % pack == 0 else 1
-    tile = resize_plan.plan_tile(y, x, pack, itemsize, tuning)
-    if tile is None:
-        assert tuning.shared < 4096
-        return
-    assert tile.groups * tuning.outputs * tile.pitch * itemsize <= tuning.shared
-    assert len(tile.spans) == -(-x.length // tile.width)
-    windows = windows_of(x)
-    for number, (first, count) in enumerate(tile.spans):
-        part = slice(number * tile.width, (number + 1) * tile.width)
-        assert first % pack == count % pack == 0
-        assert (windows.first[part] >= first).all()
-        assert (windows.first[part] + windows.count[part] <= first + count).all()
-        assert first >= -x.size
-        assert first + count <= 2 * x.size
-        assert resize_plan.in_tile(count - 1) < tile.pitch
-
-
 def test_nothing_is_compiled_for_a_shape(monkeypatch):
     specs = set()
     monkeypatch.setattr(resizing, "load", lambda spec: specs.add(spec) or (lambda *_, **__: None))
@@ -269,11 +205,6 @@ def test_the_kernels_compile(name, dtype):
     for target, architecture in kinds:
         spec = resizing.kernel_spec(name, np.dtype(dtype), np.dtype("f8" if dtype == "f8" else "f4"), np.dtype(target))
         assert name.encode() in compile_kernel(spec, architecture)
-
-
-def test_other_tunings_compile():
-    spec = resizing.kernel_spec("planes", np.dtype("u2"), np.dtype("f4"), np.dtype("f4"), TUNINGS[1])
-    assert b"planes" in compile_kernel(spec, "sm_90")
 
 
 @needs_compiler

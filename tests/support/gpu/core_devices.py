@@ -13,7 +13,7 @@ import zarr
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.read.engines import core_device
 from linumpy.gpu.read.engines.by_core import CoreEngine
-from linumpy.gpu.read.limits import limits_for
+from linumpy.gpu.read.limits import Limits
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.ticket import Ticket
@@ -118,7 +118,7 @@ def device(driver, monkeypatch):
     )
 
     def make(decode_on=None, scratch=2**26, may_exceed=False, **options):
-        limits = limits_for(scratch, decode_on=decode_on, may_exceed=may_exceed)
+        limits = Limits(scratch, decode_on=decode_on, may_exceed=may_exceed)
         return core_device.CoreDevice(cupy, 0, limits, **options)
 
     return make

@@ -394,10 +394,6 @@ class Device:
         memory.fill(_FREED)
         self._pinned_pool.setdefault(nbytes, []).append(memory)
 
-    def is_pinned(self, address):
-        """Say whether an address lies in pinned memory that somebody holds."""
-        return any(one.ctypes.data <= address < one.ctypes.data + one.size for one in self._pinned)
-
     def rest(self):
         """Carry out all that is queued."""
         for stream in self._streams:

@@ -28,9 +28,8 @@ from linumpy.core import native
 from linumpy.core.records import metadata_path, why_gone
 from linumpy.errors import ChunkError, UnsupportedLayoutError
 from linumpy.gpu.read.outputs import Event, Regions, view_of
-from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.report import ReaderStats, ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import JobList
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.open import open_source
@@ -120,15 +119,14 @@ class ZarrEngine:
         regions: Regions,
         owners: Sequence[Any],
         ready: Event | None,
+        *,
+        looks: object = None,
+        timed: bool = False,
     ) -> JobList:
-        """Submit regions, each as a job.
-
-        `layouts`, `conversion`, `regions`, `owners`, `ready`: as for
-        :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
-        """
+        """Submit regions as :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`, without `looks` and `timed`."""
         for layout in layouts:
             if layout.unsupported:
-                _log_once(f"{layout.name}: read by zarr-python, not by linumpy's reader: {layout.unsupported}")
+                log_once(f"{layout.name}: read by zarr-python, not by linumpy's reader: {layout.unsupported}")
         jobs = []
         for row, number in enumerate(regions.array.tolist()):
             owner = owners[row if len(owners) > 1 else 0]
@@ -254,11 +252,6 @@ def why_unsupported(layout: ArrayLayout) -> str:
     return native.why_not_decoded(layout.chain) or ""
 
 
-def is_left_to_zarr(layout: ArrayLayout) -> bool:
-    """Say whether linumpy's reader does not support an array, or the caller wants zarr-python."""
-    return layout.unsupported is not None or bool(why_unsupported(layout))
-
-
 def _why_not_core(layout: ArrayLayout) -> str:
     """Return why zarr-python reads an array: it is not supported, or needs a filter that only the host decodes."""
     if (reason := why_unsupported(layout)) or layout.unsupported is not None:
@@ -298,5 +291,6 @@ def read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1024)
-def _log_once(message: str) -> None:
+def log_once(message: str) -> None:
+    """Log a warning once in a process."""
     log.warning("%s", message)

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import threading
 from concurrent.futures import wait
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare, prepare_beside
-from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import DecodeLaunch, plan_launches
@@ -78,9 +79,9 @@ class CoreDevice:
         self._cache_bytes = cache_bytes
         self.direct: DirectReads | None = None
         if direct:
-            from linumpy.gpu.read.engines import direct as direct_reads  # only for GPUDirect Storage
+            from linumpy.gpu.read.engines.direct import DirectReads  # only for GPUDirect Storage
 
-            self.direct = direct_reads.DirectReads(cupy, device)
+            self.direct = DirectReads(cupy, device)
         self._timed = timed
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
@@ -164,7 +165,8 @@ class CoreDevice:
             with self._lock:
                 chain, nbytes = layout.chain, layout.chunk_nbytes
                 plan = None if chain is None else self._plan_of(chain, nbytes)
-                parts = self._scatter_of(layout, conversion), plan
+                axes = [axis for axis, size in enumerate(layout.chunk_shape) if size > 1] or [layout.rank - 1]
+                parts = self._scatter(conversion, axes), plan
                 if chain is None or (chain, nbytes) in self._plans:
                     self._parts_of_batches[key] = parts
         scatter, plan = parts
@@ -181,10 +183,6 @@ class CoreDevice:
             return False
         record.memory = int(record.held.ptr)
         return True
-
-    def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
-        axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
-        return self._scatter(conversion, axes)
 
     def _scatter(self, conversion: Conversion, axes: list[int]) -> native.Scatter:
         itemsize = conversion.source.itemsize
@@ -279,14 +277,14 @@ class CoreDevice:
         Returns: (1) The layout of the slab; None if not even one chunk fits. (2) Number of slots that a slab takes; 0
         for separate memory, or if nothing fits.
         """
-        limits = self.limits
+        limits, forced = self.limits, replace(self.limits, decode_on="device")
         # Bytes of a slab, slabs on the device at a time, and slots of a slab.
         options = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
             options.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
         for capacity, slabs, slots in options:
             chunks = _MAX_CHUNKS * SLOTS if slots else 1
-            slot = placement_within(slabs * capacity, chain, chunk_nbytes, chunks, limits.threads, "device").slot
+            slot = placement_of(chain, chunk_nbytes, chunks, forced, slabs * capacity).slot
             if slot is not None and slot.nbytes <= capacity:
                 return slot, slots
         return None, 0
