@@ -31,11 +31,9 @@ void Execution::run() {
     if (!any_wanted) return;
     Failure failure;
     try {
-        locate();
-        if (!object_.missing) read_found();
-        if (object_.missing && is_remote()) check_metadata();
-        for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
-            if (state_[n] == PENDING) fill(task_.first_chunk + n);
+        reserve_kept();
+        if (!has(PENDING)) await_kept();
+        if (has(PENDING)) read_object();
     } catch (const FailedRead &error) {
         failure = error.failure;
     } catch (const std::bad_alloc &) {
@@ -49,15 +47,26 @@ void Execution::run() {
         failure.text = error.what();
     }
     for (u32 n = 0; n < task_.chunks; ++n)
-        if (state_[n] == PENDING) fail_chunk(task_.first_chunk + n, failure);
+        if (state_[n] == PENDING || state_[n] == AWAITED) fail_chunk(task_.first_chunk + n, failure);
     if (thread_memory()) scratch().trim();
     seconds.copy += lap_.take();
+}
+
+void Execution::read_object() {
+    locate();
+    if (!object_.missing) read_found();
+    if (object_.missing && is_remote()) check_metadata();
+    for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
+        if (state_[n] == PENDING || state_[n] == AWAITED) fill(task_.first_chunk + n);
 }
 
 // Read chunks of an object that was located. Only this read shows whether a raw chunk in an object store is missing.
 void Execution::read_found() {
     try {
         use_kept_chunks();
+        read_all();
+        if (!has(AWAITED)) return;
+        await_kept();
         read_all();
     } catch (const FailedRead &error) {
         if (error.failure.code != LC_MISSING) throw;
@@ -129,6 +138,7 @@ void Execution::read_all() {
             fill(chunk);
             continue;
         }
+        if (!device_ && reader_.kept()) ++reader_.kept()->misses;
         if (geometry_.encoded() || slot_of(chunk)) {
             spans.push_back({chunk, range.offset, range.nbytes});
             continue;
@@ -246,8 +256,10 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
 // Keep a decoded chunk in the slot of the host's cache that was reserved for it, if one was.
 void Execution::keep(u32 chunk, std::span<const u8> decoded) {
     if (!slot_of(chunk) || static_cast<i64>(decoded.size()) != geometry_.chunk_nbytes) return;
+    if (is_remote() && !is_known(object_.version)) return;
     KeptSlot &slot = *take_slot(chunk);
     std::memcpy(reader_.kept_memory(slot), decoded.data(), decoded.size());
+    slot.version = object_.version;
     const auto lock = reader_.kept()->lock();
     reader_.kept()->publish(slot);
     reader_.kept()->unpin(slot);

@@ -102,11 +102,15 @@ public:
     Seconds seconds;
 
 private:
-    enum State : u8 { PENDING, SKIPPED, READ, FILLED, KEPT, FAILED };
+    enum State : u8 { PENDING, SKIPPED, READ, FILLED, KEPT, AWAITED, FAILED };
 
     bool is_wanted(const WantedChunk &chunk) const;
     void locate();
     void use_kept_chunks();
+    void reserve_kept();
+    void await_kept();
+    void give_back(KeptSlot *slot);
+    bool has(State wanted) const { return std::find(state_.begin(), state_.end(), wanted) != state_.end(); }
     void open_object(const std::string &path);
     void enter_object() noexcept;
     void find_object() noexcept;
@@ -130,6 +134,7 @@ private:
     bool find_entry(const Archive &archive);
     void read_index(const std::string &name);
     void set_index(const u8 *stored, i64 nbytes);
+    void read_object();
     void read_found();
     void read_all();
     void read_group(const Span *spans, size_t count);

@@ -196,15 +196,15 @@ void Reader::use_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
-// Use chunks that have been kept since this wave was planned, and reserve slots of the cache for the chunks to read.
+// For outputs on a device: use chunks that have been kept since this wave was planned, and reserve slots of the cache for
+// the chunks to read.
 void Execution::use_kept_chunks() {
-    KeptChunks *const kept = reader_.kept();
+    KeptChunks *kept = device_ ? device_->kept() : nullptr;
     if (!kept || (is_remote() && !is_known(object_.version))) return;
     std::vector<std::pair<u32, KeptSlot *>> hits;
     hits.reserve(task_.chunks);
     slots_.assign(task_.chunks, nullptr);
-    std::optional<KeptRows> rows;
-    if (device_) rows.emplace(wave_, *device_, task_.chunks);
+    KeptRows rows(wave_, *device_, task_.chunks);
     i64 misses = 0;
     {
         const auto lock = kept->lock();
@@ -227,8 +227,8 @@ void Execution::use_kept_chunks() {
             const Regions &regions = box.batch->regions;
             const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
             const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
-            // On a device, a chunk that does not fit a slab is decoded in memory of the batch.
-            if (!device_ || ((!plan || plan->slots > 0) && geometry_.chunk_nbytes <= device_->capacity(nullptr)))
+            const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
+            if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
                 slots_[n] = kept->reserve(array, chunk.coordinates, object_.version);
         }
     }
@@ -236,17 +236,11 @@ void Execution::use_kept_chunks() {
     kept->misses += misses;
     size_t added = 0;
     try {
-        if (!rows) {
-            std::vector<std::pair<u32, KeptSlot *>> of_wave(hits);
-            for (auto &[n, slot] : of_wave) n += task_.first_chunk;
-            added = hits.size();
-            reader_.copy_kept(wave_, of_wave);
-        }
         while (added < hits.size()) {
             const auto [n, slot] = hits[added++];
-            rows->add(wave_.chunks[task_.first_chunk + n], *slot);
+            rows.add(wave_.chunks[task_.first_chunk + n], *slot);
         }
-        if (rows) rows->commit();
+        rows.commit();
     } catch (...) {
         const auto lock = kept->lock();
         for (; added < hits.size(); ++added) kept->unpin(*hits[added].second);
@@ -255,16 +249,61 @@ void Execution::use_kept_chunks() {
     for (const auto &[n, slot] : hits) state_[n] = KEPT;
 }
 
-// Give back the slots that no slab has taken over.
-Execution::~Execution() {
-    if (std::all_of(slots_.begin(), slots_.end(), [](KeptSlot *slot) { return !slot; })) return;
+// For outputs on the host: reserve slots of the cache for the chunks to read, before they are requested. A chunk for which
+// another task has reserved a slot is awaited.
+void Execution::reserve_kept() {
+    KeptChunks *const kept = device_ ? nullptr : reader_.kept();
+    if (!kept) return;
+    slots_.assign(task_.chunks, nullptr);
+    const auto lock = kept->lock();
+    for (u32 n = 0; n < task_.chunks; ++n) {
+        if (state_[n] != PENDING) continue;
+        const u32 chunk = task_.first_chunk + n;
+        const Regions &regions = boxes(chunk)->batch->regions;
+        const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes(chunk)->region)])];
+        const i64 *coordinates = wave_.chunks[chunk].coordinates;
+        if (kept->is_listed(*array, coordinates)) state_[n] = AWAITED;
+        else slots_[n] = kept->reserve(array, coordinates, {});
+    }
+}
+
+// Copy the awaited chunks that other tasks have kept meanwhile; this task is to read the others.
+void Execution::await_kept() {
+    // Two tasks that wait for chunks of each other would never end.
+    for (KeptSlot *&slot : slots_)
+        if (slot) give_back(std::exchange(slot, nullptr));
     KeptChunks &kept = *reader_.kept();
-    const auto lock = kept.lock();
-    for (KeptSlot *slot : slots_)
-        if (slot) {
-            kept.forget(*slot);
-            kept.unpin(*slot);
+    const Version version = version_of(object_, reader_.closing());
+    for (u32 n = 0; n < task_.chunks; ++n) {
+        if (state_[n] != AWAITED) continue;
+        const i64 *coordinates = wave_.chunks[task_.first_chunk + n].coordinates;
+        KeptSlot *slot = nullptr;
+        {
+            const StorageWait wait(true);
+            auto lock = kept.lock();
+            slot = kept.wait_filled(lock, *object_.array, coordinates);
+            if (slot && !(slot->version == version)) {
+                kept.forget(*slot);
+                kept.unpin(*std::exchange(slot, nullptr));
+            }
         }
+        state_[n] = slot ? KEPT : PENDING;
+        kept.hits += slot != nullptr;
+        const std::pair<u32, KeptSlot *> hit{task_.first_chunk + n, slot};
+        if (slot) reader_.copy_kept(wave_, {&hit, 1});
+    }
+}
+
+void Execution::give_back(KeptSlot *slot) {
+    const auto lock = reader_.kept()->lock();
+    reader_.kept()->forget(*slot);
+    reader_.kept()->unpin(*slot);
+}
+
+// Give back the slots that were not filled.
+Execution::~Execution() {
+    for (KeptSlot *slot : slots_)
+        if (slot) give_back(slot);
 }
 
 }  // namespace lc

@@ -3,7 +3,7 @@
 // A response states the size and version of the object, if the store reports them; a change between responses is an
 // error. The first request for an object is one that is needed anyway: the index of a shard, or the bytes of its first
 // chunks if the index is cached; a whole encoded chunk; the wanted bytes of a raw chunk. Only the response shows
-// whether the object is missing or has a wrong size. If chunks are kept, the version of a raw chunk is
+// whether the object is missing or has a wrong size. If chunks are kept on a device, the version of a raw chunk is
 // requested first.
 #include "remote.hpp"
 
@@ -187,7 +187,7 @@ void Execution::sort_chunks() {
 }
 
 // Locate the object by fetching the index of a shard or a whole encoded chunk. For a raw chunk no request is made,
-// unless chunks are kept: then the version is requested first.
+// unless chunks are kept on a device: then the version is requested first.
 void Execution::find_remote() {
     try {
         if (geometry_.sharded()) {
@@ -196,7 +196,7 @@ void Execution::find_remote() {
             fetch_whole();
         } else {
             object_.range = {0, geometry_.chunk_nbytes};
-            if (reader_.kept()) object_.version = request(0, 0, 0).version;
+            if (device_ && device_->kept()) object_.version = request(0, 0, 0).version;
         }
     } catch (const FailedRead &error) {
         if (error.failure.code != LC_MISSING) throw;
