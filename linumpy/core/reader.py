@@ -97,6 +97,11 @@ class CoreReader:
         """
         self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
 
+    def keep_on_host(self, nbytes: int) -> None:
+        """Give a core without a device memory for decoded chunks, before the first batch."""
+        self._kept = np.empty(nbytes, np.uint8)  # the system provides the memory as chunks come
+        self.give_memory(0, self._kept.ctypes.data, nbytes)
+
     def submit(
         self,
         layouts: Sequence[ArrayLayout],

@@ -258,7 +258,7 @@ class Config:
     device : None, int or "cpu"
         CUDA device; None for CuPy's current device, or for the CPU where there is no GPU.
     cache_bytes : int
-        Device memory of a cache of decoded chunks.
+        Memory of a cache of decoded chunks, on the device or, with ``"cpu"``, on the host.
     pad : {"constant", "edge", "reflect"} or None
         Values outside of an array, as in ``numpy.pad``; None refuses crops that extend beyond it.
     pad_value : float

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,11 @@ def predict(
     device : {"auto", "cuda", "cpu"}
         Device of batches and sums.
     memory : int, optional
-        Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less memory the
-        image is made in more columns, and a crop that touches several columns is predicted again for each column. A
-        column that is one chunk (or shard) wide is made even if it takes more memory.
+        Bytes for the sums of predictions, and at most as much for decoded chunks of the source that following crops
+        need again; by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in more
+        columns, and a crop that touches several columns is predicted again for each column. A column that is one chunk
+        (or shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if the chunks
+        that the crops at one position along the first axis touch fit.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
@@ -196,7 +199,13 @@ def predict(
     )  # fmt: skip
     if not unfinished_beside(target).exists():
         check_free_space(target, image.nbytes, encoded=image.compressors is not None)
+    on_device = target_device.xp.cuda.Device(target_device.index) if target_device.is_cuda else nullcontext()
+    if limit is None:
+        with on_device:
+            free = free_memory() if target_device.is_cuda else host_memory()
+        limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
     config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, storage_options)
+    config = replace(config, cache_bytes=min(limit, task.slab_nbytes))
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
         task.carried.log_dropped(volumes.name, target)
@@ -205,11 +214,7 @@ def predict(
             if progress is None
             else nullcontext(progress)
         )
-        on_device = target_device.xp.cuda.Device(target_device.index) if target_device.is_cuda else nullcontext()
         with shown as report, on_device, _evaluating(model) as call:
-            if limit is None:
-                free = free_memory() if target_device.is_cuda else host_memory()
-                limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
             _PredictionRun(task, image, state, call, report, target_device).run(config, limit)
             make_coarser_levels(state.folder, image, target_device.kind)
         drop_partial_files(state.folder)

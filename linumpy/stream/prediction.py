@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -28,6 +29,9 @@ from linumpy.stream.crops.stitch import CropGrid, Window, cast
 from linumpy.stream.errors import InvalidArgument
 from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, plan_image
+
+#: The reader's cache of chunks: bytes to which a chunk is rounded up, and bytes that it may leave unused.
+_SLOT_ALIGN, _SEGMENT_NBYTES = 256, 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,25 @@ class Prediction:
         """Sizes of the image's axes before the axes of space: times, then channels."""
         times = () if self.times == [None] else (len(self.times),)
         return times if self.output_channels is None else (*times, self.output_channels)
+
+    @property
+    def slab_nbytes(self) -> int:
+        """Bytes of the decoded chunks that the crops at one position along the first axis touch, and some more.
+
+        With a cache of this size a chunk is fetched once: crops come in C order, and the least recently used chunk is
+        replaced.
+        """
+        first = self.volumes.first
+        chunks = [n for n, entry in zip(first.array.chunks, first.index, strict=True) if entry is None]
+        counts = [-(-n // chunk) for n, chunk in zip(self.grid.volume, chunks, strict=True)]
+        counts[0] = min(counts[0], -(-(self.grid.shape[0] - 1) // chunks[0]) + 1)
+        if len(counts) > 1:
+            counts[1] += -(-self.grid.shape[1] // chunks[1])  # of the next position, before the oldest are replaced
+        nbytes = math.prod(first.array.chunks) * first.array.dtype.itemsize + _SLOT_ALIGN
+        chosen = self.volumes.chosen
+        if chosen is not None and "c" in self.volumes.leading:
+            counts.append(-(-self.input_channels // first.array.chunks[chosen.leading["c"]]))
+        return math.prod(counts) * nbytes + _SEGMENT_NBYTES
 
     @property
     def carried(self) -> Carried:

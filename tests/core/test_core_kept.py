@@ -1,4 +1,4 @@
-"""If this fails, chunks that are kept on the device give wrong or old voxels, or are read again."""
+"""If this fails, chunks that are kept, on the device or on the host, give wrong or old voxels, or are read again."""
 
 import contextlib
 import os
@@ -16,16 +16,22 @@ from tests.support.gpu import core_devices as base
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values
 
-pytestmark, device, driver = needs_stand_in, base.device, base.driver
+pytestmark, stand_in, driver = needs_stand_in, base.device, base.driver
 SHAPE = (30, 40, 50)
+
+
+@pytest.fixture(params=["device", "host"])
+def device(request):
+    """Gives a core device whose memory is the host's; None for outputs in host memory."""
+    return request.getfixturevalue("stand_in") if request.param == "device" else None
 
 
 class Keeping:
     """A reader that keeps chunks."""
 
     def __init__(self, device, nbytes, decode_on):
-        self.made = device(decode_on, cache_bytes=nbytes)
-        self.engine = CoreEngine(4, self.made)
+        self.made = None if device is None else device(decode_on, cache_bytes=nbytes)
+        self.engine = CoreEngine(4, self.made, nbytes)
 
     def stats(self):
         return self.engine._core.stats()
@@ -92,6 +98,18 @@ def test_what_is_kept_is_not_read_again(tmp_path, device, kind, decode_on):
         assert (report.bytes_read, report.chunks_read, report.chunks_decoded_by_host) == (0, 20, 0)
 
 
+def test_batches_that_want_the_same_chunks_read_them_once(tmp_path):
+    """On the host a task awaits the chunks that another one reads."""
+    array, values = make(tmp_path / "a", "zstd")
+    for _ in range(5):
+        with keeping(None, 2**20) as reader:
+            regions = [..., np.s_[3:20], np.s_[:, 5:30, 7:]]
+            tickets = [one for _ in range(8) for one in reader.submit(array, regions)]
+            for number, ticket in enumerate(tickets):
+                np.testing.assert_array_equal(ticket.result(), values[regions[number % 3]])
+            assert reader.stats().decoded == STORED
+
+
 @pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("kind", ["raw", "zstd shards"])
 def test_a_cache_smaller_than_the_array(tmp_path, device, kind, big_endian):
@@ -154,7 +172,7 @@ def test_a_broken_chunk_is_not_kept(tmp_path, device, damage):
     with keeping(device, 2**20, "device") as reader:
         for _ in range(3):
             before = reader.stats()
-            good, bad = reader.submit(array, [np.s_[:16], np.s_[16:24]])
+            good, bad = reader.submit(array, [np.s_[:16], np.s_[16:24, 12:24, 12:24]])
             np.testing.assert_array_equal(good.result(), values[:16])
             with pytest.raises(ChunkError, match=r"chunk \(2, 1, 1\) of .*c/2/1/1 cannot be decoded"):
                 bad.result()
@@ -271,14 +289,14 @@ def test_files_that_are_written_while_they_are_read(tmp_path, device):
 
 
 @pytest.mark.parametrize("kind", ["raw", "zstd"])
-def test_each_call_of_the_driver_fails_once(tmp_path, device, driver, kind):
+def test_each_call_of_the_driver_fails_once(tmp_path, stand_in, driver, kind):
     """While chunks are brought into their slots, and while they are copied from there."""
     array = zarr.create_array(tmp_path / "a", shape=(16, 24, 24), chunks=(8, 12, 12), dtype="u2", **base.KINDS[kind])
     array[...] = values = random_values("u2", array.shape, 1) % 50
     number, failed = 0, 0
     while True:
         number += 1 if budget.SLOW else 2  # the slow run takes each call
-        with keeping(device, 2**16, "device") as reader:
+        with keeping(stand_in, 2**16, "device") as reader:
             driver.fake_fail(number)
             for _ in range(2):
                 (ticket,) = reader.submit(array, [...])
@@ -310,9 +328,9 @@ def test_a_reader_that_is_closed_with_batches_under_way(tmp_path, device, count)
                 assert ticket.result().shape in (SHAPE, (17, 40, 50))
 
 
-def test_kept_chunks_take_part_in_times(tmp_path, device):
+def test_kept_chunks_take_part_in_times(tmp_path, stand_in):
     array, values = make(tmp_path / "a")
-    with keeping(device, 2**20) as reader:
+    with keeping(stand_in, 2**20) as reader:
         reader.check(array, values, [np.s_[:8]])
         (ticket,) = reader.submit(array, [np.s_[:8]], timed=True)
         ticket.result()

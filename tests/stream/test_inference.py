@@ -19,6 +19,7 @@ from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ome import open_image
 from linumpy.stream.prediction import name_of
 from linumpy.write.writer import write_omezarr
+from tests.support.object_server import serve
 
 
 def brain(path, shape, axes=None, chunks=None, **options):
@@ -88,6 +89,38 @@ def test_predictions_are_those_of_the_whole_volume_in_memory(tmp_path_factory, r
     assert many.tobytes() == one.tobytes()  # whatever the columns and batches
     expected = blended(smooth_and_steepest, values[None], crop, overlap, window)
     np.testing.assert_allclose(many, expected, rtol=1e-5, atol=0.5)
+
+
+@pytest.mark.needs_core
+@pytest.mark.parametrize(
+    ("stored", "channels", "most"),
+    [({"compressors": None}, 1, 1.0), ({}, 1, 1.0), ({"shards": (16, 16, 16)}, 1, 1.3), ({}, 2, 1.0)],
+    ids=["raw", "zstd", "shards", "channels"],
+)
+def test_each_chunk_of_a_server_is_fetched_once(tmp_path, stored, channels, most):
+    """Crops overlap, and several batches are read at a time; of a shard, the index is fetched, too."""
+    pytest.importorskip("obstore")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    shape, chunks = (40, 44, 48), (8, 8, 8)
+    if channels > 1:
+        values = brain(folder / "a", (channels, *shape), "czyx", (1, *chunks))
+        of_voxels, chunk_count = "/0/c/", channels * 5 * 6 * 6
+    else:
+        values = np.random.default_rng(0).integers(0, 999, shape, "u2")
+        zarr.create_array(folder / "a", data=values, chunks=chunks, **stored)
+        of_voxels, chunk_count = "/c/", 5 * 6 * 6
+    with serve(folder) as server:
+        stream.predict(
+            lambda batch: batch[:, 0], f"{server.url}/a", tmp_path / "b", shape=(12, 20, 14), overlap=5, batch_size=3,
+            spacing=None if channels > 1 else (1, 1, 1), device="cpu",
+        )  # fmt: skip
+        fetched = [(path, part) for command, path, part in server.of(of_voxels) if command == "GET"]
+    np.testing.assert_allclose(
+        open_image(tmp_path / "b").levels[0][...], values[0] if channels > 1 else values, rtol=1e-6
+    )
+    assert len(set(fetched)) <= chunk_count
+    assert len(fetched) <= most * len(set(fetched))
 
 
 def test_times_are_predicted_by_themselves_and_channels_together(tmp_path):

@@ -55,8 +55,9 @@ lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device 
 }
 
 void lc_reader_memory(lc_reader *handle, int64_t slots, int64_t kept, int64_t kept_nbytes) {
-    handle->reader->device()->set_memory(static_cast<lc::DevicePointer>(slots), static_cast<lc::DevicePointer>(kept),
-                                         kept_nbytes);
+    if (lc::Device *device = handle->reader->device())
+        device->set_memory(static_cast<lc::DevicePointer>(slots), static_cast<lc::DevicePointer>(kept), kept_nbytes);
+    else if (kept_nbytes > 0) handle->reader->keep_on_host(reinterpret_cast<lc::u8 *>(kept), kept_nbytes);
 }
 
 void lc_reader_close(lc_reader *handle) { handle->reader->close(); }
@@ -82,6 +83,11 @@ void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
     stats->read_seconds = from.read_seconds.load();
     stats->decode_seconds = from.decode_seconds.load();
     stats->copy_seconds = from.copy_seconds.load();
+    if (const lc::KeptChunks *kept = handle->reader->kept()) {
+        stats->kept_hits = kept->hits.load();
+        stats->kept_misses = kept->misses.load();
+        stats->kept_nbytes = kept->kept_nbytes();
+    }
     if (const lc::Device *device = handle->reader->device()) device->add_to(*stats);
 }
 

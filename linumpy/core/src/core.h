@@ -282,7 +282,7 @@ typedef struct {
     int64_t index_misses;
     int64_t files_opened;  // files that were opened, or requests to object stores
     int64_t decoded;  // chunks that the host decoded
-    int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that the cache on the device had, or not; its bytes in use
+    int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that the cache had, or not; its bytes in use
     int64_t slabs;  // completed on the device
     // Of timed slabs: number and bytes copied to the device, number and bytes decoded there.
     int64_t copies, copied_nbytes, slabs_decoded, decoded_nbytes;
@@ -309,8 +309,8 @@ LC_API void lc_set_reads(int64_t count);
 // Create a reader. `threads`: number of threads that work is cut for; `index_nbytes`: memory for shard indexes;
 // `device`: NULL for outputs in host memory. On failure returns NULL and writes the reason to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
-// Give a reader its device memory before the first batch: contiguous slots, and memory for kept chunks (0: none). The
-// caller frees the memory after the reader is closed and nothing is in flight.
+// Give a reader its memory before the first batch: contiguous slots on the device, and memory for kept chunks (0: none),
+// which is host memory if the reader has no device. The caller frees the memory after the reader is closed and nothing is in flight.
 LC_API void lc_reader_memory(lc_reader *, int64_t slots, int64_t kept, int64_t kept_nbytes);
 // Refuse further batches, and cancel the jobs of regions that are not planned yet.
 LC_API void lc_reader_close(lc_reader *);

@@ -31,11 +31,9 @@ void Execution::run() {
     if (!any_wanted) return;
     Failure failure;
     try {
-        locate();
-        if (!object_.missing) read_found();
-        if (object_.missing && is_remote()) check_metadata();
-        for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
-            if (state_[n] == PENDING) fill(task_.first_chunk + n);
+        reserve_kept();
+        if (!has(PENDING)) await_kept();
+        if (has(PENDING)) read_object();
     } catch (const FailedRead &error) {
         failure = error.failure;
     } catch (const std::bad_alloc &) {
@@ -49,15 +47,26 @@ void Execution::run() {
         failure.text = error.what();
     }
     for (u32 n = 0; n < task_.chunks; ++n)
-        if (state_[n] == PENDING) fail_chunk(task_.first_chunk + n, failure);
+        if (state_[n] == PENDING || state_[n] == AWAITED) fail_chunk(task_.first_chunk + n, failure);
     if (thread_memory()) scratch().trim();
     seconds.copy += lap_.take();
+}
+
+void Execution::read_object() {
+    locate();
+    if (!object_.missing) read_found();
+    if (object_.missing && is_remote()) check_metadata();
+    for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
+        if (state_[n] == PENDING || state_[n] == AWAITED) fill(task_.first_chunk + n);
 }
 
 // Read chunks of an object that was located. Only this read shows whether a raw chunk in an object store is missing.
 void Execution::read_found() {
     try {
         use_kept_chunks();
+        read_all();
+        if (!has(AWAITED)) return;
+        await_kept();
         read_all();
     } catch (const FailedRead &error) {
         if (error.failure.code != LC_MISSING) throw;
@@ -129,6 +138,7 @@ void Execution::read_all() {
             fill(chunk);
             continue;
         }
+        if (!device_ && reader_.kept()) ++reader_.kept()->misses;
         if (geometry_.encoded() || slot_of(chunk)) {
             spans.push_back({chunk, range.offset, range.nbytes});
             continue;
@@ -162,7 +172,7 @@ void Execution::read_all() {
 void Execution::read_group(const Span *spans, size_t count) {
     if (spans->nbytes > MAX_NBYTES) throw std::bad_alloc();
     if (device_) return stage_group(spans, count);
-    if (count == 1 && !geometry_.encoded() && read_in_place(*spans)) return;
+    if (count == 1 && !geometry_.encoded() && !slot_of(spans->chunk) && read_in_place(*spans)) return;
     i64 end = 0;
     for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
     const i64 nbytes = end - spans->offset;
@@ -177,7 +187,8 @@ void Execution::read_group(const Span *spans, size_t count) {
         if (!geometry_.encoded()) {
             const i64 base =
                 object_.index ? (*object_.index)[static_cast<size_t>(wave_.chunks[span.chunk].inner)].offset : 0;
-            copy_boxes(span.chunk, from, span.offset - base);
+            keep(span.chunk, {from, static_cast<size_t>(span.nbytes)});
+            copy_boxes(wave_, wave_.chunks[span.chunk], from, span.offset - base);
             finish(span.chunk, READ, span.nbytes);
             continue;
         }
@@ -186,12 +197,13 @@ void Execution::read_group(const Span *spans, size_t count) {
             const bool in_place = wave_.chunks[span.chunk].boxes == 1 && box.batch->regions.conversion.is_copy() &&
                                   std::equal(box.extent, box.extent + geometry_.rank, geometry_.chunk_shape) &&
                                   std::equal(geometry_.chunk_strides, geometry_.chunk_strides + geometry_.rank,
-                                             layout_of(box).target_strides);
+                                             layout_of(geometry_, box).target_strides);
             u8 *to = in_place ? box.target : scratch().decoded.reserve(geometry_.chunk_nbytes);
             decode_chunk(geometry_.chain, {from, static_cast<size_t>(span.nbytes)},
                          {to, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
             note_decoded(span.chunk);
-            if (!in_place) copy_boxes(span.chunk, to, 0);
+            keep(span.chunk, {to, static_cast<size_t>(geometry_.chunk_nbytes)});
+            if (!in_place) copy_boxes(wave_, wave_.chunks[span.chunk], to, 0);
             seconds.copy += lap_.take();
             finish(span.chunk, READ, span.nbytes);
         } catch (const DecodeError &error) {
@@ -205,7 +217,7 @@ void Execution::read_group(const Span *spans, size_t count) {
 bool Execution::read_in_place(const Span &span) {
     const WantedBox &box = *boxes(span.chunk);
     if (wave_.chunks[span.chunk].boxes > 1 || !box.batch->regions.conversion.is_copy()) return false;
-    const Box layout = layout_of(box);
+    const Box layout = layout_of(geometry_, box);
     i64 nbytes = geometry_.itemsize;
     for (i64 a = 0; a < geometry_.rank; ++a) {
         nbytes *= box.extent[a];
@@ -228,7 +240,7 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
             total += stage_raw_pieces(*box, chunk, offset);
             continue;
         }
-        Box layout = layout_of(*box);
+        Box layout = layout_of(geometry_, *box);
         for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, max_read_nbytes_)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
             seconds.read += lap_.take();
@@ -241,23 +253,35 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
     finish(chunk, READ, total);
 }
 
-Box Execution::layout_of(const WantedBox &box) const {
+// Keep a decoded chunk in the slot of the host's cache that was reserved for it, if one was.
+void Execution::keep(u32 chunk, std::span<const u8> decoded) {
+    if (!slot_of(chunk) || static_cast<i64>(decoded.size()) != geometry_.chunk_nbytes) return;
+    if (is_remote() && !is_known(object_.version)) return;
+    KeptSlot &slot = *take_slot(chunk);
+    std::memcpy(reader_.kept_memory(slot), decoded.data(), decoded.size());
+    slot.version = object_.version;
+    const auto lock = reader_.kept()->lock();
+    reader_.kept()->publish(slot);
+    reader_.kept()->unpin(slot);
+}
+
+Box layout_of(const Geometry &geometry, const WantedBox &box) {
     Box layout;
-    layout.rank = geometry_.rank;
-    const i64 *strides = box.batch->regions.strides.data() + box.region * geometry_.rank;
-    std::copy(box.extent, box.extent + geometry_.rank, layout.extent);
-    std::copy(geometry_.chunk_strides, geometry_.chunk_strides + geometry_.rank, layout.source_strides);
-    std::copy(strides, strides + geometry_.rank, layout.target_strides);
+    layout.rank = geometry.rank;
+    const i64 *strides = box.batch->regions.strides.data() + box.region * geometry.rank;
+    std::copy(box.extent, box.extent + geometry.rank, layout.extent);
+    std::copy(geometry.chunk_strides, geometry.chunk_strides + geometry.rank, layout.source_strides);
+    std::copy(strides, strides + geometry.rank, layout.target_strides);
     return layout;
 }
 
-// Copy the boxes of a chunk to the outputs. `decoded` holds the bytes of the decoded chunk from `first_byte` on.
-void Execution::copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte) {
-    const WantedBox *first = boxes(chunk);
-    for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
+void copy_boxes(const Wave &wave, const WantedChunk &chunk, const u8 *decoded, i64 first_byte) {
+    const Geometry &geometry = *wave.objects[chunk.object].array->geometry;
+    const WantedBox *first = &wave.boxes[chunk.first_box];
+    for (const WantedBox *box = first; box != first + chunk.boxes; ++box)
         if (!box->job->is_abandoned())
-            copy_box(box->batch->regions.conversion, layout_of(*box), decoded + (box->source_offset - first_byte),
-                     box->target);
+            copy_box(box->batch->regions.conversion, layout_of(geometry, *box),
+                     decoded + (box->source_offset - first_byte), box->target);
 }
 
 // Set the boxes of a missing chunk to the fill value.
@@ -266,8 +290,8 @@ void Execution::fill(u32 chunk) {
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
         if (!box->job->is_abandoned())
-            fill_box(dtype_nbytes(box->batch->regions.conversion.target), box->batch->regions.fill, layout_of(*box),
-                     box->target);
+            fill_box(dtype_nbytes(box->batch->regions.conversion.target), box->batch->regions.fill,
+                     layout_of(geometry_, *box), box->target);
     finish(chunk, FILLED, 0);
 }
 

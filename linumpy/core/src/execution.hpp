@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "device.hpp"
@@ -101,11 +102,15 @@ public:
     Seconds seconds;
 
 private:
-    enum State : u8 { PENDING, SKIPPED, READ, FILLED, KEPT, FAILED };
+    enum State : u8 { PENDING, SKIPPED, READ, FILLED, KEPT, AWAITED, FAILED };
 
     bool is_wanted(const WantedChunk &chunk) const;
     void locate();
     void use_kept_chunks();
+    void reserve_kept();
+    void await_kept();
+    void give_back(KeptSlot *slot);
+    bool has(State wanted) const { return std::find(state_.begin(), state_.end(), wanted) != state_.end(); }
     void open_object(const std::string &path);
     void enter_object() noexcept;
     void find_object() noexcept;
@@ -129,12 +134,13 @@ private:
     bool find_entry(const Archive &archive);
     void read_index(const std::string &name);
     void set_index(const u8 *stored, i64 nbytes);
+    void read_object();
     void read_found();
     void read_all();
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
     bool read_in_place(const Span &span);
-    void copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte);
+    void keep(u32 chunk, std::span<const u8> decoded);
     void fill(u32 chunk);
     void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);
@@ -152,7 +158,6 @@ private:
     Row row_of(const WantedBox &box, i64 source) const;
     void for_jobs_of_object(void (*each)(Job &, i64), i64 value);
     const u8 *read_exactly(i64 nbytes, i64 offset);
-    Box layout_of(const WantedBox &box) const;
     WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 

@@ -57,7 +57,8 @@ bool Storage::is_measured() {
     constexpr i64 FIRST = 64;
     static thread_local u32 count = 0;
     if (is_slow()) return true;
-    if (measured_.load(std::memory_order_relaxed) < FIRST) return measured_.fetch_add(1, std::memory_order_relaxed) < FIRST;
+    if (measured_.load(std::memory_order_relaxed) < FIRST)
+        return measured_.fetch_add(1, std::memory_order_relaxed) < FIRST;
     return ++count % 8 == 0;
 }
 

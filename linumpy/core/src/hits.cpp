@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "execution.hpp"
@@ -71,7 +72,7 @@ void Wave::cut_kept_tasks() {
 // Unpin the slots of chunks whose task never began.
 Wave::~Wave() {
     if (std::none_of(chunks.begin(), chunks.end(), [](const WantedChunk &chunk) { return chunk.slot; })) return;
-    KeptChunks &kept = *reader_->device()->kept();
+    KeptChunks &kept = *reader_->kept();
     const auto lock = kept.lock();
     for (const WantedChunk &chunk : chunks)
         if (chunk.slot) kept.unpin(*chunk.slot);
@@ -127,7 +128,7 @@ void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
     lc_error error{};
     try {
         stale.reserve(task.chunks);
-        stage_kept(wave, task, stale);
+        use_kept(wave, task, stale);
     } catch (const DriverError &failed) {
         error.code = LC_DEVICE;
         std::string(failed.what()).copy(error.text, sizeof error.text - 1);
@@ -155,18 +156,36 @@ void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
             wave.objects[wave.chunks[n].object].end_task();
 }
 
-void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
-    KeptChunks &kept = *device_->kept();
-    KeptRows rows(wave, *device_, task.chunks);
+// Copy chunks that are kept on the host to the outputs, and unpin their slots.
+void Reader::copy_kept(Wave &wave, std::span<const std::pair<u32, KeptSlot *>> hits) {
+    for (const auto &[n, slot] : hits) {
+        const WantedChunk &chunk = wave.chunks[n];
+        for (u32 k = 0; k < chunk.boxes; ++k)
+            wave.boxes[chunk.first_box + k].job->chunks.fetch_add(1, std::memory_order_relaxed);
+        copy_boxes(wave, chunk, kept_memory(*slot), 0);
+    }
+    const auto lock = kept_->lock();
+    for (const auto &[n, slot] : hits) kept_->unpin(*slot);
+}
+
+// Use the kept chunks of a task, and list those whose stored object has changed.
+void Reader::use_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
+    KeptChunks &kept = *this->kept();
+    std::optional<KeptRows> rows;
+    std::vector<std::pair<u32, KeptSlot *>> hits;
+    if (device_) rows.emplace(wave, *device_, task.chunks);
+    else hits.reserve(task.chunks);
     Version version;
     for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n) {
         WantedChunk &chunk = wave.chunks[n];
         if (n == task.first_chunk || chunk.object != wave.chunks[n - 1].object)
             version = version_of(wave.objects[chunk.object], closing_);
-        if (chunk.slot->version == version) rows.add(chunk, *std::exchange(chunk.slot, nullptr));
-        else stale.push_back(n);
+        if (!(chunk.slot->version == version)) stale.push_back(n);
+        else if (rows) rows->add(chunk, *std::exchange(chunk.slot, nullptr));
+        else hits.emplace_back(n, std::exchange(chunk.slot, nullptr));
     }
-    rows.commit();
+    if (rows) rows->commit();
+    else copy_kept(wave, hits);
     kept.hits += static_cast<i64>(task.chunks) - static_cast<i64>(stale.size());
     if (stale.empty()) return;
     const auto lock = kept.lock();
@@ -177,7 +196,8 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
-// Use chunks that have been kept since this wave was planned, and reserve slots of the cache for the chunks to read.
+// For outputs on a device: use chunks that have been kept since this wave was planned, and reserve slots of the cache for
+// the chunks to read.
 void Execution::use_kept_chunks() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
     if (!kept || (is_remote() && !is_known(object_.version))) return;
@@ -229,15 +249,62 @@ void Execution::use_kept_chunks() {
     for (const auto &[n, slot] : hits) state_[n] = KEPT;
 }
 
-// Give back the slots that no slab has taken over.
-Execution::~Execution() {
-    if (std::all_of(slots_.begin(), slots_.end(), [](KeptSlot *slot) { return !slot; })) return;
-    const auto lock = device_->kept()->lock();
-    for (KeptSlot *slot : slots_)
-        if (slot) {
-            device_->kept()->forget(*slot);
-            device_->kept()->unpin(*slot);
+// For outputs on the host: reserve slots of the cache for the chunks to read, before they are requested. A chunk for which
+// another task has reserved a slot is awaited.
+void Execution::reserve_kept() {
+    KeptChunks *const kept = device_ ? nullptr : reader_.kept();
+    if (!kept) return;
+    slots_.assign(task_.chunks, nullptr);
+    const auto lock = kept->lock();
+    for (u32 n = 0; n < task_.chunks; ++n) {
+        if (state_[n] != PENDING) continue;
+        const u32 chunk = task_.first_chunk + n;
+        const Regions &regions = boxes(chunk)->batch->regions;
+        const auto &array =
+            regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes(chunk)->region)])];
+        const i64 *coordinates = wave_.chunks[chunk].coordinates;
+        if (kept->is_listed(*array, coordinates)) state_[n] = AWAITED;
+        else slots_[n] = kept->reserve(array, coordinates, {});
+    }
+}
+
+// Copy the awaited chunks that other tasks have kept meanwhile; this task is to read the others.
+void Execution::await_kept() {
+    // Two tasks that wait for chunks of each other would never end.
+    for (KeptSlot *&slot : slots_)
+        if (slot) give_back(std::exchange(slot, nullptr));
+    KeptChunks &kept = *reader_.kept();
+    const Version version = version_of(object_, reader_.closing());
+    for (u32 n = 0; n < task_.chunks; ++n) {
+        if (state_[n] != AWAITED) continue;
+        const i64 *coordinates = wave_.chunks[task_.first_chunk + n].coordinates;
+        KeptSlot *slot = nullptr;
+        {
+            const StorageWait wait(true);
+            auto lock = kept.lock();
+            slot = kept.wait_filled(lock, *object_.array, coordinates);
+            if (slot && !(slot->version == version)) {
+                kept.forget(*slot);
+                kept.unpin(*std::exchange(slot, nullptr));
+            }
         }
+        state_[n] = slot ? KEPT : PENDING;
+        kept.hits += slot != nullptr;
+        const std::pair<u32, KeptSlot *> hit{task_.first_chunk + n, slot};
+        if (slot) reader_.copy_kept(wave_, {&hit, 1});
+    }
+}
+
+void Execution::give_back(KeptSlot *slot) {
+    const auto lock = reader_.kept()->lock();
+    reader_.kept()->forget(*slot);
+    reader_.kept()->unpin(*slot);
+}
+
+// Give back the slots that were not filled.
+Execution::~Execution() {
+    for (KeptSlot *slot : slots_)
+        if (slot) give_back(slot);
 }
 
 }  // namespace lc

@@ -69,6 +69,16 @@ KeptSlot *KeptChunks::find(const Array &array, const i64 *coordinates) {
     return slot;
 }
 
+bool KeptChunks::is_listed(const Array &array, const i64 *coordinates) const {
+    return look_up(array, coordinates, hash_of(array, coordinates)) != nullptr;
+}
+
+KeptSlot *KeptChunks::wait_filled(std::unique_lock<std::mutex> &lock, const Array &array, const i64 *coordinates) {
+    KeptSlot *found = nullptr;
+    changed_.wait(lock, [&] { return (found = find(array, coordinates)) || !is_listed(array, coordinates); });
+    return found;
+}
+
 KeptSlot *KeptChunks::reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates,
                               const Version &version) {
     const u64 hash = hash_of(*array, coordinates);
@@ -104,6 +114,7 @@ void KeptChunks::forget(KeptSlot &slot) {
     if (slot.is_listed) unlist(slot);
     slot.is_ready = false;
     slot.array.reset();
+    changed_.notify_all();
 }
 
 void KeptChunks::evict(KeptSlot &slot) {

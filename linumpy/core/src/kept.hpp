@@ -1,4 +1,4 @@
-// The cache of decoded chunks on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
+// The cache of decoded chunks, on the device or in host memory. Pure bookkeeping of one address range: copies nothing, calls no driver.
 //
 // The range is cut into segments, and each segment into slots of one size. A slot is empty, is being filled, or holds a
 // published chunk, which can be found. A slab in flight pins the slots that it reads or fills; a pinned slot is not
@@ -7,6 +7,7 @@
 // wanted size.
 #pragma once
 
+#include <condition_variable>
 #include <list>
 #include <map>
 #include <memory>
@@ -56,7 +57,14 @@ public:
     void pin(KeptSlot &slot) { ++slot.pins; }
     void unpin(KeptSlot &slot);
     // Publish the chunk of a slot that has been filled: `find` returns it from now on.
-    void publish(KeptSlot &slot) { slot.is_ready = true; }
+    void publish(KeptSlot &slot) {
+        slot.is_ready = true;
+        changed_.notify_all();
+    }
+    // Whether the chunk is published, or a slot was reserved for it.
+    bool is_listed(const Array &array, const i64 *coordinates) const;
+    // Wait until no slot is being filled with the chunk; returns its slot as `find` does.
+    KeptSlot *wait_filled(std::unique_lock<std::mutex> &lock, const Array &array, const i64 *coordinates);
     // Remove the chunk of a slot from the cache: `find` no longer returns it.
     void forget(KeptSlot &slot);
 
@@ -85,6 +93,7 @@ private:
     void grow_table(size_t slots);
 
     std::mutex mutex_;
+    std::condition_variable changed_;  // notified when a chunk is published or forgotten
     std::map<i64, i64> free_;  // offset → bytes of ranges outside of all segments
     std::list<KeptSegment> segments_;
     std::map<i64, Kind> kinds_;  // by slot size in bytes

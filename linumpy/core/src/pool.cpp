@@ -44,7 +44,7 @@ i64 memory_nbytes() {
 i64 max_open_files() {
     rlimit limit;
     return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
-                                                                           : static_cast<i64>(limit.rlim_cur);
+                                                                          : static_cast<i64>(limit.rlim_cur);
 }
 
 std::atomic<Pool *> shared_pool{nullptr};

@@ -81,7 +81,9 @@ public:
     // The maximum number of waiting threads: as set, or what the limit of open files allows.
     i64 waits() const { return max_waits_; }
     // The part of `nbytes` that each thread may keep, so that all threads keep as much as without waiting ones.
-    i64 share(i64 nbytes) const { return nbytes / std::max<i64>(1, size_.load(std::memory_order_relaxed) / max_threads_); }
+    i64 share(i64 nbytes) const {
+        return nbytes / std::max<i64>(1, size_.load(std::memory_order_relaxed) / max_threads_);
+    }
     static void forget();
     static void stop_shared() noexcept;
 

@@ -80,6 +80,13 @@ Reader::Reader(i64 threads, i64 index_nbytes, const lc_device *device) : indexes
     if (device) device_ = std::make_unique<Device>(*device, *this);
 }
 
+void Reader::keep_on_host(u8 *memory, i64 nbytes) {
+    kept_memory_ = memory;
+    kept_ = std::make_unique<KeptChunks>(nbytes);
+}
+
+KeptChunks *Reader::kept() const { return device_ ? device_->kept() : kept_.get(); }
+
 // The reader's handle may be deleted while batches are queued. The jobs of these batches must end, too.
 Reader::~Reader() {
     for (const auto &batch : queue_) abandon(*batch, LC_CANCELLED);
@@ -313,7 +320,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
         }
         if (planned_.boxes.empty()) return nullptr;
         stats.boxes += static_cast<i64>(planned_.boxes.size());
-        wave->arrange(planned_, threads_, device_ ? device_->kept() : nullptr);
+        wave->arrange(planned_, threads_, kept());
         stats.tasks += static_cast<i64>(wave->tasks.size());
         return wave;
     } catch (const std::exception &) {  // no memory: all jobs of the batches that were to be planned fail

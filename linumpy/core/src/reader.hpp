@@ -11,12 +11,14 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "codecs.hpp"
 #include "files.hpp"
+#include "kept.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
 #include "shards.hpp"
@@ -149,7 +151,7 @@ struct PlannedBoxes {
 // The next wave is planned when at most this many tasks are unclaimed.
 constexpr i64 WAITING_TASKS = 16;
 
-// Chunks of one stored object to read; or, with object KEPT, chunks of any objects that are kept on the device.
+// Chunks of one stored object to read; or, with object KEPT, chunks of any objects that are kept decoded.
 struct Task {
     static constexpr u32 KEPT = UINT32_MAX;
     u32 object, first_chunk, chunks;
@@ -205,6 +207,11 @@ struct Stats {
     std::atomic<double> plan_seconds{0}, read_seconds{0}, decode_seconds{0}, copy_seconds{0};
 };
 
+// The layout of a box in its decoded chunk and in its output.
+Box layout_of(const Geometry &geometry, const WantedBox &box);
+// Copy the boxes of a chunk to outputs in host memory. `decoded` has the bytes of the chunk from `first_byte` on.
+void copy_boxes(const Wave &wave, const WantedChunk &chunk, const u8 *decoded, i64 first_byte);
+
 class Reader : public std::enable_shared_from_this<Reader> {
 public:
     Reader(i64 threads, i64 index_nbytes, const lc_device *device);
@@ -222,7 +229,8 @@ public:
     void help() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
     void execute_kept(Wave &wave, const Task &task) noexcept;
-    void stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
+    void use_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
+    void copy_kept(Wave &wave, std::span<const std::pair<u32, KeptSlot *>> hits);
     // Plan the queue if few tasks are left; called when a task begins.
     void plan_ahead();
     void end_wave();
@@ -234,6 +242,12 @@ public:
     }
     // The device of the outputs; null for host memory.
     Device *device() const { return device_.get(); }
+    // Give a reader of host memory a cache of decoded chunks in this memory, before the first batch.
+    void keep_on_host(u8 *memory, i64 nbytes);
+    // The cache of decoded chunks; null if none are kept.
+    KeptChunks *kept() const;
+    // The memory of a chunk that is kept on the host.
+    u8 *kept_memory(const KeptSlot &slot) const { return kept_memory_ + slot.offset; }
     void decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept;
     // Wake threads that wait for capacity, or until nothing is in flight.
     void note_progress() {
@@ -272,6 +286,8 @@ private:
     bool planning_ = false;
     std::atomic<bool> closing_{false};  // written with the lock held
     std::unique_ptr<Device> device_;
+    std::unique_ptr<KeptChunks> kept_;  // on the host
+    u8 *kept_memory_ = nullptr;
 };
 
 }  // namespace lc

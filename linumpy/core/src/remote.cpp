@@ -261,7 +261,7 @@ StoredRange Execution::first_run() const {
         const WantedChunk &chunk = wave_.chunks[task_.first_chunk + n];
         const ChunkRange stored = (*object_.index)[static_cast<size_t>(chunk.inner)];
         if (stored.offset < 0 || !is_wanted(chunk)) continue;
-        const bool is_whole = geometry_.encoded() || (device_ && device_->kept());
+        const bool is_whole = geometry_.encoded() || reader_.kept();
         const auto [first, nbytes] = is_whole ? StoredRange{0, stored.nbytes} : wanted_bytes(chunk);
         if (!is_whole && !is_read_at_once(nbytes)) break;
         const i64 offset = stored.offset + first, end = offset + nbytes;

@@ -37,9 +37,6 @@ void Device::add_times(Slab &slab) {
 }
 
 void Device::add_to(lc_stats &stats) const {
-    stats.kept_hits = kept_ ? kept_->hits.load() : 0;
-    stats.kept_misses = kept_ ? kept_->misses.load() : 0;
-    stats.kept_nbytes = kept_ ? kept_->kept_nbytes() : 0;
     const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
     stats.slabs = slabs_done_;
     stats.copies = copies_;

@@ -192,7 +192,7 @@ i64 Execution::stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset) {
 // pieces.
 template <class Load> i64 Execution::stage_pieces(const WantedBox &box, i64 offset, const Load &load) {
     const std::vector<Piece> pieces =
-        cut_pieces(geometry_, box.extent, layout_of(box).target_strides, max_read_nbytes_);
+        cut_pieces(geometry_, box.extent, layout_of(geometry_, box).target_strides, max_read_nbytes_);
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
     box.job->expect(static_cast<i64>(pieces.size()));
     size_t done = 0;

@@ -62,7 +62,7 @@ void Wave::run(i64 step) noexcept {
     const Task &task = tasks[static_cast<size_t>(step)];
     if (task.object == Task::KEPT) {
         reader_->execute_kept(*this, task);
-        if (kept_left_.fetch_sub(1) == 1) reader_->device()->flush_kept();
+        if (kept_left_.fetch_sub(1) == 1 && reader_->device()) reader_->device()->flush_kept();
     } else {
         reader_->execute(*this, task);
     }

@@ -54,7 +54,8 @@ class Reader:
         Device memory for slabs, which the first job allocates; outputs need further memory. By default 512 MiB; then a
         zstd chunk that does not fit gets memory of its own, about 3.5 times its size, if twice as much is free.
     cache_bytes : int
-        Device memory for decoded chunks that later jobs may use; none by default, and none in host memory.
+        Memory for decoded chunks that later jobs may use, of the device, or with ``"cpu"`` of the host; none by
+        default. A chunk is used again only if its stored object has not changed.
     decode_on : {"device", "host"}, optional
         Where encoded chunks are decoded; by default the faster one.
     slab_nbytes : int, optional
@@ -125,7 +126,7 @@ class Reader:
                     core_device = CoreDevice(
                         self._cupy, self.device, limits, cache_bytes=int(cache_bytes), direct=direct, timed=timed
                     )
-                self._core = CoreEngine(limits.threads, core_device)
+                self._core = CoreEngine(limits.threads, core_device, 0 if self.on_device else int(cache_bytes))
         # Tickets refer to their reader, which is closed when nothing refers to it.
         weakref.finalize(self, _close, self._process, self._core, self._zarr)
 

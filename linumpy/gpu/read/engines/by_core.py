@@ -38,12 +38,15 @@ class CoreEngine:
     """The native core, for one device or for host memory.
 
     `threads`: threads of the host among which work is divided. `device`: device of the outputs; by default they are in
-    host memory. It must be current in the constructor and in :meth:`submit`.
+    host memory. It must be current in the constructor and in :meth:`submit`. `host_cache_bytes`: without a device,
+    memory for decoded chunks that later jobs may use.
     """
 
-    def __init__(self, threads: int, device: CoreDevice | None) -> None:
+    def __init__(self, threads: int, device: CoreDevice | None, host_cache_bytes: int = 0) -> None:
         self._device = device
         self._core = CoreReader(threads, None if device is None else device.record())
+        if device is None and host_cache_bytes:
+            self._core.keep_on_host(host_cache_bytes)
         self._templates: dict[tuple[Conversion, object], native.Batch] = {}
 
     def submit(
