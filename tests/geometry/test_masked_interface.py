@@ -57,6 +57,16 @@ def test_same_as_the_definition(seed):
         assert got[3, 4] == -1
 
 
+@pytest.mark.parametrize("use_log", [True, False])
+def test_voxels_outside_the_mask_may_be_anything(use_log):
+    rng = np.random.default_rng(3)
+    vol = rng.gamma(2.0, 40.0, (8, 9, 30)).astype("f4")
+    mask = rng.random(vol.shape) < 0.7
+    other = np.where(mask, vol, np.resize(np.array([np.nan, np.inf, -5.0, 1e30], "f4"), vol.shape))
+    options = {"s_xy": 3, "s_z": 2, "use_log": use_log, "mask": mask, "device": "cpu"}
+    np.testing.assert_array_equal(find_tissue_interface(other, **options), find_tissue_interface(vol, **options))
+
+
 def test_the_edge_inside_a_mask():
     """Where the mask leaves noise only there is no edge; where it leaves the step, it is where it is without a mask."""
     rng = np.random.default_rng(0)

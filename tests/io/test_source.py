@@ -435,6 +435,14 @@ def test_a_shape_that_cannot_be_is_named(tmp_path, zarr_format):
         plan_zarr_read(folder)
 
 
+def test_an_inner_chunk_of_nothing_is_named(tmp_path):
+    folder = write(tmp_path / "a", zarr_format=3, chunks=(2, 3), shards=(4, 6))
+    codecs = json.loads((folder / "zarr.json").read_text())["codecs"]
+    codecs[0]["configuration"]["chunk_shape"] = [0, 3]
+    with pytest.raises((SourceError, MetadataError), match=r"/a.*(chunk|0)"):
+        plan_zarr_read(edit(folder, codecs=codecs))
+
+
 def test_chunks_of_nothing_along_an_axis_of_nothing_are_fine(tmp_path):
     folder = edit(write(tmp_path / "a", np.empty((0, 6), "u2"), chunks=(1, 4), zarr_format=2), chunks=[0, 4])
     assert plan_zarr_read(folder).shape == (0, 6)

@@ -190,7 +190,7 @@ def read_by_worker(array):
     def write(box, tile):
         result[box] = tile
 
-    work_through(boxes_of, lambda box: read_box(array, box, False), lambda box, tile: tile, write)
+    work_through(boxes_of, lambda box: read_box(array, box, "cpu"), lambda box, tile: tile, write)
     return result
 
 
@@ -389,3 +389,12 @@ def test_a_blosc_chunk_that_is_cut_off_is_an_error(tmp_path, zarr_format):
         np.testing.assert_array_equal(read_chunks_on_host(array, (slice(0, 2),)), values[:2])
     chunk.unlink()
     np.testing.assert_array_equal(read_chunks_on_host(array, (3,)), np.zeros(64))
+
+
+def test_a_shard_that_is_an_empty_file_is_an_error(tmp_path):
+    """zarr-python takes it for a shard that was never written."""
+    array = zarr.create_array(tmp_path, data=np.ones((4, 8), "u2"), chunks=(2, 4), shards=(2, 8))
+    (tmp_path / "c/1/0").write_bytes(b"")
+    with pytest.raises(ChunkError, match=r"c/1/0 is an empty file, without the index of a shard"):
+        read_chunks_on_host(array, (slice(1, 3), slice(0, 8)))
+    np.testing.assert_array_equal(read_chunks_on_host(array, (slice(0, 2), slice(0, 8))), np.ones((2, 8)))

@@ -8,8 +8,10 @@ import pytest
 import zarr
 
 from linumpy.errors import ChunkError, MetadataError, ResumeError
+from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
+from linumpy.io.volume import select_volumes
 from linumpy.resample.blocks import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import create_labels_group
@@ -225,6 +227,7 @@ def test_a_label_image_is_not_averaged(tmp_path, caplog):
         by = ome["multiscales"][0]["type"]
         assert (kept, "image-label" in ome, by) == (target != "d", target != "d", "mean" if target == "d" else "label")
     assert "few values" not in caplog.text
+    assert caplog.text.count("'image-label' of NGFF") == 1  # of the one whose labels are averaged
     write_omezarr(tmp_path / "e", cells, (1, 1, 1))
     resample_zarr(tmp_path / "e", tmp_path / "f", 2.0, **HERE)
     assert caplog.text.count("holds few values") == 1
@@ -435,11 +438,23 @@ def test_labels_on_the_workers_of_dask(tmp_path):
     assert contents(tmp_path / "b") == contents(tmp_path / "alone")
 
 
+@pytest.mark.parametrize(("version", "said_to_be"), [("0.4", "0.5"), ("0.4", "0.6"), ("0.5", "0.4")])
+def test_the_version_of_a_target_is_one_for_the_zarr_format_of_its_source(tmp_path, version, said_to_be):
+    foreign_image(tmp_path / "a", version)
+    group = zarr.open_group(tmp_path / "a")
+    if version == "0.5":
+        group.attrs["ome"] = {**group.attrs["ome"], "version": said_to_be}
+    else:
+        group.attrs["multiscales"] = [{**group.attrs["multiscales"][0], "version": said_to_be}]
+    assert carried_from(select_volumes(open_image(tmp_path / "a"))).ngff_version == version
+
+
 def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
     foreign_image(tmp_path / "a")
     group = zarr.open_group(tmp_path / "a")
     ome = group.attrs["ome"]
     ome["multiscales"][0]["axes"][0]["unit"] = ome["multiscales"][0]["axes"][2]["unit"] = ["odd"]
+    ome["multiscales"][0]["axes"][3]["orientation"] = "left-to-right"  # an object in RFC-4
     group.attrs["ome"] = ome
     resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, spacing=(4, 1, 1), **HERE)
     assert [axis.unit for axis in open_image(tmp_path / "b").axes] == [None, None, *["micrometer"] * 3]

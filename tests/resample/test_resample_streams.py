@@ -221,6 +221,16 @@ def test_one_block_through_one_buffer(job, request):
         assert np.array_equal(zarr.open_array(job.target)[box], expected[box])
 
 
+def test_a_block_of_a_worker_takes_the_place_of_its_chunk(job, tmp_path):
+    """The file is not written to: another worker may be writing the same one."""
+    host = BlockJob(job.source, job.target, job.plan, job.cval, "cpu", None)
+    make_block(host, 7)
+    (tmp_path / "first").hardlink_to(tmp_path / "b/c/1/2")
+    make_block(host, 7)
+    assert not (tmp_path / "b/c/1/2").samefile(tmp_path / "first")
+    assert (tmp_path / "b/c/1/2").read_bytes() == (tmp_path / "first").read_bytes()
+
+
 def test_a_missing_wait_would_show(job, request, monkeypatch):
     expected = by_hand(job)
     request.getfixturevalue("device")

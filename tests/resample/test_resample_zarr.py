@@ -762,6 +762,9 @@ def test_bad_sources(tmp_path):
     line = zarr.create_array(tmp_path / "l", shape=(4,), dtype="u2")
     with pytest.raises(ValueError, match="two or three axes"):
         resample_zarr(line, tmp_path / "b", 2.0, spacing=(1,), **HERE)
+    empty = zarr.create_array(tmp_path / "e", shape=(0, 4, 4), chunks=(1, 4, 4), dtype="u2")
+    with pytest.raises(ValueError, match=r"shape \(0, 4, 4\) has no voxels"):
+        resample_zarr(empty, tmp_path / "b", np.eye(3), output_shape=(2, 2, 2), spacing=(1, 1, 1), **HERE)
     spectrum = zarr.create_array(tmp_path / "s", shape=(4, 4), dtype="c8")
     with pytest.raises(TypeError, match="complex64 cannot be resampled"):
         resample_zarr(spectrum, tmp_path / "b", 2.0, spacing=(1, 1), **HERE)

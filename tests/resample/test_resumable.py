@@ -149,6 +149,8 @@ def signed(lines, text):
         (lambda j: [*j[:3], signed(j, b"box 0 0 0 9 9"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),  # out of the grid
         (lambda j: [*j[:3], signed(j, b"box 0 -2 -3 2 3"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], signed(j, b"box 0 1 2 0 0"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
+        (lambda j: [*j[:3], signed(j, b"box 1 0 0 2 3"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),  # there is no grid 1
+        (lambda j: [*j[:3], signed(j, b"box"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], signed(j, b"box 0 0 0 2"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], signed(j, b"box 0 0 0 0 2 3 4"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
         (lambda j: [*j[:3], signed(j, b"box 0 a b c d"), *j[3:]], [[1, 1, 0], [1, 0, 0]]),
@@ -187,6 +189,15 @@ def test_after_a_restart_only_what_was_on_the_disk_counts(tmp_path, monkeypatch)
     assert fill(tmp_path / "i").sum() == 2
     monkeypatch.setattr(resumable, "boot_id", lambda: "another")
     assert fill(tmp_path / "i").tolist() == [[True, False, False], [False] * 3]
+
+
+def test_a_torn_line_does_not_hide_the_restart_after_it(tmp_path, monkeypatch):
+    fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
+    with (tmp_path / ".i.unfinished" / "journal").open("ab") as file:
+        file.write(b"1 0 2 3")
+    monkeypatch.setattr(resumable, "boot_id", lambda: "another")
+    fill(tmp_path / "i", boxes=[((0, 1), (1, 2))])
+    assert fill(tmp_path / "i").tolist() == [[False, True, False], [False] * 3]
 
 
 def test_without_durable_nothing_waits_for_the_disk(tmp_path, monkeypatch):

@@ -64,6 +64,14 @@ def test_the_samplers_importance_is_that_of_the_field():
     assert sampler.sample(10)[1].any() == np.False_
 
 
+def test_voxels_of_nan_have_an_importance():
+    voxels = np.full((4, 4, 4), np.float32(7))
+    voxels[0, 1, 2] = np.nan
+    coords, values = create_sampler("structuredRegular", "cpu", array=voxels, seed=1, importance="gradient").sample(999)
+    assert np.isfinite(coords).all()
+    assert 0 < np.isnan(values).sum() < 999
+
+
 def test_the_gradient_of_labels_is_that_of_integers():
     class Labels(Planes):
         values_dtype = np.dtype(np.int32)

@@ -309,6 +309,8 @@ ARRAY = np.zeros((4, 4, 4), F4)
         ((["zarr"], "cpu"), {}, ValueError, r"type=\['zarr'\]"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "strata": 3, "order": "stratified"}, ValueError, "strata=3"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "labels": True}, ValueError, "give integers"),
+        (("zarr", "cpu"), {"labels": True, "spline_order": 3}, ValueError, "spline_order=3 with labels"),
+        (("exastitch", "cpu"), {"labels": True}, ValueError, "spline_order and labels"),
         (("structuredRegular", "virtual_memory"), {"array": ARRAY}, TypeError, "unknown argument 'array'"),
     ],
 )
@@ -324,6 +326,8 @@ def test_samplers_that_cannot_be_made(args, kwargs, error, text):
         ({"dims": [0, 1, 1]}, "dims="),
         ({"dims": [-19, 14, 9]}, "dims="),
         ({"dims": [19.5, 14, 9]}, "dims="),
+        ({"dims": [2**24, 1, 1]}, "dims=16777216"),
+        ({"dims": [2**24 - 1, 1, 1]}, "has 4788 bytes"),
         ({"dims": [19, 14, 10]}, "has 4788 bytes"),
         ({"offset": 2}, "has 4788 bytes"),
         ({"dims": [True, 14, 9]}, "dims="),

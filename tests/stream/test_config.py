@@ -190,9 +190,11 @@ BUILTINS = {
 
 def test_every_error_has_a_status_of_its_own_and_a_builtin():
     assert {kind.status for kind in BUILTINS} == set(stream.Status) - {stream.Status.OK}
+    stages = ("pop", "argument", "open", "plan", "plan", "read", "decode", "device", "memory", "close")
     sample = stream.Sample("a", ((0, 1),))
-    for kind, builtin in BUILTINS.items():
+    for (kind, builtin), stage in zip(BUILTINS.items(), stages, strict=True):
         error = kind("went wrong", sample)
+        assert error.what == stage
         assert isinstance(error, (stream.StreamError, LinumpyError))
         assert isinstance(error, builtin)
         assert (error.detail, str(error)) == ("went wrong", "went wrong (sample a[0:1])")

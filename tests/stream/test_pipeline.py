@@ -57,8 +57,11 @@ def test_storage_of_a_batch_is_kept_while_a_dlpack_consumer_holds_it(volume, pip
     for _ in range(2):  # those that memory still allows
         held.append(np.from_dlpack(p.pop()))
         kept.append(held[-1].copy())
-    with pytest.raises(stream.TryAgain, match="held by the consumer"):
-        p.pop()
+    for _ in range(2):  # each call waits: another thread may release a batch
+        begin = time.perf_counter()
+        with pytest.raises(stream.TryAgain, match="held by the consumer"):
+            p.pop()
+        assert time.perf_counter() - begin > 0.9
     assert all(np.array_equal(one, other) for one, other in zip(held, kept, strict=True))
     assert np.array_equal(held[0], [cut(values, one) for one in samples_of(path, 2)])
     count = len(held)

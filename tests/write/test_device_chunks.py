@@ -14,10 +14,11 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs.checksum32 import CRC32C
 from zarr.codecs import BloscCodec, ZstdCodec
 
 from linumpy.write import device_chunks
-from linumpy.write.device_chunks import cut_into_chunks
+from linumpy.write.device_chunks import cut_into_chunks, span_groups
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 
@@ -90,6 +91,19 @@ class FakeFile:
     def close(self):
         os.close(self._fd)
         FakeFile.open_files -= 1
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 200])
+@pytest.mark.parametrize("with_checksum", [False, True])
+def test_spans_are_put_together_from_pieces(width, with_checksum):
+    data = np.random.default_rng(0).integers(0, 256, 200, np.uint8)
+    spans = [(0, 10), (10, 11), (30, 130), (150, 200)]
+    pieces = ((begin, data[begin : begin + width]) for begin in range(0, 200, width))
+    stored = b"".join(
+        bytes(part) for group in span_groups(pieces, spans, with_checksum=with_checksum) for part in group
+    )
+    encode = CRC32C(location="end").encode if with_checksum else bytes
+    assert stored == b"".join(bytes(encode(data[a:b])) for a, b in spans)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """If this fails, a chunk has its name before it is complete."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -57,3 +58,17 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, pool, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         chunks_of(array, pool, 4, renamed=True).start((slice(0, 20), slice(0, 30)), np.zeros((20, 30), "u2"))()
     assert (array[...] == 7).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "writev"), reason="Windows has no writev")
+def test_a_short_write_is_continued(tmp_path, monkeypatch):
+    real, groups = os.writev, [[b"abcdefgh", np.arange(5, dtype="u2"), b"", b"xyz"], [], [b"end"]]
+    left = iter(range(20))  # calls; without an end the test would have none
+
+    def write_three(file, buffers):
+        next(left)
+        return real(file, [buffers[0][:3]])
+
+    monkeypatch.setattr(os, "writev", write_three)
+    assert chunk_file.write_file(str(tmp_path / "f"), groups) == 24
+    assert (tmp_path / "f").read_bytes() == b"abcdefgh" + np.arange(5, dtype="u2").tobytes() + b"xyzend"

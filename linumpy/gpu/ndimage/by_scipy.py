@@ -88,7 +88,10 @@ def transform(image: Array, spline: Spline, target: Target, call: ScipyCall) -> 
     if is_uint64 or (call_dtype.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(spline.cval))):
         call_dtype = np.dtype(np.float64)
     if call_dtype == target.dtype:
-        return target.take(call(source, call_dtype if target.out is None else target.out))
+        # SciPy reads voxels that it has overwritten if the output shares memory with the image.
+        if target.out is None or np.may_share_memory(target.out, source):
+            return target.take(call(source, call_dtype))
+        return target.take(call(source, target.out))
     return target.take(rounded(call(source, call_dtype), target.dtype.newbyteorder("=")))
 
 

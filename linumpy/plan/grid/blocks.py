@@ -59,6 +59,8 @@ class AffineGrid:
                 f"mode={self.mode!r} through a field of vectors cannot be computed block by block: choose mode "
                 "'constant', 'nearest' or 'grid-constant'"
             )
+        if 0 in self.source_shape:
+            raise ValueError(f"a source of shape {self.source_shape} has no voxels to resample")
         matrix = np.array(self.matrix, np.float64)
         if not (np.isfinite(matrix).all() and np.isfinite(self.offset).all()):
             raise ValueError(f"the transform holds NaN or infinity: {self.matrix}, offset {self.offset}")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from linumpy.plan.codecs import DecodeChain, Encoding
 from linumpy.plan.encode.chunks import cut_chunk, plan_encoding
+from linumpy.plan.encode.launches import stream_nbytes
 from linumpy.testing.stores import oct_voxels
 from tests.support.budget import examples
 from tests.support.gpu.decoders import Decoder
@@ -119,6 +120,26 @@ def test_blocks_are_cut_as_readers_cut_them(nbytes, itemsize, inner):
         assert cut.block // cut.splits <= 2**15
     if cut.whole > 1:
         assert cut.block % (8 * itemsize) == 0
+
+
+@pytest.mark.parametrize("preset", ["fast", "small"])
+def test_a_rest_too_long_for_a_warp_stays_as_it_is(preset):
+    """The whole blocks are split into a stream for each byte of an element, and the rest of a long chunk is not."""
+    encoding, limit = Encoding("blosc", "lz4", preset, "none", 2), stream_nbytes(preset)
+    for rest in (limit, limit + 1):
+        nbytes = limit // 8 * (2 * limit - 16) + rest
+        assert cut_chunk(nbytes, encoding).rest == rest
+        launches = plan_encoding(1, nbytes, encoding).launches
+        lengths = [launch.args[1] for launch in launches if launch.kernel == "lz4_streams"]
+        assert lengths == [limit - 8, rest][: 2 if rest == limit else 1]
+
+
+@pytest.mark.parametrize("preset", ["fast", "small"])
+def test_streams_of_blosc_are_searched_as_the_preset_says(preset):
+    encoding = Encoding("blosc", "zstd", preset, "none")
+    inner = [launch.defines for launch in plan_encoding(1, 2**20, Encoding("zstd", preset=preset)).launches]
+    launches = plan_encoding(1, 2**20, encoding).launches
+    assert [launch.defines for launch in launches if "zstd" in launch.source] == [one for one in inner if one]
 
 
 def test_what_no_frame_can_hold_is_refused():

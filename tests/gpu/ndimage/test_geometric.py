@@ -31,6 +31,16 @@ def test_ngff_transforms_are_composed_in_their_order():
     assert (compose_affine([nested, {"type": "identity"}], 2) @ [1, 2, 1]).tolist() == [3, 7, 1]
 
 
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_an_output_may_share_memory_with_the_image(order):
+    image, by = image_of((9, 10, 11)), (1.0, 2.0, -1.0)
+    expected = shift(image, by, order=order)
+    larger = np.concatenate([image, image[:1]])
+    assert np.array_equal(shift(larger[:9], by, order=order, output=larger[1:]), expected)
+    assert shift(image, by, order=order, output=image) is image
+    assert np.array_equal(image, expected)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -284,6 +284,15 @@ def test_what_does_not_fit_the_device_is_said_before_the_first_read(tmp_path, cu
         read_zarr_to_gpu(array, backend="zarr-gpu")
 
 
+@pytest.mark.parametrize("cuda", CUDA[:1], indirect=True)
+def test_an_output_of_the_caller_needs_no_free_memory(tmp_path, cuda, monkeypatch):
+    monkeypatch.setattr(output, "free_memory", lambda *_: 1000)
+    array = random_array(tmp_path / "a", zarr_format=2)
+    out = cuda.empty(array.shape, array.dtype)
+    assert read_zarr_to_gpu(array, out=out, backend="zarr-gpu") is out
+    assert same(out.get(), array[...])
+
+
 # ---- which way, without a device
 
 

@@ -572,13 +572,14 @@ def test_outputs_that_cannot_be(tmp_path, one):
 
 
 def test_readers_that_cannot_be():
-    with pytest.raises(ValueError, match="scratch_bytes=1000: at least 1048576"):
-        Reader("cpu", 1000)
+    Reader("cpu", 2**20, slab_nbytes=4096).close()  # the smallest
+    with pytest.raises(ValueError, match="scratch_bytes=1048575: at least 1048576"):
+        Reader("cpu", 2**20 - 1)
     for options, message in (
         ({"device": "gpu"}, "device='gpu'"),
         ({"device": -1}, "device=-1"),
         ({"device": "cpu", "decode_on": "moon"}, "decode_on='moon'"),
-        ({"device": "cpu", "slab_nbytes": 0}, "slab_nbytes=0"),
+        ({"device": "cpu", "slab_nbytes": 4095}, "slab_nbytes=4095"),
         ({"device": "cpu", "cache_bytes": -1}, "cache_bytes=-1"),
     ):
         with reference.fake_device(), pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linumpy
+from linumpy.core import native
 from linumpy.errors import ChunkError, RegionError
 from linumpy.gpu import Reader
+from linumpy.gpu.read.engines.by_core import PartsJob
 from linumpy.gpu.zarr_io import plan_zarr_read
 from linumpy.io.layout import read_layout
 from linumpy.plan.layout import ArrayLayout
@@ -122,6 +125,16 @@ def test_errors_name_the_chunk_and_regions_are_checked(tmp_path: Path) -> None:
             reader.submit(layout).result()
         with pytest.raises(RegionError):
             reader.submit_many(layout, np.array([[[0, 9], [0, 1]]]))
+
+
+def test_reports_of_parts_are_added_up() -> None:
+    """Parts are read at the same time, so the time of a read is that of the slowest."""
+    job = PartsJob(None)
+    for seconds in (0.5, 2.0, 1.0):
+        report = native.Report(chunks=3, bytes_read=10, seconds=seconds, decode_seconds=seconds)
+        job.add(SimpleNamespace(report=lambda report=report: report), None)
+    total = job.report()
+    assert (total.chunks, total.bytes_read, total.seconds, total.decode_seconds) == (9, 30, 2.0, 3.5)
 
 
 def test_on_a_device(tmp_path: Path) -> None:

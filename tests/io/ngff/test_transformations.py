@@ -7,7 +7,7 @@ import zarr
 from linumpy.errors import MetadataError
 from linumpy.io.ngff.transformations import is_invertible
 from linumpy.io.scenes import MapReader
-from linumpy.plan.grid.point_map import Affine, as_matrix
+from linumpy.plan.grid.point_map import Affine, as_matrix, compose
 
 TURN = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
 SKEW = [[1.0, 0.5, 0.0, 3.0], [0.0, 2.0, -0.25, -1.0], [0.1, 0.0, 0.5, 0.0]]
@@ -16,6 +16,13 @@ SHIFT = {"type": "translation", "translation": [5.0, -6.0, 7.0]}
 SWAP = {"type": "mapAxis", "mapAxis": [2, 0, 1]}
 ONE = {"type": "scale", "scale": [4.0]}
 POINTS = np.random.default_rng(0).normal(size=(3, 50))
+
+
+def test_a_projection_is_no_identity():
+    """Also one that leaves out the last coordinate."""
+    cut = Affine(((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0)))
+    assert compose((cut,)) == (cut,)
+    assert compose((Affine(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))),)) == ()
 
 
 def applied(one, points):

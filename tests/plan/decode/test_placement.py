@@ -25,6 +25,13 @@ def test_long_zstd_chunks_are_decoded_on_the_device_block_by_block(chunk, cores)
         assert got.slot.group_nbytes == min(GROUP_NBYTES, chunks * chunk * MIB)
 
 
+@pytest.mark.parametrize(("chunk", "on_device"), [(2**30 - 1, True), (2**30, False)])
+def test_frames_of_a_gibibyte_are_not_decoded_whole_on_the_device(chunk, on_device):
+    """The kernels count in 32 bits."""
+    got = way(DecodeChain("lz4"), chunk, 1, capacity=2**16, decode_on="device")
+    assert (got.slot is not None) == on_device, got
+
+
 def test_many_short_frames_are_decoded_one_team_each():
     for chunk, chunks in ((2**15, 4096), (2**18, 4096), (2**20, 1024), (2**21, 512)):
         got = way(DecodeChain("zstd"), chunk, chunks)

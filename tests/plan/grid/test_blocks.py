@@ -243,6 +243,7 @@ GOOD = {
         ({"matrix": ((1.0, math.nan), (0.0, 1.0))}, "NaN or infinity"),
         ({"offset": (math.inf, 0.0)}, "NaN or infinity"),
         ({"matrix": ((1.0, 2.0), (2.0, 4.0))}, "singular"),
+        ({"source_shape": (0, 5)}, r"shape \(0, 5\) has no voxels"),
     ],
 )
 def test_bad_grids(change, message):

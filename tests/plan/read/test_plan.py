@@ -2,6 +2,7 @@
 
 import ast
 import importlib.resources
+from dataclasses import replace
 from pathlib import Path
 
 import numcodecs
@@ -78,6 +79,13 @@ def test_layouts_that_kvikio_cannot_read(tmp_path, options, reason):
     assert layout.unsupported is not None
     assert layout.unsupported.startswith(reason)
     assert reason in str(plan_read(layout))
+
+
+def test_inner_chunks_of_shards_of_several_lengths_are_counted():
+    layout = read_layout(make((12, 6), (2, 3), shards=(4, 6)))
+    layout = replace(layout, grid="rectilinear", lengths=(np.array([4, 8]), np.array([6])))
+    plan = plan_read(layout, (slice(3, 9), slice(0, 3)))
+    assert (plan.chunk_count, plan.object_count) == (4, 2)
 
 
 def test_nested_sharding_is_left_to_zarr(tmp_path):

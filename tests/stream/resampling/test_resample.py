@@ -215,12 +215,13 @@ def test_bfloat16_is_rounded_as_by_ml_dtypes():
 
 def test_blur_is_scipys_and_intensities_change_behind_it():
     values = np.random.default_rng(0).random((12, 13, 14)).astype("f4")
-    blur = stream.Augment(blur=3.0, gamma=(2, 2), contrast=(0.5, 0.5), intensity_range=(0, 1))
+    blur = stream.Augment(blur=3.0, gamma=(2, 2), contrast=(0.5, 0.5), intensity_range=(-1, 3))
     shapes, reads = planned(
         values, ((0, 12), (0, 13), (0, 14)), small_config(augment=blur, pad="edge"), spacing=(3, 2, 1.5)
     )
     smooth = ndimage.gaussian_filter(values.astype(float), (1.0, 1.5, 2.0), mode="reflect")
-    assert np.allclose(made(shapes[0], reads[0], "edge"), 0.5 + (smooth**2 - 0.5) * 0.5, atol=1e-6)
+    bent = -1 + 4 * ((smooth + 1) / 4) ** 2
+    assert np.allclose(made(shapes[0], reads[0], "edge"), 1 + (bent - 1) * 0.5, atol=1e-6)
 
 
 def test_labels_keep_their_values():
