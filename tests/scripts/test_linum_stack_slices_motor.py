@@ -172,6 +172,11 @@ BAD = {
     "no text": (["good", "bytes.csv", "o", *M], "is no CSV table"),
     "far apart": (["good", "far.csv", "o", *M], "slices 1 and 2 share no area"),
     "levels": (["good", "good.csv", "o", *M, "--levels", "40"], "--levels 40"),
+    "decisions over the table": (
+        ["good", "good.csv", "o", *M, "--decisions", "good.csv", "--overwrite"],
+        "would replace the source",
+    ),
+    "decisions in the stack": (["good", "good.csv", "o", *M, "--decisions", "o/why.csv"], "would overlap"),
 }
 
 
