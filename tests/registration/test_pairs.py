@@ -175,6 +175,7 @@ def test_a_match_at_the_end_of_the_range_is_told():
     moving = structure((64, 64), 1)[None, 30 - 6 : -36, 30:-30]  # what is at p is at p + (6, 0)
     assert match_pairs(fixed, moving, max_shift=6 / 64).is_at_edge.all()
     assert not match_pairs(fixed, moving, max_shift=12 / 64).is_at_edge.any()
+    assert register_pairs(fixed, moving, max_shift=6 / 64).is_at_edge.all()
 
 
 def test_images_without_anything_in_common_are_told():
