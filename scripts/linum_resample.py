@@ -3,7 +3,7 @@
 
 Reads an OME-Zarr image with two or three axes of space block by block, each time and channel separately, and writes
 another of the same dtype. Its extent is divided into the nearest whole number of voxels, to which the spacing in its
-metadata is adapted. Axes that get coarser are smoothed first, unless --no-anti_aliasing is given; --order 0 takes the
+metadata is adapted. Axes that get coarser are smoothed first, unless --no-anti-aliasing is given; --order 0 takes the
 nearest voxel, for labels, and never smooths.
 
 With --like the output has the grid of another image: shape, spacing, position, resolutions. The images are aligned by

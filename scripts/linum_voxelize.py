@@ -4,7 +4,7 @@
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
 z, and writes an OME-Zarr image of the same shape, spacing and origin: --label where the centre of a voxel is inside the
 mesh, and 0 elsewhere. The voxels of the image are not read. A mesh that is not watertight is solid where its
-generalised winding number is above 1/2, and a warning says what is open; with --no-fill_holes it becomes a shell of one
+generalised winding number is above 1/2, and a warning says what is open; with --no-fill-holes it becomes a shell of one
 voxel.
 
 With --cluster, workers of dask voxelize blocks of whole chunks, and this process writes them.

@@ -95,6 +95,13 @@ def test_options_of_a_record(capsys):
     assert "required: --count" in capsys.readouterr().err
 
 
+def test_memory_is_in_gib():
+    parser = cli.Parser("linum-test")
+    cli.add_memory_argument(parser)
+    assert cli.memory_bytes(parser.parse_args(["--memory", "1.5"])) == 3 * 2**29
+    assert cli.memory_bytes(parser.parse_args([])) is None
+
+
 def test_the_closing_line():
     line = cli.closing_line("a.zarr", "b.png", "GPU", 2.0, 3 * 2**30)
     assert line == "a.zarr -> b.png on GPU: 3 GiB, 2.00 s, 1.5 GiB/s"

@@ -68,6 +68,8 @@ def register_pairs(
             "with four voxels or more along each axis"
         )
     steps = np.ones(fixed.ndim - 1) if spacing is None else np.array(spacing, np.float64)
+    if steps.shape != (fixed.ndim - 1,) or not (steps > 0).all() or not np.isfinite(steps).all():
+        raise ValueError(f"spacing={spacing}: pass a positive number for each of {fixed.ndim - 1} axes")
     # The coarse grid has voxels that are about cubes, and at least four along each axis.
     pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / _COARSE
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]

@@ -238,6 +238,17 @@ def test_dark_and_unknown_voxels():
         compensate(volume, 1.0, max_gain=0.5)
 
 
+@pytest.mark.parametrize("compute", [attenuation, compensate])
+def test_what_has_no_attenuation(compute):
+    light = np.ones((4, 2), "f4")
+    for volume in (light[:0], light.astype("c8"), light[0, 0]):
+        with pytest.raises(ValueError, match="no intensities"):
+            compute(volume, 10.0)
+    for spacing_um, end_per_mm in ((0.0, 0.0), (math.nan, 0.0), (10.0, -1.0), (10.0, math.inf)):
+        with pytest.raises(ValueError, match="pass a spacing above 0"):
+            compute(light, spacing_um, end_per_mm=end_per_mm)
+
+
 @pytest.mark.parametrize("dtype", ["u1", ">u2", "f4", "f8"])
 def test_results_are_float32(dtype):
     """Of twice the bytes a column of a large mosaic would not fit into memory."""

@@ -125,6 +125,12 @@ def test_too_few_tiles_are_left_alone(size, slices):
     assert 0.2 <= forced.flat.min() < forced.flat.max() <= 5
 
 
+def test_tiles_without_light_show_no_part_of_the_sample():
+    images = tiles(3, count=8)[0].copy()
+    images[4:] = 0
+    assert "4 tiles with light show 4 parts" in estimate_illumination(images).evidence.left_out
+
+
 def test_even_light_stays_even():
     images, places, _, _ = brain_tiles(1, "partial", 2, vignette=0.0)
     found = estimate(images, places)

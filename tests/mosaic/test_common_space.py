@@ -1,6 +1,7 @@
 """If this fails, slices are not where their transforms say, or are placed where the brain was not."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -196,6 +197,17 @@ def test_transforms_are_read_as_they_were_written(brain, tmp_path):
         stack_registered(folder, others, tmp_path / "o.zarr")
     with pytest.raises(FileExistsError):
         register_slices(folder, folder.parent / "t.json", INTERVAL)
+
+
+def test_what_is_read_is_not_replaced(brain, tmp_path):
+    folder, transforms, _ = brain
+    zarr.open_group(tmp_path / "o.zarr", mode="w")
+    transforms.write(tmp_path / "o.zarr/t.json")
+    shifts = shutil.copy(folder.parent / "shifts.csv", tmp_path)
+    with pytest.raises(ValueError, match="would replace the source"):
+        stack_registered(folder, tmp_path / "o.zarr/t.json", tmp_path / "o.zarr", overwrite=True)
+    with pytest.raises(ValueError, match="would replace the source"):
+        register_slices(folder, shifts, INTERVAL, shifts=shifts, overwrite=True)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ import zarr
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.io.measured import Correction, corrections_attribute
+from linumpy.mosaic.options import ZSearch
+from linumpy.mosaic.slices import stack_mosaics
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix, some
 from tests.support.script_runs import check_refused, load
@@ -208,6 +211,25 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
 
 def test_nothing_is_recorded_of_voxels_that_wrap(tmp_path):
     assert open_mosaic(corrected(tmp_path, "--wrap")).corrections == ()
+
+
+def test_a_stack_of_which_one_slice_was_corrected(tmp_path):
+    """What was filled there gives way to what the other slice measured."""
+    curvature = FocalCurvature(tile_shape=(12, 12), vv=3.0, vu=0.0, uu=0.0, rms=0.0, tiles=1)
+    recorded = {"linumpy": corrections_attribute((Correction(curvature, False),), "yx")}
+    (tmp_path / "slices").mkdir()
+    for number, attributes in enumerate((recorded, None)):
+        voxels = np.full((10, 12, 12), 10 * (number + 1), "f4")
+        write_omezarr(tmp_path / f"slices/slice_z{number}.zarr", voxels, (10, 10, 10), attributes=attributes)
+    (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
+    search = ZSearch(slicing_interval_mm=0.06, search_range_mm=0.0)
+    stack_mosaics(tmp_path / "slices", tmp_path / "shifts.csv", tmp_path / "stack.zarr", search)
+    shared = slice(6, 10), slice(0, 12), slice(0, 12)
+    known = open_mosaic(tmp_path / "slices/slice_z0.zarr").measured(shared).mask(np)
+    stack = values(tmp_path / "stack.zarr")[shared]
+    assert (stack[~known] == 20).all()
+    assert (stack[known] < 20).all()
+    assert 0 < known.mean() < 1
 
 
 @pytest.mark.gpu

@@ -81,6 +81,15 @@ def test_a_contrast_that_is_no_number_is_refused(tmp_path):
         fix_galvo_shift(tmp_path / "a", tmp_path / "b", min_contrast=float("nan"))
 
 
+def test_an_incomplete_last_tile_is_rotated_within_its_width(tmp_path):
+    voxels = np.random.default_rng(0).random((3, 4, 11)).astype("f4")
+    source = write_omezarr(tmp_path / "m.zarr", voxels, (10, 10, 10))
+    fix_galvo_shift(source, tmp_path / "o.zarr", columns=2, tile_shape=(4, 8))
+    found = zarr.open_group(tmp_path / "o.zarr", mode="r")["0"][...]
+    expected = [np.roll(part, -2, axis=2) for part in (voxels[..., :8], voxels[..., 8:])]
+    np.testing.assert_array_equal(found, np.concatenate(expected, axis=2))
+
+
 @pytest.mark.gpu
 def test_the_device_mends_the_same(tmp_path):
     import cupy

@@ -15,6 +15,7 @@ import pytest
 from linumpy.correction.shading import ShadingOptions
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
+from linumpy.mosaic.beam import read_brain_light
 from linumpy.pipeline import runner
 from linumpy.pipeline.options import OPTIONS, Focal, Galvo, NoOptions, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
@@ -85,6 +86,8 @@ def test_all_stages_of_all_slices(finished):
     assert errors["galvo", "shift"] == 0
     assert errors["attenuation", "attenuation"] < 0.7
     assert errors["stack", "correlation"] > 0.7
+    light = read_brain_light(run.output / "beam/brain.json").described()
+    assert {json.loads(path.read_text())["light"] for path in (run.output / "attenuation").glob("*.json")} == {light}
     again = run_pipeline(run)
     assert done(again) == {}
     assert again.results == summary.results
@@ -168,6 +171,13 @@ def test_what_depends_on_a_change_is_made_anew(tmp_path):
     after = done(run_pipeline(changed))
     # One slice changes the light of the brain, on which all slices depend.
     assert after == {name: 1 for name in OPTIONS if name not in LONG} | {"attenuation": 3}
+    head, *rows = copied.shifts.read_text().splitlines()
+    copied.shifts.write_text("\n".join([f"{head},reliable", f"{rows[0]},1", f"{rows[1]},0"]) + "\n")
+    assert done(run_pipeline(changed)) == {"register": 1, "stack": 1}
+    slices = json.loads((copied.output / "register/transforms.json").read_text())["slices"]
+    assert [one["reliable_shift"] for one in slices] == [True, True, False]
+    thinner = dataclasses.replace(changed, slicing_interval_mm=0.19)
+    assert done(run_pipeline(thinner)) == {"beam": 1, "attenuation": 3, "register": 1, "stack": 1}
 
 
 @pytest.mark.parametrize("stage", ["resample", "stitch", "register"])

@@ -7,6 +7,7 @@ from skimage import filters
 
 from linumpy.quality.findings import Finding, merged, step_outliers
 from linumpy.quality.images import sharpness, tissue_mask
+from linumpy.quality.stack_parts import Match, of_matches
 
 
 def test_sharpness_falls_with_blur_and_not_with_gain():
@@ -45,6 +46,12 @@ def test_findings_of_one_text_are_joined():
         Finding("late", stages=(), slices=(4, 5))
     ]
     assert [str(one) for one in merged(found)] == ["focal, stitch, slices 0 to 3 and 7: dark", "slices 4 and 5: late"]
+
+
+def test_across_a_missing_slice_neighbours_need_not_match():
+    bad = Match(correlation=0.01, is_bad=True)
+    found = of_matches({(0, 1): Match(correlation=0.9), (1, 3): bad, (3, 4): bad})
+    assert [one.slices for one in found] == [(3, 4)]
 
 
 def test_tissue_is_found_by_the_threshold_of_scikit_image():

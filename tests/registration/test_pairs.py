@@ -175,6 +175,7 @@ def test_a_match_at_the_end_of_the_range_is_told():
     moving = structure((64, 64), 1)[None, 30 - 6 : -36, 30:-30]  # what is at p is at p + (6, 0)
     assert match_pairs(fixed, moving, max_shift=6 / 64).is_at_edge.all()
     assert not match_pairs(fixed, moving, max_shift=12 / 64).is_at_edge.any()
+    assert register_pairs(fixed, moving, max_shift=6 / 64).is_at_edge.all()
 
 
 def test_images_without_anything_in_common_are_told():
@@ -189,6 +190,27 @@ def test_images_without_anything_in_common_are_told():
     assert register_pairs(other, noise).correlations[0] < 0.5
     with pytest.raises(ValueError, match="no pairs"):
         register_pairs(other, noise[:, :60])
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((1, 3, 64), {}, "four voxels"),
+        ((64, 64), {}, "no pairs"),
+        ((1, 64, 64), {"model": "rgid"}, "model='rgid'"),
+        ((1, 64, 64), {"max_angle": 181}, "max_angle=181"),
+        ((1, 64, 64), {"max_angle": np.nan}, "max_angle=nan"),
+        ((1, 64, 64), {"max_shift": 1.1}, "max_shift=1.1"),
+        ((1, 64, 64), {"spacing": (1.0,)}, "for each of 2 axes"),
+        ((1, 64, 64), {"spacing": (1.0, -1.0)}, "spacing="),
+        ((1, 64, 64), {"spacing": (1.0, np.nan)}, "spacing="),
+        ((1, 64, 64), {"shadows": np.zeros((1, 64, 60))}, "shadows of shape"),
+    ],
+)
+def test_what_cannot_be_registered(shape, options, message):
+    images = np.ones(shape, np.float32)
+    with pytest.raises(ValueError, match=message):
+        register_pairs(images, images, **options)
 
 
 def test_a_pair_does_not_depend_on_the_others():

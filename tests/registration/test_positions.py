@@ -177,6 +177,13 @@ def test_positions_to_a_tenth_of_a_pixel():
         assert np.abs(locate_tiles(tiles, wrong).positions - true).max() < 0.2
 
 
+def test_pixels_that_are_not_finite_hardly_move_a_tile():
+    tiles = tiles_of(np.random.default_rng(5))[0].copy()
+    found = locate_tiles(tiles, 0.2)
+    tiles[1, 1, 40:44, 50:54], tiles[0, 2, 3, 9] = np.nan, np.inf
+    np.testing.assert_allclose(locate_tiles(tiles, 0.2).positions, found.positions, atol=0.1)
+
+
 def test_missing_tiles_and_tiles_without_contrast_take_the_regular_grid():
     rng = np.random.default_rng(4)
     tiles, true = tiles_of(rng, jitter=0.0)

@@ -42,6 +42,14 @@ def test_each_command_is_a_subcommand_and_the_other_way_round(capsys):
         assert line == importlib.import_module(module).__doc__.partition("\n")[0]
 
 
+def test_a_description_names_options_that_exist(capsys):
+    """As they are spelled, of the command itself or of another one."""
+    known = set(re.findall(r"--[\w-]+", linum(capsys, "--completion")[1])) | {"--editable"}  # of pip
+    for module in COMMANDS.values():
+        named = re.findall(r"--[a-z][\w-]*", importlib.import_module(module.removesuffix(":main")).__doc__)
+        assert set(named) <= known, module
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_version_of_every_command(capsys, name):
     words = name.split("-", 1)[1:]

@@ -117,6 +117,14 @@ def test_slices_with_speckle_of_their_own(main, tmp_path, capsys):
     assert zarr.open_group(tmp_path / "stack.zarr", mode="r")["0"].shape == (83, 96, 112)
 
 
+def test_slices_that_are_not_used_are_left_out(main, tmp_path, capsys):
+    folder, shifts = cut(tmp_path, tissue("uint16"))
+    (tmp_path / "use.csv").write_text("slice_id,use\n3,true\n4,true\n5,true\n6,false\n")
+    words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--device=cpu", "--slice-config", tmp_path / "use.csv"]
+    assert main(list(map(str, words))) == 0
+    assert [row["moving_id"] for row in table(tmp_path / "stack_decisions.csv")] == ["4", "5"]
+
+
 def test_outputs_are_kept_unless_they_may_go(main, tmp_path, capsys):
     folder, shifts = cut(tmp_path, tissue("uint16"))
     out, decisions = tmp_path / "stack.zarr", tmp_path / "stack_decisions.csv"
@@ -172,6 +180,11 @@ BAD = {
     "no text": (["good", "bytes.csv", "o", *M], "is no CSV table"),
     "far apart": (["good", "far.csv", "o", *M], "slices 1 and 2 share no area"),
     "levels": (["good", "good.csv", "o", *M, "--levels", "40"], "--levels 40"),
+    "decisions over the table": (
+        ["good", "good.csv", "o", *M, "--decisions", "good.csv", "--overwrite"],
+        "would replace the source",
+    ),
+    "decisions in the stack": (["good", "good.csv", "o", *M, "--decisions", "o/why.csv"], "would overlap"),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 from linumpy.io.ome import open_image
+from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
@@ -242,6 +243,17 @@ def test_tiles_are_kept_and_taken(tmp_path, caplog):
     resample_mosaic_grid(tmp_path / "flat", tmp_path / "named", 20, tile_shape=(12, 10))
     one, other = (open_image(tmp_path / name).levels[0][...] for name in ("coarse", "named"))
     assert np.array_equal(one, other)
+
+
+def test_only_a_map_of_the_finest_resolution_has_its_tile_shape(tmp_path):
+    attributes = {"linumpy": {"tile_shape": {"y": 12, "x": 10}}}
+    source = write_omezarr(
+        tmp_path / "m", np.ones((8, 24, 20), "f4"), (5, 10, 10), chunks=(8, 12, 10), levels=2, attributes=attributes
+    )
+    for level in (0, 1):
+        project_mosaic(source, tmp_path / f"map{level}", level=level)
+    assert tiles(tmp_path / "map0") == {"y": 12, "x": 10}
+    assert "linumpy" not in zarr.open_group(tmp_path / "map1", mode="r").attrs
 
 
 def test_tiles_that_differ_from_the_metadata_are_told(tmp_path, caplog):

@@ -91,6 +91,8 @@ def test_normalised_in_one_pass_and_by_histograms(tmp_path, grid, per):
         bounds = normalize_intensities(source, tmp_path / name, per=per, tile_bytes=tile_bytes)
         assert np.allclose(bounds, np.broadcast_to(np.stack([low, high])[..., 0, 0], (2, 10)), rtol=near)
         assert np.allclose(voxels(tmp_path / name, "yzx"), expected, atol=2 * near)
+        normalize_intensities(source, tmp_path / name, per=per, clip=False, tile_bytes=tile_bytes, overwrite=True)
+        assert np.allclose(voxels(tmp_path / name, "yzx").max(), ((grid - low) / (high - low)).max(), rtol=2 * near)
 
 
 def test_voxels_of_other_types():
@@ -113,11 +115,12 @@ def test_the_commands(tmp_path, grid):
     compensation, normalise = load("linum_compensate_attenuation"), load("linum_normalize_intensities")
     words = ["--focus", "40", "--rayleigh", "150", "--end", "3", "--device=cpu"]
     assert compensation.main([str(tmp_path / "even.zarr"), str(tmp_path / "clear.zarr"), *words]) == 0
-    options = ["--percentiles", "0", "100", "--per", "slice", "--device=cpu", "--codec", "zstd"]
+    options = ["--percentiles", "0", "100", "--per", "slice", "--device=cpu", "--codec", "gzip"]
     assert normalise.main([str(tmp_path / "clear.zarr"), str(tmp_path / "unit.zarr"), *options]) == 0
     unit, spacing = read_omezarr(tmp_path / "unit.zarr")
     assert (unit.shape, unit.dtype, spacing) == (grid.shape, np.float32, (10.0, 10.0, 10.0))
     assert (unit[...].min(), unit[...].max()) == (0, 1)
+    assert "Gzip" in str(zarr.open_group(tmp_path / "unit.zarr", mode="r")["0"].compressors)
     assert normalise.main([str(source), str(tmp_path / "x"), "--percentiles", "9", "1", "--device=cpu"]) == 2
     assert not (tmp_path / "x").exists()
 
@@ -134,6 +137,8 @@ def test_fields_of_a_file_are_those_of_the_mosaics(tmp_path, grid):
     words = [str(sources[0]), str(even), "--fields", str(file), "--device=cpu"]
     assert load("linum_fix_illumination").main(words) == 0
     assert np.abs(voxels(even) - np.rint(grid / np.tile(fields.flat, (1, 4, 5)))).max() <= 1
+    with pytest.raises(ValueError, match="do not fit the tiles"):
+        fix_illumination(sources[0], tmp_path / "x.zarr", (12, 20), fields=fields)
     other = tmp_path / "other.npz"
     np.savez(other, flat=fields.flat)
     with pytest.raises(MetadataError, match="no fields"):
