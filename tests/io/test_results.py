@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from linumpy.correction.attenuation import Beam, DeepLight
 from linumpy.correction.beam import BeamEstimate
 from linumpy.correction.illumination import Evidence, Illumination
 from linumpy.io.output.results import notes_of, read_result, write_result
-from linumpy.mosaic.beam import BrainLight, read_brain_light, write_brain_light
+from linumpy.mosaic.beam import BrainLight, read_brain_light
 from linumpy.mosaic.illumination import write_fields
 from linumpy.quality.findings import notes
 from linumpy.registration.position_files import write_positions
@@ -65,7 +66,8 @@ def fields(left_out):
 def test_all_stages_write_one_form_which_the_report_reads(tmp_path):
     names = [tmp_path / f"{name}.json" for name in ("beam", "positions", "shading")]
     reason = "there is no tissue"
-    write_brain_light(names[0], light(warnings=("Nothing is done: there is no tissue.",), left_out=reason))
+    dark = light(warnings=("Nothing is done: there is no tissue.",), left_out=reason)
+    write_result(names[0], asdict(dark), warnings=dark.warnings, left_out=reason)
     write_positions(names[1], positions(warnings=("All tiles are placed by the grid.",)), "mosaic", (5.0, 5.0))
     write_fields(fields(reason), tmp_path / "f.npz", names[2])
     for path, is_left_out in zip(names, (True, False, True), strict=True):
@@ -76,4 +78,4 @@ def test_all_stages_write_one_form_which_the_report_reads(tmp_path):
         assert left_out == (reason if is_left_out else "")
         (finding,) = notes(document)
         assert (finding.text, finding.left_out) == (warnings[0], is_left_out)
-    assert read_brain_light(names[0]) == light(warnings=("Nothing is done: there is no tissue.",), left_out=reason)
+    assert read_brain_light(names[0]) == dark
