@@ -463,9 +463,11 @@ def test_many_requests_are_under_way_and_cancelled_ones_do_not_begin(served):
 
 @pytest.mark.needs_core
 def test_a_reader_is_closed_while_requests_are_under_way(served):
+    zarr.create_array(served.folder / "many", data=np.zeros((64, 64, 64), "u1"), chunks=(8, 8, 8), compressors=None)
+    zarr.open_array(served.folder / "many")[...] = 1
     served.faults = Faults("/c/", hold=threading.Event())
     reader = Reader("cpu")
-    layout = reader.layout_of(f"{served.url}/raw")
+    layout = reader.layout_of(f"{served.url}/many")  # more chunks than requests are ever in flight
     first = reader.submit(layout)
     wait_for(lambda: served.under_way >= 32)
     closing = threading.Thread(target=reader.close)
