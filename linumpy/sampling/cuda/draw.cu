@@ -6,13 +6,13 @@
 #include "boxes.cuh"
 
 struct Draw {
-    uint64 first;       // number of the first sample
+    uint64 first;  // number of the first sample
     int64 count;
-    uint64 cells;       // number of entries of `ids` or `cumulative`
+    uint64 cells;  // number of entries of `ids` or `cumulative`
     Key key;
     int use;
-    int strata_bits;    // binary logarithm of the strata along an axis
-    int grid[3];        // cells of the grid of weights along z, y and x
+    int strata_bits;  // binary logarithm of the strata along an axis
+    int grid[3];  // cells of the grid of weights along z, y and x
 };
 static_assert(sizeof(Draw) == 56, "linumpy.sampling.coordinates.draws writes 56 bytes");
 

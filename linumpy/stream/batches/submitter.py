@@ -24,7 +24,7 @@ from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.planning.reach import with_needed, with_regions
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
-from linumpy.stream.planning.samples import check_alike, plan_sample, plan_whole
+from linumpy.stream.planning.samples import check_alike, checked_crops, plan_sample, plan_whole
 from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
@@ -134,7 +134,12 @@ class Submitter:
             try:
                 infos = self._sources.wait_for(entry.requests, known, _holds)
                 stage = "plan"
-                parts, _ = self._planned(sample, infos, parts)
+                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
+                    continue
+                _, shapes = checked_crops(sample, infos, self._config)  # without an augmentation
+                if parts is not None and shapes != parts:
+                    check_alike(parts, shapes)
+                parts = parts or shapes
             except Exception as error:
                 raise as_stream_error(error, sample, stage) from error
         if is_first:
@@ -254,9 +259,9 @@ class Submitter:
         sample: Sample,
         infos: list[ArrayInfo],
         parts: tuple[PartShape, ...] | None,
-        row: int = 0,
-        index: int = 0,
-        epoch: int = 0,
+        row: int,
+        index: int,
+        epoch: int,
     ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
         """Plan a sample, which must be as the `parts` of the first sample; None if it is the first."""
         if parts is not None and (read := plan_whole(sample, infos, self._config, parts, row)):

@@ -76,17 +76,25 @@ def plan_sample(
 
     :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
     """
+    crops, shapes = checked_crops(sample, infos, config)
+    warp = _warp(crops, infos, config, index, epoch)
+    reads = tuple(
+        _plan_crop(row, crop, info, part, shape, config, warp)
+        for part, crop, info, shape in zip(sample.all_parts(), crops, infos, shapes, strict=True)
+    )
+    return shapes, reads
+
+
+def checked_crops(
+    sample: Sample, infos: Sequence[ArrayInfo], config: Config
+) -> tuple[list[Crop], tuple[PartShape, ...]]:
+    """Check all parts of a sample, which takes a fraction of planning it; return their crops and shapes."""
     parts, image = sample.all_parts(), infos[0].grid
     crops = [crop_of(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
     shapes = tuple(_part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
     for part, crop, info in zip(parts, crops, infos, strict=True):
         _check_crop(crop, info, part, config)
-    warp = _warp(crops, infos, config, index, epoch)
-    reads = tuple(
-        _plan_crop(row, crop, info, part, shape, config, warp)
-        for part, crop, info, shape in zip(parts, crops, infos, shapes, strict=True)
-    )
-    return shapes, reads
+    return crops, shapes
 
 
 def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:
