@@ -43,7 +43,7 @@ class Pyramid:
         return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in axes)
 
     def whole(self, level: int, box: Box) -> Box | None:
-        """Return the largest box of whole stored objects within a box, also of those that the array's end cuts."""
+        """Return the largest box of whole stored objects within a box; the last object of an axis may be cut."""
         result = []
         for b, s, n in zip(box, self.stored[level], self.shapes[level], strict=True):
             start, stop = -(-b.start // s) * s, n if b.stop == n else b.stop // s * s

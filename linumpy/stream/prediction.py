@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
+from linumpy.io.layout import read_layout
 from linumpy.io.source import name_on_disk
 from linumpy.io.volume import Volumes
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
@@ -75,17 +76,16 @@ class Prediction:
         With a cache of this size a chunk is fetched once: crops come in C order, and the least recently used chunk is
         replaced.
         """
-        first = self.volumes.first
-        chunks = [n for n, entry in zip(first.array.chunks, first.index, strict=True) if entry is None]
+        layout = read_layout(self.volumes.first.array)  # for a rectilinear array, with its longest chunks
+        chunks = [n for n, entry in zip(layout.chunk_shape, self.volumes.first.index, strict=True) if entry is None]
         counts = [-(-n // chunk) for n, chunk in zip(self.grid.volume, chunks, strict=True)]
         counts[0] = min(counts[0], -(-(self.grid.shape[0] - 1) // chunks[0]) + 1)
         if len(counts) > 1:
             counts[1] += -(-self.grid.shape[1] // chunks[1])  # of the next position, before the oldest are replaced
-        nbytes = math.prod(first.array.chunks) * first.array.dtype.itemsize + _SLOT_ALIGN
         chosen = self.volumes.chosen
         if chosen is not None and "c" in self.volumes.leading:
-            counts.append(-(-self.input_channels // first.array.chunks[chosen.leading["c"]]))
-        return math.prod(counts) * nbytes + _SEGMENT_NBYTES
+            counts.append(-(-self.input_channels // layout.chunk_shape[chosen.leading["c"]]))
+        return math.prod(counts) * (layout.chunk_nbytes + _SLOT_ALIGN) + _SEGMENT_NBYTES
 
     @property
     def carried(self) -> Carried:

@@ -324,7 +324,7 @@ def write_rows(paths: list[str], rows: Array) -> None:
 
 
 def _write_batch(paths: Sequence[str], rows: Array) -> dict[int, str]:
-    """Write rows at the same time; return the reasons of those that failed, by their numbers.
+    """Write rows at the same time; return the errors of those that failed, by the number of the row.
 
     All writes have ended when this returns or raises, since they use the rows: an interrupt is raised at the end.
     """

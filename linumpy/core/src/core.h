@@ -310,7 +310,8 @@ LC_API void lc_set_reads(int64_t count);
 // `device`: NULL for outputs in host memory. On failure returns NULL and writes the reason to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
 // Give a reader its memory before the first batch: contiguous slots on the device, and memory for kept chunks (0: none),
-// which is host memory if the reader has no device. The caller frees the memory after the reader is closed and nothing is in flight.
+// which is host memory if the reader has no device. The caller frees the memory after the reader is closed and nothing
+// is in flight.
 LC_API void lc_reader_memory(lc_reader *, int64_t slots, int64_t kept, int64_t kept_nbytes);
 // Refuse further batches, and cancel the jobs of regions that are not planned yet.
 LC_API void lc_reader_close(lc_reader *);

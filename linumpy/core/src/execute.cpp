@@ -187,23 +187,30 @@ void Execution::read_group(const Span *spans, size_t count) {
         if (!geometry_.encoded()) {
             const i64 base =
                 object_.index ? (*object_.index)[static_cast<size_t>(wave_.chunks[span.chunk].inner)].offset : 0;
-            keep(span.chunk, {from, static_cast<size_t>(span.nbytes)});
+            if (KeptSlot *slot = slot_of(span.chunk); slot && span.nbytes == geometry_.chunk_nbytes) {
+                std::memcpy(reader_.kept_memory(*slot), from, static_cast<size_t>(span.nbytes));
+                keep(span.chunk);
+            }
             copy_boxes(wave_, wave_.chunks[span.chunk], from, span.offset - base);
             finish(span.chunk, READ, span.nbytes);
             continue;
         }
         try {
             const WantedBox &box = *boxes(span.chunk);
-            const bool in_place = wave_.chunks[span.chunk].boxes == 1 && box.batch->regions.conversion.is_copy() &&
+            KeptSlot *const slot = slot_of(span.chunk);
+            const bool in_place = !slot && wave_.chunks[span.chunk].boxes == 1 &&
+                                  box.batch->regions.conversion.is_copy() &&
                                   std::equal(box.extent, box.extent + geometry_.rank, geometry_.chunk_shape) &&
                                   std::equal(geometry_.chunk_strides, geometry_.chunk_strides + geometry_.rank,
                                              layout_of(geometry_, box).target_strides);
-            u8 *to = in_place ? box.target : scratch().decoded.reserve(geometry_.chunk_nbytes);
+            u8 *to = slot       ? reader_.kept_memory(*slot)
+                     : in_place ? box.target
+                                : scratch().decoded.reserve(geometry_.chunk_nbytes);
             decode_chunk(geometry_.chain, {from, static_cast<size_t>(span.nbytes)},
                          {to, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
             note_decoded(span.chunk);
-            keep(span.chunk, {to, static_cast<size_t>(geometry_.chunk_nbytes)});
             if (!in_place) copy_boxes(wave_, wave_.chunks[span.chunk], to, 0);
+            if (slot) keep(span.chunk);
             seconds.copy += lap_.take();
             finish(span.chunk, READ, span.nbytes);
         } catch (const DecodeError &error) {
@@ -253,12 +260,10 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
     finish(chunk, READ, total);
 }
 
-// Keep a decoded chunk in the slot of the host's cache that was reserved for it, if one was.
-void Execution::keep(u32 chunk, std::span<const u8> decoded) {
-    if (!slot_of(chunk) || static_cast<i64>(decoded.size()) != geometry_.chunk_nbytes) return;
+// Publish the slot of the host's cache that holds a decoded chunk; afterwards other tasks may read or replace it.
+void Execution::keep(u32 chunk) {
     if (is_remote() && !is_known(object_.version)) return;
     KeptSlot &slot = *take_slot(chunk);
-    std::memcpy(reader_.kept_memory(slot), decoded.data(), decoded.size());
     slot.version = object_.version;
     const auto lock = reader_.kept()->lock();
     reader_.kept()->publish(slot);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "device.hpp"
@@ -140,7 +139,7 @@ private:
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
     bool read_in_place(const Span &span);
-    void keep(u32 chunk, std::span<const u8> decoded);
+    void keep(u32 chunk);
     void fill(u32 chunk);
     void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);

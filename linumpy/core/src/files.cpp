@@ -78,25 +78,25 @@ static Version version_of(const struct stat &status) {
     return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-static int stat_of(int descriptor, struct stat &status) {
+static int describe(int descriptor, Version &version, bool &is_regular, u64 &device) {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
-    return ::fstat(descriptor, &status) ? errno : 0;
-}
-
-int File::stat(Version &version, bool &is_regular) const {
     struct stat status;
-    if (const int number = stat_of(descriptor_, status)) return number;
+    if (::fstat(descriptor, &status)) return errno;
     version = version_of(status);
     is_regular = S_ISREG(status.st_mode);
+    device = status.st_dev;
     return 0;
 }
 
+int File::stat(Version &version, bool &is_regular) const {
+    u64 device;
+    return describe(descriptor_, version, is_regular, device);
+}
+
 int File::locate(Version &version, bool &is_regular) {
-    struct stat status;
-    if (const int number = stat_of(descriptor_, status)) return number;
-    version = version_of(status);
-    is_regular = S_ISREG(status.st_mode);
-    storage_ = &Storage::of(status.st_dev);
+    u64 device;
+    if (const int number = describe(descriptor_, version, is_regular, device)) return number;
+    storage_ = &Storage::of(device);
     return 0;
 }
 

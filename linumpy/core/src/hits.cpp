@@ -224,12 +224,10 @@ void Execution::use_kept_chunks() {
                 kept->unpin(*slot);
             }
             const WantedBox &box = *boxes(task_.first_chunk + n);
-            const Regions &regions = box.batch->regions;
-            const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
             const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
             const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
             if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
-                slots_[n] = kept->reserve(array, chunk.coordinates, object_.version);
+                slots_[n] = kept->reserve(array_of(box), chunk.coordinates, object_.version);
         }
     }
     kept->hits += static_cast<i64>(hits.size());
@@ -259,9 +257,7 @@ void Execution::reserve_kept() {
     for (u32 n = 0; n < task_.chunks; ++n) {
         if (state_[n] != PENDING) continue;
         const u32 chunk = task_.first_chunk + n;
-        const Regions &regions = boxes(chunk)->batch->regions;
-        const auto &array =
-            regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes(chunk)->region)])];
+        const std::shared_ptr<Array> &array = array_of(*boxes(chunk));
         const i64 *coordinates = wave_.chunks[chunk].coordinates;
         if (kept->is_listed(*array, coordinates)) state_[n] = AWAITED;
         else slots_[n] = kept->reserve(array, coordinates, {});

@@ -115,7 +115,7 @@ private:
     std::atomic<bool> stopping_{false};
 };
 
-// While a thread waits for slow storage, another one works in its place; nothing if storage is not slow.
+// Tells the pool, from construction to destruction, that this thread waits for storage. Without `is_slow` does nothing.
 class StorageWait {
 public:
     explicit StorageWait(bool is_slow) : pool_(is_slow ? &Pool::shared() : nullptr) {

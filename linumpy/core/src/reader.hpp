@@ -104,6 +104,12 @@ struct WantedBox {
     bool staged;  // whether a slab has a row for the box, and settles it when the slab ends
 };
 
+// The array of a box.
+inline const std::shared_ptr<Array> &array_of(const WantedBox &box) {
+    const Regions &regions = box.batch->regions;
+    return regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
+}
+
 // A chunk of a wave, and the boxes that regions want of it.
 struct WantedChunk {
     i64 inner;  // number of the chunk in its shard, in C order

@@ -77,7 +77,7 @@ Fetched::~Fetched() {
 }
 
 // Have as many requests in flight as Python carries out in the time of a response (Little's law).
-void note_latency(double seconds) {
+static void note_latency(double seconds) {
     Requests &shared = requests();
     i64 count = 0;
     {

@@ -14,11 +14,6 @@ constexpr i64 TASK_NBYTES = 2 << 20;
 constexpr i64 REQUEST_TASKS = 128, MIN_REQUEST_NBYTES = 512 << 10, MAX_REQUEST_NBYTES = 4 << 20;
 constexpr u32 INTERLEAVED_SHARDS = 32;  // shards on slow storage whose tasks are interleaved
 
-Array *array_of(const WantedBox &box) {
-    const Regions &regions = box.batch->regions;
-    return regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])].get();
-}
-
 // Sort the indexes of boxes by array, stored object and chunk. Coordinates are combined into one key in mixed radix. If
 // the key overflows, the boxes of a chunk may not be adjacent; the chunk is then read more than once.
 void sort_boxes(PlannedBoxes &planned) {
@@ -36,7 +31,7 @@ void sort_boxes(PlannedBoxes &planned) {
     u64 array_number = 0;
     planned.order.resize(planned.boxes.size());
     for (size_t index = 0; index < planned.boxes.size(); ++index) {
-        if (const Array *array = array_of(planned.boxes[index]); array != last)
+        if (const Array *array = array_of(planned.boxes[index]).get(); array != last)
             array_number = numbers.try_emplace(last = array, numbers.size()).first->second;
         u64 key = array_number;
         for (size_t n = 0; n < DIGITS; ++n)
@@ -89,7 +84,7 @@ void Wave::group_boxes(PlannedBoxes &planned) {
     for (const auto &[key, index] : planned.order) {
         const WantedBox &box = planned.boxes[index];
         const ChunkBox &chunk_box = planned.chunk_boxes[index];
-        const Array *const array = array_of(box);
+        const Array *const array = array_of(box).get();
         const bool same_object =
             last && array == last_array && std::equal(chunk_box.object, chunk_box.object + LC_MAX_RANK, last->object);
         if (!same_object) first_of_object.push_back(index);
@@ -110,7 +105,7 @@ void Wave::group_boxes(PlannedBoxes &planned) {
     objects_ = first_of_object.size();
     objects = std::make_unique<StoredObject[]>(objects_);
     for (size_t n = 0; n < objects_; ++n) {
-        objects[n].array = array_of(planned.boxes[first_of_object[n]]);
+        objects[n].array = array_of(planned.boxes[first_of_object[n]]).get();
         const ChunkBox &chunk_box = planned.chunk_boxes[first_of_object[n]];
         std::copy(chunk_box.object, chunk_box.object + LC_MAX_RANK, objects[n].coordinates);
     }

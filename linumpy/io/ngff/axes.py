@@ -63,7 +63,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """Stands for a :class:`Placement` that is unknown: reading its spacing or origin raises `MetadataError`."""
+    """A :class:`Placement` that is unknown: its spacing and origin raise `MetadataError`."""
 
     reason: str
 
