@@ -383,9 +383,15 @@ def test_two_axes(tmp_path, capsys):
     capsys.readouterr()
     words = [str(tmp_path / "i"), str(tmp_path / "p"), "--spacing", "9", "2", "3"]
     check_refused(capsys, load("linum_aip").main, words, "linum-aip", "axes y, x; z, y and x of space are needed")
+
+
+@pytest.mark.needs_core
+def test_two_axes_are_sampled_as_one_plane(tmp_path):
+    """With units and without, which an array alone does not have."""
+    by_hand(tmp_path / "i", names="yx", shape=(5, 6), dataset=[scale(2, 3)], unit=None)
     values = np.arange(30, dtype="u1").reshape(5, 6)
     zarr.open_array(tmp_path / "i/0", mode="a")[...] = values
-    for source in (tmp_path / "i", tmp_path / "i/0"):  # one plane, also without units
+    for source in (tmp_path / "i", tmp_path / "i/0"):
         points, found = create_sampler("zarr", "cpu", source=source, spline_order=0, spacing=(3, 2, 1)).sample(99)
         x, y = np.clip((points[:, :2] * (6, 5)).astype(int), 0, (5, 4)).T
         assert np.array_equal(found[0], values[y, x])
