@@ -14,6 +14,7 @@ For example:
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from linumpy import cli
 
@@ -29,7 +30,7 @@ def _options(parser: cli.Parser) -> None:
 def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
-    if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
+    if Path(parsed.output).suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
         raise ValueError(
             f"{parsed.output} names a picture: linum-aip-png draws one, linum-aip writes an OME-Zarr image"
         )

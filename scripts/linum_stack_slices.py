@@ -22,7 +22,7 @@ from linumpy import cli
 def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", metavar="UM",
         help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",

@@ -23,7 +23,7 @@ from linumpy.mosaic.options import Stitch
 def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid.")
     parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write.")
     cli.add_record(parser, Stitch)
     cli.add_tile_shape_argument(parser)
     parser.add_argument(

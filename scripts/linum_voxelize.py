@@ -26,7 +26,7 @@ from linumpy import cli
 def _options(parser: cli.Parser) -> None:
     parser.add_argument("input", type=Path, metavar="MESH", help="File with triangles.")
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr label image to write.")
+    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr label image to write.")
     parser.add_argument(
         "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
     )

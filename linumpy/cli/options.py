@@ -81,9 +81,14 @@ def values_of(parsed: Namespace, record: type[Declared]) -> dict[str, Any]:
 def add_paths(
     parser: ArgumentParser, input: str, output: str, *, metavars: tuple[str, str] = ("INPUT", "OUTPUT")
 ) -> None:
-    """Add ``input``, a source, and ``output``, a path, with their helps."""
+    """Add ``input``, a source, and ``output``, a path or a URL, with their helps."""
     parser.add_argument("input", type=source, metavar=metavars[0], help=input)
-    parser.add_argument("output", type=Path, metavar=metavars[1], help=output)
+    parser.add_argument("output", type=image_output, metavar=metavars[1], help=output)
+
+
+def image_output(text: str) -> str | Path:
+    """Return an image to write as a path, or a URL as it is."""
+    return text if "://" in text else Path(text)
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:

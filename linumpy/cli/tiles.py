@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from linumpy.cli.options import device_and_name, volume_options
-from linumpy.io.paths import is_archive
+from linumpy.io.paths import is_archive, is_zarr_folder
 
 Result = TypeVar("Result")
 
@@ -95,15 +95,15 @@ def closing_line(
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     rate = size_text(nbytes / max(seconds, 1e-9))
     line = f"{sources[0]}{more} -> {output} on {device}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
-    sizes = _sizes(Path(output))
+    sizes = _sizes(output)
     if sizes is None or not sizes[1]:
         return line
     return f"{line}; {size_text(sizes[0])} stored in {size_text(sizes[1])}, ratio {sizes[0] / sizes[1]:.3g}"
 
 
-def _sizes(output: Path) -> tuple[int, int] | None:
-    """Return decoded and stored bytes of an OME-Zarr image, in a folder or ``.ozx`` file; None for other outputs."""
-    if not is_archive(output) and not any((output / name).is_file() for name in ("zarr.json", ".zgroup")):
+def _sizes(output: str | Path) -> tuple[int, int] | None:
+    """Return decoded and stored bytes of an OME-Zarr image, also at a URL or in a ZIP file; None for other outputs."""
+    if "://" not in str(output) and not is_archive(Path(output)) and not is_zarr_folder(Path(output)):
         return None
     from linumpy.io.source import sizes_of
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import zarr
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
@@ -203,6 +204,11 @@ def local_path(array: zarr.Array) -> str:
     return path
 
 
+def source_for_others(array: zarr.Array) -> Source:
+    """Return the source by which other processes can open an array: a path, or an object store and the path in it."""
+    return (array.store, array.path) if isinstance(array.store, RemoteStore) else local_path(array)
+
+
 def written(array: zarr.Array) -> str:
     """Return a text that changes when an array is written anew, to distinguish arrays of one path: a time or stamp."""
     if isinstance(array.store, ArchiveStore):
@@ -214,12 +220,14 @@ def written(array: zarr.Array) -> str:
     return str((folder / name).stat().st_mtime_ns)
 
 
-def sizes_of(path: Path) -> tuple[int, int]:
-    """Return the decoded bytes of all arrays in a Zarr folder or ZIP file, and the bytes of its files."""
+def sizes_of(path: str | Path) -> tuple[int, int]:
+    """Return the decoded bytes of all arrays in a Zarr folder, ZIP file or URL, and the bytes of its files."""
     node = open_node(path)
     members = [node] if isinstance(node, zarr.Array) else [member for _, member in node.members(max_depth=None)]
     decoded = sum(member.nbytes for member in members if isinstance(member, zarr.Array))
-    return decoded, path.stat().st_size if path.is_file() else _files_nbytes(path)
+    if isinstance(node.store, RemoteStore):
+        return decoded, sync(node.store.getsize_prefix(f"{node.path}/"))
+    return decoded, os.stat(path).st_size if os.path.isfile(path) else _files_nbytes(path)
 
 
 def _files_nbytes(folder: str | Path) -> int:

@@ -18,7 +18,8 @@ from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
-from linumpy.io.source import Source, local_path, path_of, with_options
+from linumpy.io.output.objects import ObjectFolder
+from linumpy.io.source import Source, path_of, source_for_others, with_options
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.plans import check_limit
 from linumpy.resample.convert.conversion import CopyJob, Parameters, copy_box, open_copier, plan_conversion, plan_copy
@@ -28,6 +29,7 @@ from linumpy.resample.filling import (
     check_space,
     checked_output,
     make_coarser_levels,
+    options_of_source,
     progress_or_bar,
     warn_of_labels,
 )
@@ -60,7 +62,7 @@ def convert_zarr(
     progress: Progress | None = None,
     distributed: Client | Cluster | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Path:
+) -> str | Path:
     """Copy an image of any size into other chunks, shards, codecs, or another version of NGFF.
 
     Blocks of whole chunks (or shards) are decoded and encoded on the device, or on the CPU, while other blocks are read
@@ -98,7 +100,7 @@ def convert_zarr(
 
     Returns
     -------
-    Path
+    Path, or str for a URL
         `output`.
 
     Raises
@@ -126,24 +128,25 @@ def convert_zarr(
     >>> from linumpy import convert_zarr
     >>> convert_zarr("raw.ome.zarr", "small.ome.zarr", codec="blosc:zstd:bit")  # doctest: +SKIP
     """
-    output_path, ngff_version = checked_output(output, ngff_version)
+    target, ngff_version = checked_output(output, ngff_version, storage_options)
     check_limit(memory_bytes)
     if ngff_version is not None and ngff_version not in ZARR_FORMATS:
         raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
     if isinstance(source, (str, Path)):
-        check_apart([output_path], [source])
+        check_apart([target], [source])
     if missing not in ("error", "fill"):
         raise ValueError(f"missing={missing!r}: choose one of error, fill")
     storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
-    parameters = Parameters(output_path.name, storage, ngff_version, spacing, levels, downsampling, missing)
+    parameters = Parameters(target.name, storage, ngff_version, spacing, levels, downsampling, missing)
     with ExitStack() as scope:
-        conversion = plan_conversion(with_options(source, storage_options), parameters, scope)
+        options = options_of_source(source, target, storage_options)
+        conversion = plan_conversion(with_options(source, options), parameters, scope)
         arrays = conversion.arrays
-        check_apart([output_path], [path for copy in arrays if (path := path_of(copy.source)) is not None])
+        check_apart([target], [path for copy in arrays if (path := path_of(copy.source)) is not None])
         nbytes = sum(copy.nbytes for copy in arrays)
-        check_space(output_path, nbytes, encoded=any(copy.encoding.compressor for copy in arrays))
+        check_space(target, nbytes, encoded=any(copy.encoding.compressor for copy in arrays))
         client = scope.enter_context(client_of(distributed))
-        needs = None if client is None else conversion.needs(output_path, device)
+        needs = None if client is None else conversion.needs(target, device)
         kind = resolve(device).kind if client is None else "cpu"
         if client is not None and needs is not None:
             capacity = survey(client, needs)
@@ -151,13 +154,13 @@ def convert_zarr(
         jobs = [plan_copy(copy, kind, memory_bytes, stack=conversion.stack) for copy in arrays]
         data, create = conversion.data(), conversion.create
         request = conversion.request(data)
-        with resumable_folder(output_path, request, create, overwrite=overwrite, durable=durable) as state:
-            conversion.log_dropped(output_path)
+        with resumable_folder(target, request, create, overwrite=overwrite, durable=durable) as state:
+            conversion.log_dropped(target)
             if levels > 1 and downsampling is None:
                 warn_of_labels(arrays[0].source, "pass downsampling='label' (--downsampling label) if they are labels")
             with progress_or_bar(progress, "convert", nbytes) as report:
                 for number, (copy, job) in enumerate(zip(arrays, jobs, strict=True)):
-                    job = replace(job, target=str(state.folder / copy.path))
+                    job = replace(job, target=state.folder / copy.path)
                     record = BlockRecord(state, number, copy.stored, copy.dtype.itemsize, report)
                     _copy(copy, job, record, client, needs)
             if conversion.image is not None:
@@ -168,7 +171,7 @@ def convert_zarr(
                     f"{conversion.name} was changed while it was converted, so that the result may mix two versions of "
                     "it and is not kept: run again once it is complete"
                 )
-    return Path(output)
+    return output if isinstance(target, ObjectFolder) else Path(output)
 
 
 def _sizes(label: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -187,7 +190,7 @@ def _copy(copy: ArrayCopy, job: CopyJob, record: BlockRecord, client: Client | N
         with open_copier(job) as (read, write):
             work_through(missing.values(), read, lambda _, block: block, write, device=job.device, done=record.add)
     else:
-        source = local_path(copy.source)
+        source = source_for_others(copy.source)
         job = replace(job, source=source)
         needs = replace(needs, source=source, metadata=metadata_digest(source), block_nbytes=2 * job.block_nbytes)
         make_on(client, copy_box, job, needs, missing, record.add, block_name=f"a block of {job.block} voxels")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.checks import check_free_space, check_parent, checked_version, target_of
 from linumpy.io.output.folders import unfinished_beside
-from linumpy.io.paths import absolute
-from linumpy.io.source import describe_source
+from linumpy.io.output.objects import ObjectFolder, Target
+from linumpy.io.source import Source, describe_source
+from linumpy.io.stores.remote import is_remote
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.progress import bytes_progress
@@ -37,17 +39,24 @@ _MIN_VOXELS, _FEW_VALUES = 512, 32
 _MAX_CHUNK_NBYTES = 64 * 2**20
 
 
-def checked_output(output: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
-    """Check the path of a target; return the absolute path, and the version of NGFF, which ``.ozx`` files restrict."""
-    refuse_url(Path(output))
-    path = absolute(output)
-    check_parent(path)
-    return path, checked_version(path, ngff_version)
+def checked_output(
+    output: str | Path, ngff_version: str | None, storage_options: Mapping[str, Any] | None = None
+) -> tuple[Target, str | None]:
+    """Check the place of a target; return it, and the version of NGFF, which ``.ozx`` files restrict."""
+    target = target_of(output, storage_options)
+    check_parent(target)
+    return target, checked_version(target, ngff_version)
 
 
-def check_space(target: Path, nbytes: int, *, encoded: bool) -> None:
+def options_of_source(source: Source, target: Target, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return `storage_options` for the source: None if they are for the target alone."""
+    for_target_alone = isinstance(target, ObjectFolder) and not (isinstance(source, str) and is_remote(source))
+    return None if for_target_alone else options
+
+
+def check_space(target: Target, nbytes: int, *, encoded: bool) -> None:
     """Raise an error if the disk lacks the space for a target, unless a stopped run has begun to fill the target."""
-    if not unfinished_beside(target).exists():
+    if isinstance(target, Path) and not unfinished_beside(target).exists():
         check_free_space(target, nbytes, encoded=encoded)
 
 
@@ -110,12 +119,12 @@ class BlockRecord:
         self.report(math.prod(shape_of(box)) * self.itemsize)
 
 
-def make_coarser_levels(folder: Path, image: NewImage, device: str, memory_bytes: int | None = None) -> None:
+def make_coarser_levels(folder: Target, image: NewImage, device: str, memory_bytes: int | None = None) -> None:
     """Make the coarser resolutions of an image, on a `device`, ``"cuda"`` or ``"cpu"``."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
     nbytes = STEP_BYTES if memory_bytes is None else min(STEP_BYTES, memory_bytes // 8)
-    threads = writing_threads()
+    threads = writing_threads(folder)
     with ExitStack() as scope:
         pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
         chunks = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]

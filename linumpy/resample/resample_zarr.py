@@ -1,9 +1,9 @@
 """Resample an OME-Zarr volume that is larger than memory, block by block, from Zarr to Zarr.
 
 The output, an image with its labels, appears complete or not at all. A stopped run leaves its blocks in
-``.NAME.unfinished``, and the same call continues from them. ``target_grid`` chooses the grid; ``target_images``
-describes the images to fill (the target and its labels); ``blocks.plans`` plans the blocks; ``blocks.pipeline`` makes
-them.
+``.NAME.unfinished``, or at their keys in an object store, and the same call continues from them. ``target_grid``
+chooses the grid; ``target_images`` describes the images to fill (the target and its labels); ``blocks.plans`` plans the
+blocks; ``blocks.pipeline`` makes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.folders import drop_partial_files
-from linumpy.io.source import Source, local_path, path_of, with_options
+from linumpy.io.output.objects import ObjectFolder
+from linumpy.io.source import Source, path_of, source_for_others, with_options
 from linumpy.io.volume import Volumes, open_source_volumes
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.codecs import BY_CODEC
@@ -36,6 +37,7 @@ from linumpy.resample.filling import (
     check_space,
     checked_output,
     make_coarser_levels,
+    options_of_source,
     progress_or_bar,
     warn_of_labels,
 )
@@ -91,7 +93,7 @@ def resample_zarr(
     distributed: Client | Cluster | str | None = None,
     devices: str | Sequence[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Path:
+) -> str | Path:
     """Resample an OME-Zarr volume of any size into another.
 
     Each block of the output consists of whole chunks or shards, and only the box of the source that it needs is read.
@@ -106,7 +108,7 @@ def resample_zarr(
         An OME-Zarr image (NGFF 0.4 to 0.6) with two or three axes of space, whose times and channels are resampled
         separately; or an array of two or three axes, with `spacing`.
     output : str or Path
-        Folder of the OME-Zarr image to make, or ``*.ozx``.
+        Folder of the OME-Zarr image to make, ``*.ozx``, or a URL (``s3://``, ``gs://``, ``az://``).
     transform_or_spacing : float, sequence of float, or matrix
         The new spacing in µm, one number or a number for each axis: voxel centres keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that maps voxels of the output
@@ -166,7 +168,7 @@ def resample_zarr(
         and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory. Coarser
         levels stay within the limit if eight of their chunks do.
     overwrite : bool
-        Whether to replace an existing Zarr folder.
+        Whether to replace an existing Zarr folder; at a URL it is removed before the first block is made.
     durable : bool
         Whether to flush the target to the disk before it is renamed, and blocks every 30 s, so that a run can be
         continued after a power cut. Otherwise a stopped run can be continued only on the same machine, until its next
@@ -181,11 +183,11 @@ def resample_zarr(
         CUDA devices of this machine that make the blocks, each with a reader and threads of its own on the cores near
         it; `memory_bytes` is for each of them. By default the current device. Not together with `distributed`.
     storage_options : mapping, optional
-        Options of obstore's ``from_url``, if `source` is a URL; see docs/remote.md.
+        Options of obstore's ``from_url`` for the URLs among `source` and `output`; see docs/remote.md.
 
     Returns
     -------
-    Path
+    Path, or str for a URL
         `output`.
 
     Raises
@@ -228,16 +230,17 @@ def resample_zarr(
     >>> from linumpy.resample.resample_zarr import resample_zarr
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
-    output_path, ngff_version = checked_output(output, ngff_version)
+    place, ngff_version = checked_output(output, ngff_version, storage_options)
     check_limit(memory_bytes)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
-    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
+    options = options_of_source(source, place, storage_options)
+    volumes = open_source_volumes(with_options(source, options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
-    check_apart([output_path], [path for path in sources if path is not None])
+    check_apart([place], [path for path in sources if path is not None])
     if order is None:
         order = 1 if carried_from(volumes).image_label is None else 0
         if order:
@@ -263,7 +266,7 @@ def resample_zarr(
         return TargetImage(folder, own_volumes, grid, kept, planned)
 
     method = downsampling or ("mean" if order else "label")
-    targets = [target_of("", volumes, grid, carried, method, name=output_path.name, ngff_version=ngff_version)]
+    targets = [target_of("", volumes, grid, carried, method, name=place.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for name in names:
         label_volumes, label_grid = plan_labels(volumes, name, regrid, mode, spacing)
@@ -272,10 +275,10 @@ def resample_zarr(
         targets.append(target_of(f"labels/{name}", label_volumes, label_grid, kept, "label", **options))
     # The space is checked before blocks are planned, which takes minutes for a target of 1e30 voxels.
     encoded = any(target.image.compressors is not None for target in targets)
-    check_space(output_path, sum(target.image.nbytes for target in targets), encoded=encoded)
+    check_space(place, sum(target.image.nbytes for target in targets), encoded=encoded)
     numbers = _device_numbers(devices, device, distributed)
     arrays = [target.volumes.first.array for target in targets]
-    job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
+    job_sources: list[Source] = arrays if distributed is None else [source_for_others(array) for array in arrays]
     # The first device makes the coarser levels.
     current = require_cuda().cuda.Device(numbers[0]) if numbers else nullcontext()
     with client_of(distributed) as client, current:
@@ -286,17 +289,17 @@ def resample_zarr(
                 memory_bytes = memory_of_each(numbers)
             plans = [plan_target(target, kind, memory_bytes) for target in targets]
         else:
-            needs = needs_of(job_sources[0], output_path, device)
+            needs = needs_of(job_sources[0], place, device)
             kind, plans = _plan_for_workers(client, needs, targets, memory_bytes)
         request = request_of(targets, kind, cval)
-        with resumable_folder(output_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
+        with resumable_folder(place, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
             for target in targets:
-                target.carried.log_dropped(target.volumes.name, Path(output) / target.folder)
+                target.carried.log_dropped(target.volumes.name, place / target.folder)
             voxels_nbytes = sum(target.voxels_nbytes for target in targets)
             with progress_or_bar(progress, "resample", voxels_nbytes) as report:
                 for number, (target, planned) in enumerate(zip(targets, plans, strict=True)):
-                    array_path = str(state.folder / target.folder / "0")
-                    job = replace(planned, source=job_sources[number], target=array_path)
+                    array_place = state.folder / target.folder / "0"
+                    job = replace(planned, source=job_sources[number], target=array_place)
                     job = job if number else replace(job, cval=float(cval))
                     for entries, source_volume in target.volumes.volumes.items():
                         record = BlockRecord(state, number, target.stored, target.image.dtype.itemsize, report, entries)
@@ -307,7 +310,7 @@ def resample_zarr(
                 make_coarser_levels(folder, target.image, levels_kind, memory_bytes)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
-    return Path(output)
+    return output if isinstance(place, ObjectFolder) else Path(output)
 
 
 def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:

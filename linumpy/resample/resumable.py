@@ -15,14 +15,16 @@ again.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import math
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from linumpy.io.output.folders import (
     rename_to_target,
     unfinished_beside,
 )
+from linumpy.io.output.objects import Claim, ObjectFolder, Target, claimed
 from linumpy.io.output.syscalls import BINARY, named_errors, opened_folder, sync_file_system, unlock, write_fully
 from linumpy.resample.identity import digest_of
 
@@ -150,10 +153,87 @@ class Request:
 
 
 class Resumable:
-    """A folder that is being filled; made by :func:`resumable_folder`.
+    """A place that is being filled; made by :func:`resumable_folder`.
 
     - `grids`: mask of the complete parts of each array.
     """
+
+    folder: Target
+    grids: list[np.ndarray]
+
+    def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
+        """Record that a box of parts of array `number` is complete; all bytes of the parts must have been written."""
+        self.grids[number][tuple(map(slice, start, stop))] = True
+
+    def holds(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> bool:
+        """Return whether all parts of a box of array `number` are complete."""
+        return bool(self.grids[number][tuple(map(slice, start, stop))].all())
+
+
+class _ResumableObjects(Resumable):
+    """An image in an object store, whose journal has the request, the masks, and the documents of its root."""
+
+    def __init__(self, claim: Claim, request: Request, earlier: dict[str, Any]) -> None:
+        self.folder, self._claim, self._request = claim.folder, claim, request
+        texts = earlier.get("parts") or [""] * (1 + len(request.beside))
+        self.grids = [_mask(text, grid) for text, grid in zip(texts, (request.grid, *request.beside), strict=True)]
+        for name, text in earlier.get("root", {}).items():
+            claim.folder.store.held[name] = text.encode()
+        claim.document = self._document
+
+    def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
+        self._claim.check()
+        super().add(start, stop, number)
+
+    def _document(self) -> dict[str, Any]:
+        held = dict(self._claim.folder.store.held)
+        root = {name: data.decode() for name, data in held.items() if data is not None}
+        parts = [base64.b64encode(zlib.compress(np.packbits(grid).tobytes())).decode() for grid in self.grids]
+        return {"request": self._request.as_json(), "root": root, "parts": parts}
+
+
+def _mask(text: str, grid: tuple[int, ...]) -> np.ndarray:
+    """Read the mask of the complete parts of a grid; an empty text has none."""
+    if not text:
+        return np.zeros(grid, bool)
+    bits = np.frombuffer(_bits(text), np.uint8)
+    return np.unpackbits(bits, count=math.prod(grid)).astype(bool).reshape(grid)
+
+
+def _bits(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+@contextmanager
+def _resumable_objects(
+    folder: ObjectFolder, request: Request, create: Callable[[Target], object], *, overwrite: bool
+) -> Iterator[Resumable]:
+    def continues(earlier: dict[str, Any]) -> bool:
+        if not isinstance(earlier.get("request"), dict) or "parts" not in earlier:
+            return False
+        has_parts = any(any(_bits(text)) for text in earlier["parts"])
+        return _is_same(request, earlier["request"], folder, has_parts, str(folder))
+
+    with claimed(folder, overwrite=overwrite, continues=continues) as (claim, earlier):
+        if not earlier:
+            create(folder)
+        state = _ResumableObjects(claim, request, earlier)
+        try:
+            yield state
+            claim.check()
+        except ResumeError:
+            raise
+        except BaseException:
+            with suppress(OSError):  # such as the one that ended the run
+                claim.write(released=True)
+            log.warning("%s is incomplete: the same call continues it, and linum-clean removes it", folder)
+            raise
+        if all(grid.all() for grid in state.grids):
+            claim.finish()
+
+
+class _ResumableFolder(Resumable):
+    """A local folder, whose journal has a line for each box of complete parts."""
 
     def __init__(self, folder: Path, journal: Path, request: Request, descriptor: int | None) -> None:
         self.folder = folder
@@ -171,18 +251,13 @@ class Resumable:
             raise
 
     def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of array `number` is complete; all bytes of the parts must have been written."""
         self._append(" ".join(map(str, ("box", number, *start, *stop))))
-        self.grids[number][tuple(map(slice, start, stop))] = True
+        super().add(start, stop, number)
         if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
             sync_file_system(self._descriptor)
             self._append("sync")
             getattr(os, "fdatasync", os.fsync)(self._journal)  # macOS has fsync only
             self._synced = time.monotonic()
-
-    def holds(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> bool:
-        """Return whether all parts of a box of array `number` are complete."""
-        return bool(self.grids[number][tuple(map(slice, start, stop))].all())
 
     def close(self) -> None:
         """Close the journal."""
@@ -195,19 +270,23 @@ class Resumable:
 
 @contextmanager
 def resumable_folder(
-    path: Path,
+    path: Target,
     request: Request,
-    create: Callable[[Path], object],
+    create: Callable[[Target], object],
     *,
     overwrite: bool = False,
     durable: bool = True,
 ) -> Iterator[Resumable]:
-    """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
+    """Yield a place to fill, which appears at its path if the block ends without error and all parts are complete.
 
     - `create`: takes a path, and makes the folder there, without parts.
     - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts
       of a stopped run count only on this machine, until its next boot.
     """
+    if isinstance(path, ObjectFolder):
+        with _resumable_objects(path, request, create, overwrite=overwrite) as state:
+            yield state
+        return
     recover(path)
     check_target(path, overwrite=overwrite)
     work = unfinished_beside(path)
@@ -215,7 +294,7 @@ def resumable_folder(
         check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
         with opened_folder(folder) as descriptor:
-            with closing(Resumable(folder, work / _JOURNAL, request, descriptor if durable else None)) as state:
+            with closing(_ResumableFolder(folder, work / _JOURNAL, request, descriptor if durable else None)) as state:
                 yield state
             if all(grid.all() for grid in state.grids):
                 if durable:
@@ -239,7 +318,7 @@ def locked(work: Path, path: Path) -> Iterator[None]:
         unlock(descriptor)
 
 
-def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], object]) -> Path:
+def _folder(path: Path, work: Path, request: Request, create: Callable[[Target], object]) -> Path:
     """Return the folder that an earlier run with this request has left, or make an empty folder and its journal.
 
     The folder gets its name last: until then the journal is invalid.
@@ -273,17 +352,20 @@ def _can_continue(path: Path, work: Path, request: Request) -> bool:
     # A folder with another inode is a replaced target, which was exchanged with the finished folder and has no parts.
     if head.get("inode") not in [folder.stat().st_ino for folder in work.glob(f"{_FOLDER}-????????")]:
         return False
-    different = request.differences(head["request"])
+    return _is_same(request, head["request"], path, any(line.startswith("box") for line in lines), str(work))
+
+
+def _is_same(request: Request, earlier: Mapping[str, object], target: Target, has_parts: bool, work: str) -> bool:
+    """Return whether an earlier request is this one; `ResumeError` if it is another and has made parts of the data."""
+    different = request.differences(earlier)
     changed_data = [name for name in different if name in dict(request.origin)]
     if changed_data:
         text = ", ".join(changed_data)
-        log.warning("%s: removed what a stopped run had left: it was made from another %s", path, text)
+        log.warning("%s: removed what a stopped run had left: it was made from another %s", target, text)
         return False
-    if different:
-        if not any(line.startswith("box") for line in lines):
-            return False
+    if different and has_parts:
         raise ResumeError(
             f"{work} holds the beginning of another request, which differs in {', '.join(different)}: "
-            f"finish that one, choose another path, or delete that folder"
+            "finish that one, choose another path, or remove it by linum-clean"
         )
-    return True
+    return not different

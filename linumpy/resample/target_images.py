@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from linumpy.io.carried import Carried
 from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import Placement, Spacing
 from linumpy.io.ome import OmeZarrImage, open_image
-from linumpy.io.source import describe_source, local_store, name_on_disk
+from linumpy.io.output.objects import Target, writable_store
+from linumpy.io.source import describe_source, name_on_disk
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
@@ -294,10 +294,10 @@ def check_unchanged(targets: Sequence[TargetImage], request: Request) -> None:
             )
 
 
-def creator_of(targets: Sequence[TargetImage]) -> Callable[[Path], object]:
-    """Return a function that takes a path and makes the empty images there."""
+def creator_of(targets: Sequence[TargetImage]) -> Callable[[Target], object]:
+    """Return a function that takes a place and makes the empty images there."""
 
-    def create(folder: Path) -> None:
+    def create(folder: Target) -> None:
         for target in targets:
             target.image.create(folder / target.folder)
             origin: dict[str, Any] = {
@@ -308,7 +308,7 @@ def creator_of(targets: Sequence[TargetImage]) -> Callable[[Path], object]:
             }
             if target.grid.warp:
                 origin["warp"] = _described(target.grid.warp)
-            group = zarr.open_group(local_store(folder / target.folder, read_only=False), mode="r+")
+            group = zarr.open_group(writable_store(folder / target.folder), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
         if names := [target.folder.removeprefix("labels/") for target in targets if target.folder]:
             create_labels_group(folder / "labels", names, targets[0].image.ngff_version)

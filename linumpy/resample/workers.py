@@ -7,7 +7,6 @@ inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import pickle
@@ -21,9 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
+from linumpy.io.open import open_source
+from linumpy.io.output.objects import ObjectFolder, Target
 from linumpy.io.paths import split_archive
-from linumpy.io.stores.zips import ArchiveStore
+from linumpy.io.source import Source, describe_source
 from linumpy.packages import needs
+from linumpy.resample.identity import digest_of
 from linumpy.version import __version__
 
 if TYPE_CHECKING:
@@ -151,17 +153,17 @@ _WARN_SECONDS = 30.0
 class Needs:
     """Requirements of each worker.
 
-    - `source`: folder of the array to read; empty for tiles, which need no check of folders: the task opens its source,
-      and the caller writes.
+    - `source`: the array to read; empty for tiles, which need no check of places: the task opens its source, and the
+      caller writes.
     - `metadata`: :func:`metadata_digest` of the array: another machine may have other data at the path.
     - `device` (``"auto"``, ``"cuda"`` or ``"cpu"``): the caller's choice of a device.
     - `block_nbytes`: bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
     - `version`: version of linumpy: another version may make other voxels.
     """
 
-    source: str
+    source: Source
     metadata: str
-    target: str
+    target: Target | str
     device: str
     block_nbytes: int = 0
     version: str = __version__
@@ -172,10 +174,12 @@ class Needs:
             return f"linumpy {self.version}: it has {__version__}"
         if not self.source:
             return ""
-        if not os.path.isdir(self.source) and split_archive(self.source) is None:
+        if isinstance(self.source, str) and not os.path.isdir(self.source) and split_archive(self.source) is None:
             return f"the disk of the source: there is no folder {self.source}"
         if metadata_digest(self.source) != self.metadata:
-            return f"the disk of the source: the array in {self.source} is another one there"
+            return f"the source: the array in {describe_source(self.source)} is another one there"
+        if isinstance(self.target, ObjectFolder):
+            return ""
         if not os.path.isdir(self.target):
             return f"the disk of the target: there is no folder {self.target}"
         if not os.access(self.target, os.W_OK | os.X_OK):
@@ -183,21 +187,16 @@ class Needs:
         return ""
 
 
-def needs_of(source: str, target: Path, device: str) -> Needs:
+def needs_of(source: Source, target: Target, device: str) -> Needs:
     """Return the requirements of workers before the target exists: they name the nearest existing parent folder."""
-    above = next(parent for parent in target.parents if parent.is_dir())
-    return Needs(source, metadata_digest(source), str(above), device)
+    if isinstance(target, Path):
+        target = next(parent for parent in target.parents if parent.is_dir())
+    return Needs(source, metadata_digest(source), target, device)
 
 
-def metadata_digest(folder: str) -> str:
-    """Return a digest of the metadata of an array in a folder or a ZIP file."""
-    digest, split = hashlib.sha256(), split_archive(folder)
-    for name in ("zarr.json", ".zarray"):
-        if split is not None:
-            digest.update(ArchiveStore(split[0]).read(f"{split[1]}/{name}".lstrip("/")) or b"")
-        elif (path := Path(folder, name)).is_file():
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def metadata_digest(source: Source) -> str:
+    """Return a digest of the metadata of an array, which is opened anew."""
+    return digest_of(open_source(source).metadata.to_dict())
 
 
 @dataclass(frozen=True)

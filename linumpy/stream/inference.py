@@ -29,9 +29,9 @@ from linumpy.arrays import Array
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.output.folders import drop_partial_files, unfinished_beside
-from linumpy.io.paths import absolute
+from linumpy.io.output.checks import check_apart
+from linumpy.io.output.folders import drop_partial_files
+from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.source import Source, describe_source, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
@@ -39,7 +39,7 @@ from linumpy.plan.codecs import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import host_memory
-from linumpy.resample.filling import make_coarser_levels
+from linumpy.resample.filling import check_space, checked_output, make_coarser_levels, options_of_source
 from linumpy.resample.identity import identify_data
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
@@ -92,7 +92,7 @@ def predict(
     durable: bool = True,
     progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
-) -> Path:
+) -> str | Path:
     """Apply a model to all crops of an image of any size, and write its blended predictions as an image.
 
     Parameters
@@ -106,7 +106,7 @@ def predict(
         An OME-Zarr image, or an array of two or three axes, with `spacing`; in a local folder, a ZIP file or at a URL.
         Each time is predicted separately; all channels are the model's input.
     out : str or Path
-        The image to make: a folder, or ``*.ozx``.
+        The image to make: a folder, ``*.ozx``, or a URL (``s3://``, ``gs://``, ``az://``).
     shape : sequence of int
         Voxels of a crop along the axes of space.
     overlap : int or sequence of int
@@ -151,7 +151,7 @@ def predict(
 
     Returns
     -------
-    Path
+    Path, or str for a URL
         `out`.
 
     Raises
@@ -175,11 +175,9 @@ def predict(
     >>> options = {"shape": (64, 128, 128), "overlap": 32, "channels": 2, "argmax": True}
     >>> stream.predict(net, "brain.ome.zarr", "mask.ome.zarr", **options)  # doctest: +SKIP
     """
-    refuse_url(Path(out))
-    target = absolute(out)
-    check_parent(target)
-    ngff_version = checked_version(target, ngff_version)
-    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
+    target, ngff_version = checked_output(out, ngff_version, storage_options)
+    source_options = options_of_source(source, target, storage_options)
+    volumes = open_source_volumes(with_options(source, source_options), level, channel, time, spacing)
     array = volumes.first.array
     check_apart([target], [path for path in (path_of(array),) if path is not None])
     count = None if channels is None else integer("channels", channels, 1)
@@ -197,14 +195,13 @@ def predict(
         dtype, name=target.name, chunks=chunks, shards=shards, codec=codec, compressors=compressors, levels=levels,
         ngff_version=ngff_version,
     )  # fmt: skip
-    if not unfinished_beside(target).exists():
-        check_free_space(target, image.nbytes, encoded=image.compressors is not None)
+    check_space(target, image.nbytes, encoded=image.compressors is not None)
     on_device = target_device.xp.cuda.Device(target_device.index) if target_device.is_cuda else nullcontext()
     if limit is None:
         with on_device:
             free = free_memory() if target_device.is_cuda else host_memory()
         limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
-    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, storage_options)
+    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, source_options)
     config = replace(config, cache_bytes=min(limit, task.slab_nbytes))
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
@@ -223,7 +220,7 @@ def predict(
                 f"{describe_source(array)} was changed while it was predicted, so that the result may mix two versions "
                 "of it and is not kept: run again once it is complete"
             )
-    return Path(out)
+    return out if isinstance(target, ObjectFolder) else Path(out)
 
 
 class _PredictionRun:
@@ -238,7 +235,7 @@ class _PredictionRun:
 
     def run(self, config: Config, memory: int) -> None:
         """Predict and write the missing planes; `memory` are the bytes for sums of predictions."""
-        threads = writing_threads()
+        threads = writing_threads(self._state.folder)
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
             chunks = level_chunks(self._state.folder / "0", pool, threads)
             columns = [

@@ -19,6 +19,7 @@ from linumpy.core.files import write_files
 from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
 from linumpy.io.output.syscalls import named_errors
+from linumpy.io.stores.remote import RemoteStore
 from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout, ShardLayout
 from linumpy.plan.pyramid import Box
@@ -57,16 +58,14 @@ def _write_all(descriptor: int, buffers: Sequence[Bytes]) -> int:
 
 
 class ChunkFiles:
-    """The files of the chunks (or shards) of a local array.
+    """The files of the chunks (or shards) of a local array, each under its path.
 
     - `renamed`: whether to write each file under a temporary name and rename it when it is complete, as zarr does:
       needed where another process may write the same chunk at the same time.
     """
 
     def __init__(self, layout: ArrayLayout, *, renamed: bool) -> None:
-        assert layout.root is not None
-        assert layout.keys is not None
-        self._root, self._keys = layout.root, layout.keys
+        self._head, self._separator = layout.chunk_path
         #: Appended to the name of a file until it is complete.
         self.suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._folders: set[str] = set()
@@ -74,15 +73,17 @@ class ChunkFiles:
     def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
         """Make the folders for a box of whole objects of a shape; return the paths of files, the last axis fastest."""
         *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
-        paths, separator = [], self._keys.separator
+        paths, separator = [], self._separator
         for lead in itertools.product(*outer):
-            head = f"{self._root}/{self._keys.prefix}{''.join(f'{number}{separator}' for number in lead)}"
-            folder = os.path.dirname(head)
-            if folder not in self._folders:
-                os.makedirs(folder, exist_ok=True)
-                self._folders.add(folder)
+            head = f"{self._head}{''.join(f'{number}{separator}' for number in lead)}"
+            self._make_folder(os.path.dirname(head))
             paths += [f"{head}{number}" for number in last]
         return paths
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._folders:
+            os.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
 
     def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
         """Write a file as :func:`write_file` does, under a temporary name if requested; return its size."""
@@ -103,6 +104,9 @@ class ChunkFiles:
         if why_no_core() is None:
             write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)
             return int(np.diff(bounds).sum()) + len(paths) * CHECKSUM_NBYTES * with_checksum
+        return self._write_each(paths, data, bounds, with_checksum=with_checksum)
+
+    def _write_each(self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool) -> int:
         nbytes = 0
         for path, (begin, end) in zip(paths, bounds.tolist(), strict=True):
             part = data[begin:end]
@@ -113,6 +117,36 @@ class ChunkFiles:
         """Remove the file of a chunk that holds only the fill value, if the file exists."""
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+class ChunkObjects(ChunkFiles):
+    """The chunks (or shards) of an array in an object store, each under its key. A request stores a chunk whole."""
+
+    def __init__(self, layout: ArrayLayout, store: RemoteStore) -> None:
+        super().__init__(layout, renamed=False)
+        self._store = store
+
+    def _make_folder(self, folder: str) -> None:
+        pass
+
+    def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
+        """Store an object."""
+        data = bytearray()
+        for group in groups:
+            for part in group:
+                data += part.reshape(-1).view(np.uint8).data if isinstance(part, np.ndarray) else part
+        self._store.put(path, memoryview(data))
+        return len(data)
+
+    def write_many(
+        self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False
+    ) -> int:
+        """Store objects one after another."""
+        return self._write_each(paths, data, bounds, with_checksum=with_checksum)
+
+    def remove(self, path: str) -> None:
+        """Remove the object of a chunk that holds only the fill value, if there is one."""
+        self._store.remove(path)
 
 
 #: Offset and size, in the index, of an inner chunk that is not stored.

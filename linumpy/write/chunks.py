@@ -5,8 +5,8 @@ that holds only the fill value has no file, and such an inner chunk is missing i
 
 A device array is cut into chunks and encoded on CuPy's current stream, in batches; threads of the host write the stored
 bytes while the next batches are encoded (``linumpy.write.device_chunks``). The same threads encode host arrays, and
-device arrays whose chunks the device does not encode. zarr-python writes arrays that are not in a local folder, and
-arrays whose codecs, byte order or axis order linumpy does not write.
+device arrays whose chunks the device does not encode. zarr-python writes arrays that are neither in a local folder nor
+in an object store, and arrays whose codecs, byte order or axis order linumpy does not write.
 
 Files get their final names at once, so the folder of the array must have a temporary name until the array is complete.
 Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
@@ -35,11 +35,12 @@ from linumpy.arrays import Array
 from linumpy.device import free_memory, is_device_array, to_host
 from linumpy.io.codecs import checksum, encoding_of, host_encoder
 from linumpy.io.layout import read_layout
+from linumpy.io.stores.remote import RemoteStore
 from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.codecs import CHECKSUM_NBYTES, Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
-from linumpy.write.chunk_file import Bytes, ChunkFiles, file_groups, stored_sizes, stored_spans
+from linumpy.write.chunk_file import Bytes, ChunkFiles, ChunkObjects, file_groups, stored_sizes, stored_spans
 from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks
 
 if TYPE_CHECKING:
@@ -137,9 +138,11 @@ def chunks_of(
     """
     layout, encoding = read_layout(array), encoding_of(array)
     is_plain = not layout.swapped and layout.stored_axes == tuple(range(layout.rank))
-    if encoding is None or layout.unsupported is not None or layout.root is None or not is_plain:
+    store = array.store if isinstance(array.store, RemoteStore) else None
+    if encoding is None or layout.unsupported is not None or not is_plain or (layout.root is None and store is None):
         return ZarrChunks(array, layout, pool)
-    return LocalChunks(array, layout, encoding, pool, threads, renamed=renamed, batch=batch)
+    files = ChunkFiles(layout, renamed=renamed) if store is None else ChunkObjects(layout, store)
+    return OwnChunks(array, layout, encoding, files, pool, threads, batch=batch)
 
 
 def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
@@ -182,24 +185,24 @@ class _Object:
     count: int
 
 
-class LocalChunks:
-    """Chunks of an array in a local folder, in C order and this machine's byte order, in files or in shards."""
+class OwnChunks:
+    """Chunks that linumpy writes, in C order and this machine's byte order, in files or objects, or in shards."""
 
     def __init__(
         self,
         array: zarr.Array,
         layout: ArrayLayout,
         encoding: Encoding,
+        files: ChunkFiles,
         pool: ThreadPoolExecutor,
         threads: int,
         *,
-        renamed: bool = False,
         batch: Batch | None = None,
     ) -> None:
         assert layout.fill_value is not None  # its dtype is supported
         self.array, self.encoding, self.stored_nbytes = array, encoding, 0
         self._layout, self._pool, self._threads = layout, pool, threads
-        self._files, self._given_batch = ChunkFiles(layout, renamed=renamed), batch
+        self._files, self._given_batch = files, batch
         #: Whether a file holds the voxels of a chunk, whatever they are.
         self._is_raw = layout.chain is None and layout.shard is None
         self._bits = np.dtype(f"u{layout.dtype.itemsize}")
@@ -283,7 +286,8 @@ class LocalChunks:
         if layout.shard is None:
             paths = self._files.paths(box, layout.object_shape)
             count, write_some = len(paths), partial(self._write_chunks, stored_bytes, paths)
-            if self._is_raw and (finish := write_by_kvikio(stored_bytes, paths, self._files)) is not None:
+            is_local = layout.root is not None
+            if self._is_raw and is_local and (finish := write_by_kvikio(stored_bytes, paths, self._files)) is not None:
                 self._add_stored(count * layout.chunk_nbytes)
                 return stored_bytes.block_copied, finish
         else:
@@ -397,4 +401,4 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Box]:
 
 
 #: A writer of the chunks of an array; `stored_nbytes` counts the bytes of the files that were written.
-Chunks = LocalChunks | ZarrChunks
+Chunks = OwnChunks | ZarrChunks

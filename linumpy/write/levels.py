@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
+from linumpy.io.output.objects import Target
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.write.chunks import Chunks, read_back
 from linumpy.write.pyramid import halve, halve_by_threads
@@ -78,7 +78,7 @@ class WriteState:
             self._open = False
             self._idle.wait_for(lambda: not self._writes)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Target) -> None:
         """Raise an error if a write has failed: the image at `path` must not be finished."""
         if self._failed:
             raise ValueError(f"{path}: a region was not written, and its error was ignored; the image is removed")

@@ -15,7 +15,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from linumpy.io.codecs import zarr_codecs
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.output.checks import check_free_space
-from linumpy.io.source import local_store
+from linumpy.io.output.objects import Target, writable_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.codecs import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.version import __version__
@@ -88,11 +87,11 @@ class NewImage:
             return (self.shards,) * len(self.shapes)
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
 
-    def check_fits(self, path: Path) -> None:
+    def check_fits(self, path: Target) -> None:
         """Raise an error if the file system of a path lacks the space for the image; see :func:`check_free_space`."""
         check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
-    def create(self, folder: Path) -> list[zarr.Array]:
+    def create(self, folder: Target) -> list[zarr.Array]:
         """Create the image in a folder, without voxels; return its arrays, finest first, for host memory."""
         version = ZARR_FORMATS[self.ngff_version]
         options: dict[str, Any] = (
@@ -101,7 +100,7 @@ class NewImage:
             else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
         )
         with host_zarr_context():
-            group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
+            group = zarr.create_group(writable_store(folder), zarr_format=version)
             arrays = [
                 self._create_array(
                     group,
@@ -220,13 +219,13 @@ def _encoding(
     return replace(encoding, checksum=False) if codec is None and zarr_format == 2 else encoding
 
 
-def create_labels_group(folder: Path, names: Sequence[str], ngff_version: str) -> None:
+def create_labels_group(folder: Target, names: Sequence[str], ngff_version: str) -> None:
     """Create the group ``labels`` of an image, whose metadata list the names of the label images, groups in it."""
     version = ZARR_FORMATS[ngff_version]
     labels = {"labels": list(names)}
     attributes: dict[str, Any] = {**labels} if version == 2 else {"ome": {"version": ngff_version, **labels}}
     with host_zarr_context():
-        zarr.create_group(local_store(folder, read_only=False), zarr_format=version, attributes=attributes)
+        zarr.create_group(writable_store(folder), zarr_format=version, attributes=attributes)
 
 
 def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -10,14 +10,18 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 
 from linumpy.device import usable_cores
+from linumpy.io.output.objects import ObjectFolder, Target
+
+#: Chunks that are sent to an object store at the same time.
+_REMOTE_THREADS = 32
 
 #: A function that waits until a write that was started is complete, and raises its error.
 Finish = Callable[[], None]
 
 
-def writing_threads() -> int:
-    """Return how many threads write chunks from host memory."""
-    return max(4, min(16, usable_cores()))
+def writing_threads(target: Target | None = None) -> int:
+    """Return how many threads write chunks from host memory; to an object store more, since they wait for answers."""
+    return _REMOTE_THREADS if isinstance(target, ObjectFolder) else max(4, min(16, usable_cores()))
 
 
 def done(*_: object) -> None:

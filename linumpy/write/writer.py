@@ -26,10 +26,10 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.output.checks import check_target, checked_version
+from linumpy.io.output.checks import check_target, checked_version, target_of
 from linumpy.io.output.folders import new_folder
+from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.output.syscalls import named_errors
-from linumpy.io.paths import absolute
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import RegionLike
@@ -57,7 +57,7 @@ class OmeZarrWriter:
     ----------
     path : str or Path
         The folder to make; or ``*.ozx``, a ZIP file (RFC-9) of NGFF 0.5 or 0.6, into which the finished folder is
-        packed, so that the disk must hold both.
+        packed, so that the disk must hold both; or a URL, ``s3://``, ``gs://`` or ``az://`` (see docs/remote.md).
     shape : sequence of int
         Voxels of the finest resolution: two or three axes of space, optionally preceded by time, channel, or both.
     dtype : dtype
@@ -105,14 +105,16 @@ class OmeZarrWriter:
         Memory for incomplete chunks, which regions have written only in part. By default 0: regions must consist of
         whole chunks (or shards).
     overwrite : bool
-        Whether to replace an existing Zarr folder, atomically where the file system can exchange two names. Nothing
-        else is ever replaced.
+        Whether to replace an existing Zarr folder, atomically where the file system can exchange two names; at a URL
+        it is removed at the beginning. Nothing else is ever replaced.
     durable : bool
         Whether to flush the image to the disk before it is renamed, so that not even a power cut leaves an incomplete
         image. The end of the ``with`` block then waits for the disk.
     progress : callable, optional
         Called with the number of bytes of the finest resolution written since the last call, in the thread that
         writes.
+    storage_options : mapping, optional
+        Options of obstore's ``from_url``, if `path` is a URL.
 
     Raises
     ------
@@ -180,17 +182,18 @@ class OmeZarrWriter:
         overwrite: bool = False,
         durable: bool = True,
         progress: Progress | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = Path(path)
-        self._target = absolute(path)
+        self._target = target_of(path, storage_options)
+        self.path = path if isinstance(self._target, ObjectFolder) else Path(path)
         self._image = image = plan_image(
             shape, dtype, spacing, axes=axes, chunks=chunks, shards=shards, codec=codec, compressors=compressors,
             name=name if name is not None else (carried and carried.name) or self._target.name,
             origin=origin, levels=levels, downsampling=downsampling, fill_value=fill_value, attributes=attributes,
             ngff_version=checked_version(self._target, ngff_version), carried=carried,
         )  # fmt: skip
-        check_target(self.path, overwrite=overwrite)
-        image.check_fits(self.path)
+        check_target(self._target, overwrite=overwrite)
+        image.check_fits(self._target)
         self._progress = progress
         self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
@@ -200,7 +203,7 @@ class OmeZarrWriter:
         self._state = WriteState(self._pyramid)
         self._scope = ExitStack()
         self._chunks: list[Chunks] = []
-        self._threads = writing_threads()
+        self._threads = writing_threads(self._target)
         self._on_device = self._is_open = False
         self._began = self._ended = 0.0
 
@@ -239,7 +242,7 @@ class OmeZarrWriter:
 
     def __enter__(self) -> OmeZarrWriter:
         if self._is_open:
-            raise ValueError(f"this writer is already writing {self.path}: make another one")
+            raise ValueError(f"this writer is already writing {self._target}: make another one")
         # An earlier block that failed must not count.
         self._state, self._on_device = WriteState(self._pyramid), False
         self._cut = CutChunks(self._cut.limit, self._image.dtype.itemsize)
@@ -247,7 +250,7 @@ class OmeZarrWriter:
             folder = scope.enter_context(new_folder(self._target, overwrite=self._overwrite, durable=self._durable))
             pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(pool.shutdown, cancel_futures=True)
-            with named_errors(self._target):
+            with named_errors(str(self._target)):
                 arrays = self._image.create(folder)
             self._chunks = [chunks_of(array, pool, self._threads) for array in arrays]
             self._levels = Levels(
@@ -365,19 +368,19 @@ class OmeZarrWriter:
     def _finish(self) -> None:
         """Write the buffered chunks, and the coarser chunks that several regions share."""
         self._state.close()
-        self._state.check(self.path)
+        self._state.check(self._target)
         for unit, voxels in self._cut.drain():
             finish_all(self._levels.store(0, unit, voxels))
         missing, all_chunks = self._state.missing()
         if missing:
             log.warning(
                 "%s: %d of %d %ss were not written and hold the fill value %s",
-                self.path, missing, all_chunks, self._image.object_name, self._image.fill_value,
+                self._target, missing, all_chunks, self._image.object_name, self._image.fill_value,
             )  # fmt: skip
         self._levels.make_shared(STEP_BYTES, on_device=self._on_device)
 
 
-def write_omezarr(path: str | Path, array: Array | ArrayLike, spacing: Sequence[float], **options: Any) -> Path:
+def write_omezarr(path: str | Path, array: Array | ArrayLike, spacing: Sequence[float], **options: Any) -> str | Path:
     """Write an array as an OME-Zarr image.
 
     Parameters
@@ -391,10 +394,10 @@ def write_omezarr(path: str | Path, array: Array | ArrayLike, spacing: Sequence[
 
     Returns
     -------
-    Path
+    Path, or str for a URL
         `path`.
     """
     voxels: Any = array if hasattr(array, "shape") else np.asarray(array)
     with OmeZarrWriter(path, voxels.shape, voxels.dtype, spacing, **options) as writer:
         writer[...] = voxels
-    return Path(path)
+    return writer.path

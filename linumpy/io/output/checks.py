@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from linumpy.io.output.objects import ObjectFolder, Target, check_objects, object_folder
 from linumpy.io.paths import absolute, is_archive, is_zarr_folder
 
 #: Suffixes that an output folder may not have: people and other programs would mistake the folder for a file.
@@ -20,8 +22,19 @@ _FILE_SUFFIXES = (
 )
 
 
-def check_target(path: Path, *, overwrite: bool) -> None:
-    """Check the path of an OME-Zarr image to write; `overwrite` allows a Zarr folder or an ``.ozx`` file there."""
+def target_of(output: str | Path, storage_options: Mapping[str, Any] | None = None) -> Target:
+    """Return where an image is to be written: the absolute path, or the place of a URL, opened with the options."""
+    if isinstance(output, str) and "://" in output:
+        return object_folder(output, storage_options)
+    refuse_url(Path(output))
+    return absolute(output)
+
+
+def check_target(path: Target, *, overwrite: bool) -> None:
+    """Check the place of an OME-Zarr image to write; `overwrite` allows a Zarr folder or an ``.ozx`` file there."""
+    if isinstance(path, ObjectFolder):
+        check_objects(path, overwrite=overwrite)
+        return
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
         kinds = "a folder, *.ome.zarr, or a ZIP file, *.ozx"
@@ -40,9 +53,9 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 
 
-def checked_version(path: Path, ngff_version: str | None) -> str | None:
+def checked_version(path: Target, ngff_version: str | None) -> str | None:
     """Return the NGFF version of an output: `ngff_version`, or 0.5 instead of None for an ``.ozx`` file."""
-    if not is_archive(path):
+    if isinstance(path, ObjectFolder) or not is_archive(path):
         return ngff_version
     if ngff_version == "0.4":
         raise ValueError(
@@ -51,8 +64,10 @@ def checked_version(path: Path, ngff_version: str | None) -> str | None:
     return ngff_version or "0.5"
 
 
-def check_parent(path: Path) -> None:
-    """Check that the parent folder of a path exists."""
+def check_parent(path: Target) -> None:
+    """Check that the parent folder of a path exists; object stores have no folders."""
+    if isinstance(path, ObjectFolder):
+        return
     folder = absolute(path).parent
     if not folder.is_dir():
         missing = next(parent for parent in (*reversed(folder.parents), folder) if not parent.is_dir())
@@ -69,13 +84,18 @@ def refuse_url(path: Path) -> None:
     if len(path.parts) > 1 and path.parts[0].startswith("~") and not os.path.isdir(path.parts[0]):
         raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
     if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
-        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
+        raise ValueError(f"{path} is a URL, to which only images are written: give a local path")
 
 
-def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
-    """Check that outputs neither replace nor lie inside a source (URLs are ignored), nor overlap each other."""
+def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path] = ()) -> None:
+    """Check that outputs neither replace nor lie inside a source, nor overlap each other."""
+    outputs, sources = list(outputs), list(sources)
+    urls = [str(path).rstrip("/") for path in outputs if "://" in str(path)]
+    for url, read_url in itertools.product(urls, [str(path).rstrip("/") for path in sources]):
+        if f"{url}/".startswith(f"{read_url}/") or f"{read_url}/".startswith(f"{url}/"):
+            raise ValueError(f"the output {url} and the source {read_url} overlap: choose another URL")
     # Path.resolve would raise RuntimeError for a link that leads to itself.
-    targets = [(path, Path(os.path.realpath(path))) for path in outputs]
+    targets = [(path, Path(os.path.realpath(str(path)))) for path in outputs if "://" not in str(path)]
     read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
     for (output, output_path), (source, source_path) in itertools.product(targets, read):
         if output_path == source_path or output_path in source_path.parents:
@@ -87,8 +107,10 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
             raise ValueError(f"the outputs {first} and {second} would overlap: choose separate paths")
 
 
-def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
+def check_free_space(path: Target, nbytes: int, *, encoded: bool) -> None:
     """Check that voxels fit on the file system of a path; if they are `encoded`, compressed 100 times."""
+    if isinstance(path, ObjectFolder):
+        return
     folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
     if needed > free:

@@ -29,7 +29,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from linumpy.errors import ResumeError
 from linumpy.io.output.checks import check_target
+from linumpy.io.output.objects import ObjectFolder, Target, clean_objects, new_objects
 from linumpy.io.output.syscalls import (
     exchange,
     is_named,
@@ -57,15 +59,20 @@ _UNFINISHED = ".unfinished"
 
 
 @contextmanager
-def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
+def new_folder(path: Target, *, overwrite: bool, durable: bool = True) -> Iterator[Target]:
     """Yield a temporary folder, empty, which is renamed to `path` when the block ends without an error.
 
     - `path`: the folder to make, or the ``.ozx`` file into which the finished folder is packed.
     - `durable`: whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written
       output.
 
-    After any error or interrupt nothing remains of the new output, and an existing output is unchanged.
+    After any error or interrupt nothing remains of the new output, and an existing output is unchanged. For a URL see
+    :mod:`linumpy.io.output.objects`.
     """
+    if isinstance(path, ObjectFolder):
+        with new_objects(path, overwrite=overwrite):
+            yield path
+        return
     recover(path)
     check_target(path, overwrite=overwrite)
     with full_disk(path, "nothing is left of"):
@@ -177,6 +184,23 @@ def recover(path: Path) -> None:
         log.warning("%s: removed what stopped runs had left: %s", path, ", ".join(removed))
     if without_lock:
         log.warning("%s: without locks, a run may still need %s: remove them yourself", path, ", ".join(without_lock))
+
+
+def clean(target: Target) -> bool:
+    """Remove what stopped runs have left of an output, also one that could be continued; return whether there was any.
+
+    ``ResumeError`` if a run is active.
+    """
+    if isinstance(target, ObjectFolder):
+        return clean_objects(target)
+    left = _left_beside(target)
+    for work in left:
+        with _claimed(work) as ended:
+            if ended is None and work.exists():
+                raise ResumeError(f"{target} is being written by a run that is active: its {work.name} stays")
+            put_back(work, target)
+            remove_work(work)
+    return bool(left)
 
 
 def put_back(work: Path, path: Path) -> None:
@@ -295,8 +319,10 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
         sync_path(path.parent)
 
 
-def drop_partial_files(folder: Path) -> None:
+def drop_partial_files(folder: Target) -> None:
     """Remove the temporary files of chunks that zarr was writing when its process was killed."""
+    if isinstance(folder, ObjectFolder):
+        return
     for partial in folder.rglob("*.partial"):
         partial.unlink(missing_ok=True)
 

@@ -149,7 +149,7 @@ def is_named(descriptor: int | None, path: Path) -> bool:
 
 
 @contextmanager
-def named_errors(path: Path) -> Iterator[None]:
+def named_errors(path: str | Path) -> Iterator[None]:
     """Add a path to system errors that name no path, such as the error of a file that cannot be closed."""
     try:
         yield

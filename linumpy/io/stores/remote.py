@@ -10,7 +10,7 @@ import base64
 import re
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -35,19 +35,32 @@ _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
 _MAX_STORES = 32
 
 
+#: Exceptions of obstore for a conditional request whose condition does not hold, or that the store does not have.
+_CONDITIONS = ("AlreadyExistsError", "PreconditionError", "NotModifiedError", "NotSupportedError")
+
+
 class AccessError(ChunkError, PermissionError):
     """An object store denies access to an object; some stores do so for a missing object."""
 
 
 class RemoteStore(ObjectStore[Any]):
-    """An object store that is named by its URL, without credentials."""
+    """An object store that is named by its URL, without credentials.
 
-    def __init__(self, store: Any, url: str) -> None:
-        super().__init__(store, read_only=True)
-        self.url = url
+    - `held`: objects that are kept in memory instead of in the store, by their keys; None until they are written.
+    """
+
+    def __init__(
+        self, store: Any, url: str, *, read_only: bool = True, held: dict[str, bytes | None] | None = None
+    ) -> None:
+        super().__init__(store, read_only=read_only)
+        self.url, self.held = url, {} if held is None else held
 
     def __str__(self) -> str:
         return self.url
+
+    def with_read_only(self, read_only: bool = False) -> RemoteStore:
+        """Return the same store for reading, or for writing."""
+        return RemoteStore(self.store, self.url, read_only=read_only, held=self.held)
 
     @property
     def supports_listing(self) -> bool:
@@ -56,22 +69,63 @@ class RemoteStore(ObjectStore[Any]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return the bytes of an object or a range of them; None if there is no such object."""
-        with self._errors(key):
+        if key in self.held:
+            data = self.held[key]
+            return None if data is None else prototype.buffer.from_bytes(data)
+        with self.errors(key):
             return await super().get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
         """Return whether an object exists."""
-        with self._errors(key):
+        if key in self.held:
+            return self.held[key] is not None
+        with self.errors(key):
             return await super().exists(key)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write an object."""
+        if key in self.held:
+            self.held[key] = value.to_bytes()
+            return
+        with self.errors(key, "written"):
+            await super().set(key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write an object, unless there is one."""
+        if not await self.exists(key):
+            await self.set(key, value)
+
+    async def delete(self, key: str) -> None:
+        """Remove an object, if there is one."""
+        if key in self.held:
+            self.held[key] = None
+            return
+        with self.errors(key, "removed"):
+            await super().delete(key)
+
+    def put(self, key: str, data: bytes | memoryview, mode: Any = None) -> dict[str, str]:
+        """Write an object, and return its version, which as `mode` allows to replace only this version."""
+        import obstore
+
+        with self.errors(key, "written"):
+            result = obstore.put(self.store, key, data, mode=mode)
+        return {name: value for name, value in result.items() if value is not None}  # type: ignore[misc]
+
+    def remove(self, key: str) -> None:
+        """Remove an object, if there is one."""
+        import obstore
+
+        with suppress(FileNotFoundError), self.errors(key, "removed"):
+            obstore.delete(self.store, key)
 
     async def getsize(self, key: str) -> int:
         """Return the number of bytes of an object."""
-        with self._errors(key):
+        with self.errors(key):
             return await super().getsize(key)
 
     async def list_prefix(self, prefix: str) -> AsyncGenerator[str, None]:
         """Yield the keys that begin with a prefix."""
-        with self._errors(prefix, "listed"):
+        with self.errors(prefix, "listed"):
             async for key in super().list_prefix(prefix):
                 yield key
 
@@ -80,25 +134,28 @@ class RemoteStore(ObjectStore[Any]):
         import obstore
 
         folder = prefix.rstrip("/")
-        with self._errors(folder, "listed"):
+        with self.errors(folder, "listed"):
             listed = await obstore.list_with_delimiter_async(self.store, folder)
         for key in (*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])):
             if name := key[len(folder) :].strip("/"):  # else it is a folder marker: an empty object that ends in "/"
                 yield name
 
     @contextmanager
-    def _errors(self, key: str, done: str = "read") -> Iterator[None]:
+    def errors(self, key: str, done: str = "read") -> Iterator[None]:
         """Raise linumpy's errors for those of obstore, with the name of the object."""
         try:
             yield
         except (FileNotFoundError, LinumpyError):
             raise
         except Exception as error:
-            if not type(error).__module__.startswith("obstore"):
+            if not type(error).__module__.startswith("obstore") or type(error).__name__ in _CONDITIONS:
                 raise
             is_denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
-            kind = AccessError if is_denied else SourceError if done == "listed" else ChunkError
-            raise kind(f"{self.url}/{key} cannot be {done}: {explained(error)}") from None
+            kind: type[Exception] = AccessError if is_denied else SourceError if done == "listed" else ChunkError
+            if done in ("written", "removed"):
+                kind = PermissionError if is_denied else OSError
+            name = f"{self.url}/{key}".rstrip("/")
+            raise kind(f"{name} cannot be {done}: {explained(error)}") from None
 
 
 def is_remote(url: str) -> bool:
@@ -159,6 +216,17 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[Remo
         _stores.append((root, given, store))
         del _stores[:-_MAX_STORES]
     return store, path
+
+
+def open_to_write(url: str, options: Mapping[str, Any] | None = None) -> RemoteStore:
+    """Return a store of the objects below a URL, open for writing."""
+    global _is_used
+    check_process()
+    if "?" in url or "#" in url:
+        raise ValueError(f"{without_credentials(url)!r}: an image cannot be written to a URL with '?' or '#'")
+    _is_used = True
+    store = _make_store(url.rstrip("/"), dict(options or {}), is_plain_http=False)
+    return RemoteStore(store, without_credentials(url.rstrip("/")), read_only=False, held={})
 
 
 def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> Any:

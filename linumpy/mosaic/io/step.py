@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target, target_of
 from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
@@ -130,7 +130,7 @@ class Step:
         """Check that the outputs can be written, do not overlap, and replace no source."""
         check_apart([path for path in (self.output, picture, file) if path], sources)
         if self.output:
-            check_target(Path(self.output), overwrite=self.overwrite)
+            check_target(target_of(self.output), overwrite=self.overwrite)
         if picture is not None:
             check_picture(picture, overwrite=self.overwrite)
         if file is not None:

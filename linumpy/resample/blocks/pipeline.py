@@ -1,6 +1,6 @@
 """Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
-:class:`BlockJob` can be sent to another process if its source is a path or a URL. Blocks are whole chunks of the target
+:class:`BlockJob` can be sent to another process if its source can. Blocks are whole chunks of the target
 (``linumpy.write.chunks``). Reading, transforming and writing overlap (``linumpy.resample.blocks.overlap``).
 ``linumpy.resample.blocks.on_device`` has the stage of a device.
 """
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import zarr
 
 from linumpy.arrays import Array
 from linumpy.io.open import open_source
-from linumpy.io.source import Source, local_store
+from linumpy.io.output.objects import Target, writable_store
+from linumpy.io.source import Source
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
@@ -35,7 +35,7 @@ from linumpy.write.tasks import Finish, writing_threads
 class BlockJob:
     """The parameters of all blocks of a volume.
 
-    - `source`, `target`: the array to read, a path or a URL if other processes open it; path of the array to write.
+    - `source`, `target`: the array to read, which other processes open again; place of the array to write.
     - `cval`: value outside of the source.
     - `device` (``"cuda"`` or ``"cpu"``): device of the transform.
     - `scratch_bytes`: device memory that a read may use beyond its result; None on the CPU, or for the default.
@@ -45,7 +45,7 @@ class BlockJob:
     """
 
     source: Source
-    target: str
+    target: Target
     plan: ResamplePlan
     cval: float
     device: str
@@ -60,8 +60,8 @@ class BlockJob:
         return as_volume(source) if self.index is None else Volume(source, self.index), _open_target(self.target)
 
 
-def _open_target(path: str | Path) -> zarr.Array:
-    array = zarr.open_array(local_store(path, read_only=False), mode="r+")
+def _open_target(place: Target) -> zarr.Array:
+    array = zarr.open_array(writable_store(place), mode="r+")
     # Otherwise a block of zeros would not be written, and a resumed run would leave older voxels.
     return array.with_config({"write_empty_chunks": True})
 
@@ -121,7 +121,7 @@ class HostStage:
         self._source, self._target = job.open()
         self._dtype = self._target.dtype
         self._scope = ExitStack()
-        threads = writing_threads()
+        threads = writing_threads(job.target)
         pool = ThreadPoolExecutor(threads, "linumpy-chunks")
         self._scope.callback(pool.shutdown, cancel_futures=True)
         # A worker, which makes one block, may still write when dask considers it lost and another repeats the block.
@@ -170,7 +170,7 @@ def open_stage(job: BlockJob, *, slots: int) -> HostStage:
     return HostStage(job, slots=slots)
 
 
-def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
+def level_chunks(folder: Target, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
     """Open an array in a work folder, such as a resolution of an image, for writing whole chunks."""
     return chunks_of(_open_target(folder), pool, threads, batch=batch)
 

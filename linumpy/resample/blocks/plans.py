@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -65,13 +66,13 @@ def _planned(
     scratch = None if device == "cpu" else scratch_within(budget)
     if grid.warp:
         plan = _plan_warped_blocks(grid, stored, itemsize, budget)
-        return BlockJob(source.array, "", plan, 0.0, device, scratch, batch=batch)
+        return BlockJob(source.array, Path(), plan, 0.0, device, scratch, batch=batch)
     work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
     copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
-    return BlockJob(source.array, "", ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch)
+    return BlockJob(source.array, Path(), ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch)
 
 
 def memory_budget(device: str, memory_bytes: int | None) -> int:

@@ -29,7 +29,8 @@ from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.carried import Carried
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.open import open_source
-from linumpy.io.source import Source, describe_source, local_path, name_on_disk, open_node
+from linumpy.io.output.objects import Target
+from linumpy.io.source import Source, describe_source, name_on_disk, open_node, source_for_others
 from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
 from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import read_on_host
@@ -79,7 +80,7 @@ class Conversion:
 
     name: str
     arrays: tuple[ArrayCopy, ...]
-    create: Callable[[Path], object]
+    create: Callable[[Target], object]
     image: NewImage | None = None
     stack: TiffStack | None = None
     settings: Mapping[str, str | None] = field(default_factory=dict)
@@ -110,13 +111,13 @@ class Conversion:
         digests = [identify_data(array) for array in (*(copy.source for copy in self.arrays), *self.kept)]
         return None if None in digests else digest_of(digests)
 
-    def needs(self, target: Path, device: str) -> Needs:
+    def needs(self, target: Target, device: str) -> Needs:
         """Return the requirements of workers that copy the arrays; raise ``ValueError`` for a TIFF stack."""
         if self.stack is not None:
             raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
-        return needs_of(local_path(self.arrays[0].source), target, device)
+        return needs_of(source_for_others(self.arrays[0].source), target, device)
 
-    def log_dropped(self, target: Path) -> None:
+    def log_dropped(self, target: Target) -> None:
         """Log, in one warning, the metadata that are not copied."""
         Carried(dropped=self.dropped).log_dropped(self.name, target)
 
@@ -211,7 +212,7 @@ _BLOCKS = 5
 class CopyJob:
     """The parameters of all blocks of a copy.
 
-    - `source`, `target`: the array to copy, a path if other processes open it; path of the array to write.
+    - `source`, `target`: the array to copy, which other processes open again; place of the array to write.
     - `dtype`: data type of the copy, in this machine's byte order.
     - `shape`, `block`: voxels of the array, and of a block.
     - `stack`: the source, if it is a TIFF stack.
@@ -219,7 +220,7 @@ class CopyJob:
     """
 
     source: str | zarr.Array
-    target: str
+    target: Target
     dtype: np.dtype
     shape: tuple[int, ...]
     block: tuple[int, ...]
@@ -242,11 +243,11 @@ class CopyJob:
 @contextmanager
 def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], Finish]]]:
     """Yield two functions: one reads a box, one starts to write a box; on a device, on CuPy's current stream."""
-    threads, on_device = writing_threads(), job.device == "cuda"
-    source = open_source(job.source) if isinstance(job.source, str) else job.source
+    threads, on_device = writing_threads(job.target), job.device == "cuda"
+    source = job.source if isinstance(job.source, zarr.Array) else open_source(job.source)
     with ExitStack() as scope:
         pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
-        chunks = level_chunks(Path(job.target), pool, threads, job.batch)
+        chunks = level_chunks(job.target, pool, threads, job.batch)
         if on_device:
             reader = scope.enter_context(closing(OwnReader(job.scratch_bytes)))
             if kvikio_mode()[0] != "none":
@@ -318,4 +319,4 @@ def plan_copy(copy: ArrayCopy, device: str, memory_bytes: int | None, *, stack: 
         if math.prod(size) // size[axis] * longer * itemsize <= max_nbytes:
             size[axis] = longer
     block = grown(tuple(size), shape, itemsize, max_nbytes)
-    return CopyJob(copy.source, "", copy.dtype, shape, block, device, stack, scratch, batch)
+    return CopyJob(copy.source, Path(), copy.dtype, shape, block, device, stack, scratch, batch)

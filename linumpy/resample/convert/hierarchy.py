@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +26,9 @@ from linumpy.io.ngff.axes import mappings_in
 from linumpy.io.ngff.collection import image_paths, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff.versions import in_version
+from linumpy.io.output.objects import Target, writable_store
 from linumpy.io.paths import has_dots
-from linumpy.io.source import describe_source, local_store
+from linumpy.io.source import describe_source
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.codecs import DEFAULT_CODEC, Encoding, parse_codec
 from linumpy.resample.convert.members import Members, copy_files, keys_of, members_of
@@ -121,7 +121,7 @@ class Hierarchy:
     files: tuple[str, ...]
     dropped: tuple[str, ...]
 
-    def create(self, folder: Path) -> None:
+    def create(self, folder: Target) -> None:
         """Make the copy, without chunks of arrays to convert, and copy the files that do not belong to Zarr."""
         with host_zarr_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zarr warns of codecs that are not in the specification
@@ -129,8 +129,7 @@ class Hierarchy:
             for path in sorted(self.groups, key=lambda path: path.count("/") + bool(path)):
                 attributes = self.groups[path]
                 groups[path] = zarr.create_group(
-                    local_store(folder / path, read_only=False),
-                    zarr_format=self.zarr_format, attributes=attributes,
+                    writable_store(folder / path), zarr_format=self.zarr_format, attributes=attributes,
                 )  # fmt: skip
             for array in self.arrays:
                 parent, _, name = array.path.rpartition("/")

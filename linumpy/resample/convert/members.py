@@ -6,11 +6,10 @@ a file that changes while it is copied. zarr-python's ``members`` leaves such no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import zarr
 from zarr.abc.store import RangeByteRequest
@@ -19,6 +18,7 @@ from zarr.core.sync import sync
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import Node, member_names, open_member
+from linumpy.io.output.objects import ObjectFolder, Target
 from linumpy.io.paths import METADATA_FILES
 from linumpy.io.source import describe_source
 from linumpy.io.stores.zips import ArchiveStore
@@ -113,22 +113,30 @@ def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
     return _Entry(path, True, node, member_names(group, path))
 
 
-def copy_files(group: zarr.Group, paths: Iterable[str], folder: Path) -> None:
+def copy_files(group: zarr.Group, paths: Iterable[str], folder: Target) -> None:
     """Copy files of a group into a folder."""
     for path in paths:
+        if isinstance(folder, ObjectFolder):
+            folder.store.put(f"{folder.inside}/{path}".lstrip("/"), b"".join(_pieces(group, path)))
+            continue
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        key, begin = _key(group, path), 0
-        if isinstance(group.store, ArchiveStore):
-            group.store.verify(key)
-        size = sync(group.store.getsize(key))
         with open(folder / path, "wb") as target:
-            while begin < size:
-                end = min(begin + _PIECE_NBYTES, size)
-                part = sync(group.store.get(key, _BYTES, RangeByteRequest(begin, end)))
-                if part is None or len(part) != end - begin:
-                    raise SourceError(f"{_name(group, path)!r} was changed while it was copied")
-                target.write(part.to_bytes())
-                begin = end
+            target.writelines(_pieces(group, path))
+
+
+def _pieces(group: zarr.Group, path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file of a group."""
+    key, begin = _key(group, path), 0
+    if isinstance(group.store, ArchiveStore):
+        group.store.verify(key)
+    size = sync(group.store.getsize(key))
+    while begin < size:
+        end = min(begin + _PIECE_NBYTES, size)
+        part = sync(group.store.get(key, _BYTES, RangeByteRequest(begin, end)))
+        if part is None or len(part) != end - begin:
+            raise SourceError(f"{_name(group, path)!r} was changed while it was copied")
+        yield part.to_bytes()
+        begin = end
 
 
 def keys_of(group: zarr.Group, path: str) -> list[str]:

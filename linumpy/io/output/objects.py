@@ -1,0 +1,310 @@
+"""Outputs in object stores, which have no rename: an image appears complete or not at all.
+
+Objects get their final names at once. The metadata documents of the image's root, by which programs find it, are kept
+in memory and stored last. Until then the object ``.linumpy-unfinished`` in the image, the *journal*, names the run that
+writes it. Conditional requests keep two runs apart: the journal is made only where there is none, and a run replaces
+only the version that it wrote last. It does so every 10 s; a journal that is older than a minute belongs to a run that
+was killed, which another run may continue, or remove.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from zarr.storage import LocalStore, StorePath
+
+from linumpy.errors import ResumeError, SourceError
+from linumpy.io.paths import DOCUMENTS, OZX, ZARR_FILES, absolute
+from linumpy.io.stores.remote import RemoteStore, is_remote, open_to_write, without_credentials
+from linumpy.io.zarr_mode import wait_for_zarr
+
+log = logging.getLogger(__name__)
+
+_JOURNAL = ".linumpy-unfinished"
+#: Seconds between two versions of a journal, and after which its run counts as killed.
+_BEAT_SECONDS, _LEASE_SECONDS = 10.0, 60.0
+
+
+@dataclass(frozen=True)
+class ObjectFolder:
+    """The place of an image at a URL, or of a group or array in it.
+
+    - `store`: of the image's objects, whose keys begin in the image; open for writing.
+    - `inside`: path in the image.
+    """
+
+    store: RemoteStore
+    inside: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.store.url}/{self.inside}".rstrip("/")
+
+    def __truediv__(self, name: str) -> ObjectFolder:
+        return replace(self, inside=f"{self.inside}/{name}".strip("/"))
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return str(self).rpartition("/")[2]
+
+
+#: Where an output is written.
+Target = Path | ObjectFolder
+
+
+def writable_store(folder: Target) -> LocalStore | StorePath:
+    """Return the store of the place of an array or group that is written."""
+    if isinstance(folder, ObjectFolder):
+        return StorePath(folder.store, folder.inside)
+    return LocalStore(absolute(folder))
+
+
+def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
+    """Return the place of an image to write; ``ValueError`` for a URL to which nothing can be written."""
+    name = without_credentials(url)
+    if not is_remote(url):
+        scheme = url.partition("://")[0]
+        raise ValueError(
+            f"{name}: images are written to folders and to s3://, gs:// and az:// URLs, not to {scheme}://"
+        )
+    if url.rstrip("/").lower().endswith(OZX):
+        raise ValueError(f"{name}: an .ozx file is written to a local folder only: write it there and upload it")
+    if "/" not in url.rstrip("/").partition("://")[2]:
+        raise ValueError(f"{name} is a whole bucket: name an image in it, such as {name}/brain.ome.zarr")
+    try:
+        folder = ObjectFolder(open_to_write(url, options))
+    except ImportError as error:
+        raise SourceError(f'{name} cannot be written: {error}: pip install "linumpy-gpu[remote]"') from error
+    if not folder.store.supports_listing:
+        raise ValueError(f"{name}: HTTP servers are read only: give the URL of a bucket (s3://, gs://, az://)")
+    return folder
+
+
+def check_objects(folder: ObjectFolder, *, overwrite: bool) -> None:
+    """Check that an image may be written at a URL; `overwrite` allows a Zarr group or array there."""
+    names = _names(folder)
+    if names & set(ZARR_FILES):
+        if not overwrite:
+            raise FileExistsError(f"{folder} exists: choose another URL, or replace it with overwrite=True")
+    elif names and _JOURNAL not in names:
+        raise FileExistsError(f"{folder} has objects ({min(names)}) but is no Zarr image: choose another URL")
+
+
+def _names(folder: ObjectFolder) -> set[str]:
+    """Return the names directly in an image."""
+    import obstore
+
+    with folder.store.errors("", "listed"):
+        listed = obstore.list_with_delimiter(folder.store.store)
+    return {key.strip("/") for key in (*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"]))}
+
+
+def _remove(folder: ObjectFolder, *, keep: str = "") -> None:
+    """Remove all objects of an image, the documents of its root first; except the one named `keep`."""
+    import obstore
+
+    with folder.store.errors("", "removed"):
+        keys = [entry["path"] for batch in obstore.list(folder.store.store) for entry in batch]
+        of_root = [key for key in keys if key in DOCUMENTS]
+        others = [key for key in keys if key not in (*DOCUMENTS, keep)]
+        for part in (of_root, *(others[n : n + 1000] for n in range(0, len(others), 1000))):
+            with suppress(FileNotFoundError):
+                obstore.delete(folder.store.store, part)
+
+
+class Claim:
+    """The journal of an image that this run writes, which it renews in a thread.
+
+    - `document`: returns what the journal holds; called in any thread.
+    """
+
+    def __init__(self, folder: ObjectFolder, earlier: dict[str, Any]) -> None:
+        self.folder = folder
+        self.document: Callable[[], dict[str, Any]] = lambda: earlier
+        self.run, self._count = secrets.token_hex(8), 0
+        self._version: Any = None
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lost: ResumeError | None = None
+        self._thread = threading.Thread(target=self._renew, name="linumpy-journal", daemon=True)
+
+    def take(self, earlier: Any) -> None:
+        """Make the journal, or replace the version `earlier` of it; ``ResumeError`` if another run was faster."""
+        self._version = earlier
+        self.write()
+        self._thread.start()
+
+    def write(self, **more: Any) -> None:
+        """Replace the journal; ``ResumeError`` if it is not this run's."""
+        store = self.folder.store
+        with self._lock:
+            self._count += 1
+            body = json.dumps({**self.document(), **more, "run": self.run, "version": self._count}).encode()
+            try:
+                self._version = _put_if(store, _JOURNAL, body, self._version)
+            except _RefusedError:
+                # An answer may have been lost, so that the same request was sent again.
+                found = _journal(self.folder)
+                if found is None or found[0].get("run") != self.run:
+                    self._lost = ResumeError(f"{self.folder} is being written by another run: this one stops")
+                    raise self._lost from None
+                self._version = found[1]
+
+    def check(self) -> None:
+        """Raise ``ResumeError`` if another run has taken the image over."""
+        if self._lost is not None:
+            raise self._lost
+
+    def finish(self) -> None:
+        """Store the documents of the root, so that the image appears, and remove the journal."""
+        self.stop()
+        self.write()
+        store = self.folder.store
+        for key, data in reversed(store.held.items()):
+            if data is not None:
+                try:
+                    _put_if(store, key, data, None)
+                except _RefusedError:
+                    if _content(store, key) != data:
+                        raise FileExistsError(f"{self.folder} was made by another program meanwhile") from None
+        store.held.clear()
+        self.remove_journal()
+
+    def remove_journal(self) -> None:
+        """Remove the journal."""
+        self.folder.store.remove(_JOURNAL)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _renew(self) -> None:
+        while not self._stop.wait(_BEAT_SECONDS):
+            try:
+                self.write()
+            except ResumeError:
+                return
+            except OSError as error:  # the next version may be written again
+                log.warning("%s: its journal was not renewed: %s", self.folder, error)
+
+
+class _RefusedError(Exception):
+    """The condition of a request does not hold."""
+
+
+def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str, str]:
+    """Write an object if its version is `version`, or for None, if there is none; return its new version."""
+    try:
+        return store.put(key, data, "create" if version is None else version)
+    except FileNotFoundError:
+        raise _RefusedError from None
+    except Exception as error:
+        if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+            raise _RefusedError from None
+        if type(error).__name__ not in ("NotSupportedError", "NotImplementedError"):
+            raise
+    log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
+    return store.put(key, data)
+
+
+def _content(store: RemoteStore, key: str) -> bytes:
+    import obstore
+
+    with store.errors(key):
+        return obstore.get(store.store, key).bytes().to_bytes()
+
+
+def _journal(folder: ObjectFolder) -> tuple[dict[str, Any], dict[str, str], float] | None:
+    """Return the journal of an image, its version, and its age in seconds; None if there is none."""
+    import obstore
+
+    try:
+        with folder.store.errors(_JOURNAL):
+            found = obstore.get(folder.store.store, _JOURNAL)
+            body = found.bytes().to_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = {}
+    age = (datetime.now(UTC) - found.meta["last_modified"]).total_seconds()
+    version = {name: value for name in ("e_tag", "version") if (value := found.meta.get(name)) is not None}
+    return document if isinstance(document, dict) else {}, version, age  # type: ignore[return-value]
+
+
+@contextmanager
+def claimed(
+    folder: ObjectFolder, *, overwrite: bool, continues: Callable[[dict[str, Any]], bool] = lambda _: False
+) -> Iterator[tuple[Claim, dict[str, Any]]]:
+    """Yield the claim of an image that this run alone writes, and the journal of a killed run that it continues.
+
+    - `continues`: whether a killed run can be continued, from its journal. The journal that is yielded is empty if
+      not, or if there is none; all objects of the image are then removed.
+    """
+    check_objects(folder, overwrite=overwrite)
+    left = _journal(folder)
+    if left is not None and not left[0].get("released") and left[2] < _LEASE_SECONDS:
+        raise ResumeError(
+            f"{folder} is being written by another run, which was active {max(left[2], 0):.0f} s ago: wait for it, or "
+            f"choose another URL; a killed run can be followed after {_LEASE_SECONDS:.0f} s"
+        )
+    earlier = left[0] if left is not None and continues(left[0]) else {}
+    claim = Claim(folder, earlier)
+    try:
+        claim.take(None if left is None else left[1])
+        check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
+        if not earlier:
+            if left is not None:
+                log.warning("%s: removed what a stopped run had left", folder)
+            _remove(folder, keep=_JOURNAL)
+        folder.store.held.update(dict.fromkeys(DOCUMENTS))
+        yield claim, earlier
+    finally:
+        claim.stop()
+
+
+@contextmanager
+def new_objects(folder: ObjectFolder, *, overwrite: bool) -> Iterator[ObjectFolder]:
+    """Yield the place of an image to fill, which appears when the block ends without an error.
+
+    After an error nothing remains of it. An image that is overwritten is removed when the block begins.
+    """
+    with claimed(folder, overwrite=overwrite) as (claim, _):
+        try:
+            yield folder
+            claim.check()
+            claim.finish()
+        except ResumeError:
+            raise  # the objects belong to another run now
+        except BaseException:
+            wait_for_zarr()
+            claim.stop()
+            _remove(folder)
+            raise
+
+
+def clean_objects(folder: ObjectFolder) -> bool:
+    """Remove what a stopped run has left at a URL; return whether there was something.
+
+    ``ResumeError`` if a run was active in the last minute.
+    """
+    left = _journal(folder)
+    if left is None:
+        return False
+    if not left[0].get("released") and left[2] < _LEASE_SECONDS:
+        raise ResumeError(f"{folder} is being written by a run that was active {max(left[2], 0):.0f} s ago")
+    if not _names(folder) & set(ZARR_FILES):
+        _remove(folder)
+    Claim(folder, {}).remove_journal()
+    return True
