@@ -18,7 +18,7 @@ from linumpy import read_zarr
 from linumpy.io.codecs import encoding_of, zarr_codecs
 from linumpy.plan.codecs import parse_codec
 from linumpy.write import device_chunks, writer
-from linumpy.write.chunks import LocalChunks, ZarrChunks, _warn_once, chunks_of
+from linumpy.write.chunks import OwnChunks, ZarrChunks, _warn_once, chunks_of
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import examples
@@ -161,7 +161,7 @@ def test_indexes_of_shards(tmp_path, location, endian, checked):
     data[4:8, :10] = data[:12, 20:30] = 3
     with ThreadPoolExecutor(4) as pool:
         chunks = chunks_of(array, pool, 4)
-        assert isinstance(chunks, LocalChunks)
+        assert isinstance(chunks, OwnChunks)
         box = tuple(map(slice, (0, 0), data.shape))
         chunks.start(box, data)()
         assert np.array_equal(zarr.open_array(tmp_path / "a")[...], data)
@@ -175,11 +175,11 @@ def test_indexes_of_shards(tmp_path, location, endian, checked):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"codec": "none"}, LocalChunks),
-        ({"codec": "none", "chunks": (2, 2), "shards": (4, 4)}, LocalChunks),
-        ({"compressors": None}, LocalChunks),
-        ({}, LocalChunks),
-        ({"compressors": ZstdCodec(level=1)}, LocalChunks),
+        ({"codec": "none"}, OwnChunks),
+        ({"codec": "none", "chunks": (2, 2), "shards": (4, 4)}, OwnChunks),
+        ({"compressors": None}, OwnChunks),
+        ({}, OwnChunks),
+        ({"compressors": ZstdCodec(level=1)}, OwnChunks),
         ({"compressors": ZstdCodec(level=7)}, ZarrChunks),  # by object: exactly so
         ({"codec": "zstd", "dtype": ">u2", "ngff_version": "0.4"}, ZarrChunks),
     ],

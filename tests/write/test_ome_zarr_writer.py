@@ -27,7 +27,7 @@ from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write import chunk_file, levels, writer
-from linumpy.write.chunks import LocalChunks, ZarrChunks
+from linumpy.write.chunks import OwnChunks, ZarrChunks
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
@@ -140,7 +140,7 @@ def test_raw_files_are_as_zarr_writes_them(tmp_path, version, prefix):
     data = values((10, 9, 7), "i2")
     options = {"chunks": (4, 4, 4), "fill_value": -3, "ngff_version": version, "codec": "none"}
     with OmeZarrWriter(tmp_path / "ours", data.shape, "i2", (1, 1, 1), **options) as ours:
-        assert isinstance(ours._chunks[0], LocalChunks)
+        assert isinstance(ours._chunks[0], OwnChunks)
         ours[...] = data
     (theirs,) = plan_image(data.shape, "i2", (1, 1, 1), name="zarrs", **options).create(tmp_path / "zarrs")
     theirs[...] = data

@@ -19,7 +19,7 @@ import zarr
 from linumpy import read_zarr
 from linumpy.io.codecs import zarr_codecs
 from linumpy.plan.codecs import parse_codec
-from linumpy.write.chunks import LocalChunks, chunks_of
+from linumpy.write.chunks import OwnChunks, chunks_of
 from tests.support.gpu import cupy_on_host, encode_on_host
 from tests.support.gpu.emulator import needs_compiler
 
@@ -104,7 +104,7 @@ def written(tmp_path_factory):
                 chunks_of_array.start(tuple(slice(0, n) for n in shape), block)()
                 on_device = encoder == "device" and codec not in ("gzip", "none")
                 assert (len(seen) > before) == on_device
-                assert codec == "none" or isinstance(chunks_of_array, LocalChunks)
+                assert codec == "none" or isinstance(chunks_of_array, OwnChunks)
                 found.append(Written(folder / f"{number}-{encoder}", codec, stored, encoder, data))
     return found
 

@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from linumpy.write import chunk_file
-from linumpy.write.chunks import LocalChunks, chunks_of
+from linumpy.write.chunks import OwnChunks, chunks_of
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_another_process_sees_whole_chunks_only(tmp_path, pool, monkeypatch, box
 
     monkeypatch.setattr(chunk_file, "write_file", write)
     chunks = chunks_of(array, pool, 4, renamed=True)
-    assert isinstance(chunks, LocalChunks)
+    assert isinstance(chunks, OwnChunks)
     chunks.start(box, new[box])()
     assert all(path.endswith(".partial") and intact for path, intact in seen)
     assert len(seen) == (1 if box[0].stop == 8 else 6)

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore, StorePath
 
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.paths import DOCUMENTS, OZX, ZARR_FILES, absolute
-from linumpy.io.stores.remote import RemoteStore, is_remote, open_to_write, without_credentials
+from linumpy.io.stores.remote import RemoteStore, explained, is_remote, open_to_write, without_credentials
 from linumpy.io.zarr_mode import wait_for_zarr
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,12 @@ def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
         folder = ObjectFolder(open_to_write(url, options))
     except ImportError as error:
         raise SourceError(f'{name} cannot be written: {error}: pip install "linumpy-gpu[remote]"') from error
+    except ValueError:
+        raise
+    except Exception as error:  # obstore's own
+        raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): {explained(error)}") from None
     if not folder.store.supports_listing:
-        raise ValueError(f"{name}: HTTP servers are read only: give the URL of a bucket (s3://, gs://, az://)")
+        raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): HTTP servers are read only")
     return folder
 
 
@@ -154,7 +158,8 @@ class Claim:
                 # An answer may have been lost, so that the same request was sent again.
                 found = _journal(self.folder)
                 if found is None or found[0].get("run") != self.run:
-                    self._lost = ResumeError(f"{self.folder} is being written by another run: this one stops")
+                    why = "was removed while it was written" if found is None else "is being written by another run"
+                    self._lost = ResumeError(f"{self.folder} {why}: this run stops")
                     raise self._lost from None
                 self._version = found[1]
 

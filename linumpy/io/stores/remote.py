@@ -7,6 +7,7 @@ or fragment, ``RuntimeError`` in a process that was forked after obstore was use
 from __future__ import annotations
 
 import base64
+import os
 import re
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -145,7 +146,11 @@ class RemoteStore(ObjectStore[Any]):
         """Raise linumpy's errors for those of obstore, with the name of the object."""
         try:
             yield
-        except (FileNotFoundError, LinumpyError):
+        except LinumpyError:
+            raise
+        except FileNotFoundError:
+            if done == "written":
+                raise FileNotFoundError(f"{self.url}/{key} cannot be written: there is no such bucket") from None
             raise
         except Exception as error:
             if not type(error).__module__.startswith("obstore") or type(error).__name__ in _CONDITIONS:
@@ -237,7 +242,8 @@ def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> A
     parts, settings = urlsplit(root), dict(options)
     client = {**_CLIENT, **(settings.pop("client_options", None) or {})}
     retries = {**_RETRIES, **(settings.pop("retry_config", None) or {})}
-    endpoints = (root, *(str(value) for name, value in settings.items() if "endpoint" in name.lower()))
+    named = (*settings.items(), *os.environ.items())
+    endpoints = (root, *(str(value) for name, value in named if "endpoint" in name.lower()))
     if any(url.startswith("http://") for url in endpoints):
         client.setdefault("allow_http", True)
     if not is_plain_http:
