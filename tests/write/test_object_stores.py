@@ -36,7 +36,7 @@ def server():
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
+    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     server.stop()
 
 
@@ -168,6 +168,14 @@ def test_commands_and_functions_from_bucket_to_bucket(bucket, tmp_path, monkeypa
     assert np.array_equal(open_image(f"{bucket.url}/r").levels[1], open_image(tmp_path / "r").levels[1])
 
 
+def check_same(bucket, name, other):
+    """Two images have the same objects, apart from their names."""
+    renamed = {
+        k: v.replace(f'"{other}"'.encode(), f'"{name}"'.encode()) for k, v in bucket.objects(f"{other}/").items()
+    }
+    assert bucket.objects(f"{name}/") == renamed
+
+
 RUN = """
 import sys, time
 from linumpy import resample_zarr
@@ -215,8 +223,7 @@ def test_a_killed_run_is_continued_from_its_journal(bucket, monkeypatch):
     assert len(made) == 60 - len(complete)
     assert not {"0/c/" + "/".join(map(str, index)) for index in complete} & set(made)
     resample_zarr(source, f"{bucket.url}/once", 1.5, **options)
-    named = {key: value.replace(b'"once"', b'"r"') for key, value in bucket.objects("once/").items()}
-    assert bucket.objects("r/") == named
+    check_same(bucket, "r", "once")
 
 
 def test_another_source_and_the_command_that_cleans(bucket, tmp_path, monkeypatch, capsys, caplog):
@@ -347,3 +354,71 @@ def test_a_bucket_that_refuses(bucket, status, body, error, after, caplog):
     assert f"{bucket.url}/i" in str(caught.value)
     assert SECRET not in str(caught.value) + caplog.text
     assert not bucket.objects()
+
+
+ON_A_CLUSTER = """
+import sys
+from linumpy import resample_zarr
+from linumpy.io.output import objects
+objects._BEAT_SECONDS, objects._LEASE_SECONDS = 0.2, 1.0
+def progress(nbytes):
+    print(nbytes, flush=True)
+resample_zarr(*sys.argv[1:3], 1.5, device="cpu", chunks=(8, 8, 8), codec="none", memory_bytes=1 << 18,
+              distributed=sys.argv[3], progress=progress)
+"""
+
+
+def test_workers_without_a_shared_disk(bucket, dask_cluster):
+    write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), chunks=(16, 16, 16), **bucket.options)
+    options = {"device": "cpu", **bucket.options}
+    convert_zarr(f"{bucket.url}/i", f"{bucket.url}/c", codec="none", distributed=dask_cluster, **options)
+    assert np.array_equal(read_zarr(f"{bucket.url}/c", **options), VALUES)
+    for name, cluster in (("r", dask_cluster), ("once", None)):
+        resample_zarr(f"{bucket.url}/c", f"{bucket.url}/{name}", 1.5, codec="none", distributed=cluster, **options)
+    check_same(bucket, "r", "once")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["a worker", "workers", "scheduler", "caller"])
+def test_processes_of_a_cluster_are_killed(bucket, monkeypatch, killed):
+    """From bucket to bucket on dask, while processes are killed: the bytes are those of a run in one process."""
+    distributed = pytest.importorskip("distributed")
+    environment = {**os.environ, **bucket.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(objects, "_LEASE_SECONDS", 1.0)
+    source, target = f"{bucket.url}/i", f"{bucket.url}/r"
+    write_omezarr(source, VALUES, (1, 1, 1), chunks=(16, 16, 16))
+
+    def run(cluster, kill):
+        command = [sys.executable, "-c", ON_A_CLUSTER, source, target, cluster.scheduler_address]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as it:
+            assert it.stdout.readline(), it.communicate()
+            kill(it)
+            _, errors = it.communicate(timeout=100)
+        return it.returncode, errors
+
+    def kill(it):
+        if killed == "caller":
+            it.kill()
+        elif killed == "scheduler":
+            cluster.close()
+        else:
+            processes = [worker.process.process for worker in cluster.workers.values()]
+            [process.kill() for process in processes[: 1 if killed == "a worker" else 2]]
+
+    options = {"processes": True, "n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        code, errors = run(cluster, kill)
+    assert SECRET not in errors
+    assert (code == 0) == (killed in ("a worker", "workers")), errors
+    if code:
+        assert "zarr.json" not in bucket.objects("r/")
+        time.sleep(2.0)
+        with distributed.LocalCluster(**options) as cluster:
+            code, errors = run(cluster, lambda _: None)
+        assert code == 0, errors
+    resample_zarr(source, f"{bucket.url}/once", 1.5, device="cpu", chunks=(8, 8, 8), codec="none")
+    check_same(bucket, "r", "once")
