@@ -124,7 +124,7 @@ class ChunkObjects(ChunkFiles):
 
     def __init__(self, layout: ArrayLayout, store: RemoteStore) -> None:
         super().__init__(layout, renamed=False)
-        self._store = store
+        self._store, self._stored = store, set[str]()
 
     def _make_folder(self, folder: str) -> None:
         pass
@@ -135,6 +135,7 @@ class ChunkObjects(ChunkFiles):
         for group in groups:
             for part in group:
                 data += part.reshape(-1).view(np.uint8).data if isinstance(part, np.ndarray) else part
+        self._stored.add(path)
         self._store.put(path, memoryview(data))
         return len(data)
 
@@ -145,8 +146,9 @@ class ChunkObjects(ChunkFiles):
         return self._write_each(paths, data, bounds, with_checksum=with_checksum)
 
     def remove(self, path: str) -> None:
-        """Remove the object of a chunk that holds only the fill value, if there is one."""
-        self._store.remove(path)
+        """Remove the object of a chunk that holds only the fill value, if this process has stored one."""
+        if path in self._stored:
+            self._store.remove(path)
 
 
 #: Offset and size, in the index, of an inner chunk that is not stored.
