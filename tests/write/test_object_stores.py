@@ -81,9 +81,11 @@ def test_objects_are_those_of_a_folder(bucket, tmp_path, how):
     """Byte for byte, also over an older image of another layout; nothing is written beside the image."""
     url = f"{bucket.url}/deep/i.ome.zarr"
     write_omezarr(url, VALUES[:, :9], (1, 1, 1), chunks=(7, 3, 11), levels=2, **bucket.options)
+    obstore.put(bucket.store, "deep/i.ome.zarr2/x", b"")  # of another image, whose name begins alike
     assert write_omezarr(url, VALUES, (1, 2, 3), overwrite=True, **how, **bucket.options) == url
     write_omezarr(tmp_path / "i.ome.zarr", VALUES, (1, 2, 3), **how)
-    assert bucket.objects() == {f"deep/i.ome.zarr/{k}": v for k, v in files(tmp_path / "i.ome.zarr").items()}
+    written = {f"deep/i.ome.zarr/{k}": v for k, v in files(tmp_path / "i.ome.zarr").items()}
+    assert bucket.objects() == {**written, "deep/i.ome.zarr2/x": b""}
     assert np.array_equal(read_zarr(url, device="cpu", **bucket.options), VALUES)
 
 
@@ -293,6 +295,23 @@ def test_two_runs_that_begin_at_the_same_time(bucket):
     made = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(made) == 1
     assert set(np.unique(read_zarr(f"{bucket.url}/i", device="cpu", **bucket.options))) == set(made)
+
+
+def test_a_store_that_does_not_answer_ends_a_run(bucket, monkeypatch):
+    monkeypatch.setattr(objects, "_BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(objects, "_SILENT_SECONDS", 0.1)
+    put = RemoteStore.put
+
+    def silent():
+        with OmeZarrWriter(f"{bucket.url}/i", VALUES.shape, "u2", (1, 1, 1), **bucket.options) as writer:
+            monkeypatch.setattr(RemoteStore, "put", lambda *_: (_ for _ in ()).throw(OSError("no answer")))
+            time.sleep(0.5)
+            monkeypatch.setattr(RemoteStore, "put", put)
+            writer[...] = VALUES
+
+    with pytest.raises(ResumeError, match="the store did not answer for 0 s: this run stops"):
+        silent()
+    assert not any(key.startswith("0/c") for key in bucket.objects("i/"))
 
 
 class Proxy(BaseHTTPRequestHandler):

@@ -3,8 +3,8 @@
 Objects get their final names at once. The metadata documents of the image's root, by which programs find it, are kept
 in memory and stored last. Until then the object ``.linumpy-unfinished`` in the image, the *journal*, names the run that
 writes it. Conditional requests keep two runs apart: the journal is made only where there is none, and a run replaces
-only the version that it wrote last. It does so every 10 s; a journal that is older than a minute belongs to a run that
-was killed, which another run may continue, or remove.
+only the version that it wrote last. It does so every 10 s, and stops if that fails for a minute. A journal that is
+older than two minutes belongs to a run that was killed, which another run may continue, or remove.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ from linumpy.io.zarr_mode import wait_for_zarr
 log = logging.getLogger(__name__)
 
 _JOURNAL = ".linumpy-unfinished"
-#: Seconds between two versions of a journal, and after which its run counts as killed.
-_BEAT_SECONDS, _LEASE_SECONDS = 10.0, 60.0
+#: Seconds between two versions of a journal; after which a run without a new version stops; and counts as killed.
+_BEAT_SECONDS, _SILENT_SECONDS, _LEASE_SECONDS = 10.0, 60.0, 120.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,7 @@ class Claim:
         self.document: Callable[[], dict[str, Any]] = lambda: earlier
         self.run, self._count = secrets.token_hex(8), 0
         self._version: Any = None
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._lost: ResumeError | None = None
+        self._lock, self._stop, self._renewed = threading.Lock(), threading.Event(), time.monotonic()
         self._thread = threading.Thread(target=self._renew, name="linumpy-journal", daemon=True)
 
     def take(self, earlier: Any) -> None:
@@ -159,14 +159,15 @@ class Claim:
                 found = _journal(self.folder)
                 if found is None or found[0].get("run") != self.run:
                     why = "was removed while it was written" if found is None else "is being written by another run"
-                    self._lost = ResumeError(f"{self.folder} {why}: this run stops")
-                    raise self._lost from None
+                    store.refusal = ResumeError(f"{self.folder} {why}: this run stops")
+                    raise store.refusal from None
                 self._version = found[1]
+            self._renewed = time.monotonic()
 
     def check(self) -> None:
-        """Raise ``ResumeError`` if another run has taken the image over."""
-        if self._lost is not None:
-            raise self._lost
+        """Raise ``ResumeError`` if another run has taken the image over, or may do so."""
+        if self.folder.store.refusal is not None:
+            raise self.folder.store.refusal
 
     def finish(self) -> None:
         """Store the documents of the root, so that the image appears, and remove the journal."""
@@ -199,8 +200,12 @@ class Claim:
                 self.write()
             except ResumeError:
                 return
-            except OSError as error:  # the next version may be written again
+            except Exception as error:  # the next version may be written again
                 log.warning("%s: its journal was not renewed: %s", self.folder, error)
+                if time.monotonic() - self._renewed > _SILENT_SECONDS:
+                    text = f"{self.folder}: the store did not answer for {_SILENT_SECONDS:.0f} s: this run stops"
+                    self.folder.store.refusal = ResumeError(text)
+                    return
 
 
 class _RefusedError(Exception):
@@ -218,8 +223,14 @@ def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str
             raise _RefusedError from None
         if type(error).__name__ not in ("NotSupportedError", "NotImplementedError"):
             raise
-    log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
+    if str(store) not in _without_conditions:
+        _without_conditions.add(str(store))
+        log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
     return store.put(key, data)
+
+
+#: URLs of stores without conditional requests, of which a warning was logged.
+_without_conditions: set[str] = set()
 
 
 def _content(store: RemoteStore, key: str) -> bytes:
@@ -264,11 +275,16 @@ def claimed(
             f"{folder} is being written by another run, which was active {max(left[2], 0):.0f} s ago: wait for it, or "
             f"choose another URL; a killed run can be followed after {_LEASE_SECONDS:.0f} s"
         )
-    earlier = left[0] if left is not None and continues(left[0]) else {}
+    earlier = dict(left[0]) if left is not None and continues(left[0]) else {}
+    earlier.pop("released", None)
     claim = Claim(folder, earlier)
     try:
         claim.take(None if left is None else left[1])
-        check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
+        try:
+            check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
+        except BaseException:
+            claim.remove_journal()
+            raise
         if not earlier:
             if left is not None:
                 log.warning("%s: removed what a stopped run had left", folder)
@@ -295,14 +311,17 @@ def new_objects(folder: ObjectFolder, *, overwrite: bool) -> Iterator[ObjectFold
         except BaseException:
             wait_for_zarr()
             claim.stop()
-            _remove(folder)
+            try:
+                _remove(folder)
+            except Exception as error:
+                log.warning("%s: linum-clean removes what was written, which is left: %s", folder, error)
             raise
 
 
 def clean_objects(folder: ObjectFolder) -> bool:
     """Remove what a stopped run has left at a URL; return whether there was something.
 
-    ``ResumeError`` if a run was active in the last minute.
+    ``ResumeError`` if a run was active in the last two minutes.
     """
     left = _journal(folder)
     if left is None:

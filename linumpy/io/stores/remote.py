@@ -48,7 +48,10 @@ class RemoteStore(ObjectStore[Any]):
     """An object store that is named by its URL, without credentials.
 
     - `held`: objects that are kept in memory instead of in the store, by their keys; None until they are written.
+    - `refusal`: why nothing may be written any more, an error that :meth:`put` raises.
     """
+
+    refusal: Exception | None = None
 
     def __init__(
         self, store: Any, url: str, *, read_only: bool = True, held: dict[str, bytes | None] | None = None
@@ -108,6 +111,8 @@ class RemoteStore(ObjectStore[Any]):
         """Write an object, and return its version, which as `mode` allows to replace only this version."""
         import obstore
 
+        if self.refusal is not None:
+            raise self.refusal
         with self.errors(key, "written"):
             result = obstore.put(self.store, key, data, mode=mode)
         return {name: value for name, value in result.items() if value is not None}  # type: ignore[misc]
