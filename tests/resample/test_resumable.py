@@ -93,7 +93,7 @@ def test_another_request_is_refused(tmp_path, request_, message):
     fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
     with pytest.raises(ResumeError, match=message):
         fill(tmp_path / "i", request_)
-    with pytest.raises(FileExistsError, match="delete that folder"):
+    with pytest.raises(FileExistsError, match="or remove it by linum-clean"):
         fill(tmp_path / "i", request_, overwrite=True)
     assert fill(tmp_path / "i").sum() == 1
 

@@ -317,7 +317,7 @@ LACKING = {
     "source": (functools.partial(hide, "/a/0"), "lacks the disk of the source: there is no folder .*/a/0"),
     "other source": (
         functools.partial(another_source, "/a/0"),
-        "lacks the disk of the source: the array in .* another",
+        "lacks the source: the array in .* another",
     ),
     "target": (functools.partial(hide, "/out"), "lacks the disk of the target: there is no folder .*/out"),
     "rights": (functools.partial(protect, "/out"), "lacks the right to write to .*/out"),

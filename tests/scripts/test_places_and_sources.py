@@ -236,7 +236,7 @@ def test_a_url_of_a_file_is_read(tmp_path, mosaic, monkeypatch):
 def test_a_url_is_no_place_for_an_output(tmp_path, mosaic, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, words in SCRIPTS.items():
-        assert "is a URL" in refused(name, mosaic, f"s3://bucket/{out_name(name)}", *words)
+        assert "//bucket/" in refused(name, mosaic, f"https://bucket/{out_name(name)}", *words)
     assert sorted(tmp_path.iterdir()) == [mosaic]
 
 

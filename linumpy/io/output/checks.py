@@ -84,7 +84,8 @@ def refuse_url(path: Path) -> None:
     if len(path.parts) > 1 and path.parts[0].startswith("~") and not os.path.isdir(path.parts[0]):
         raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
     if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
-        raise ValueError(f"{path} is a URL, to which only images are written: give a local path")
+        url = str(path).replace(":/", "://", 1)
+        raise ValueError(f"{url} is a URL, to which only images are written, and it is passed as a str: give a path")
 
 
 def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path] = ()) -> None:
