@@ -453,10 +453,7 @@ def test_a_fill_value_is_rounded_to_the_floats_of_the_image(tmp_path):
 @pytest.mark.parametrize("url", [Path("s3://bucket/i.zarr"), "file:///tmp/i.zarr", Path("https://host/i.zarr")])
 def test_a_url_is_no_place(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match="//bucket/i.zarr is a URL, to which only images are written|//host/i.zarr is a URL|images are written to folders and to s3://",
-    ):
+    with pytest.raises(ValueError, match=r"//.*i.zarr(: images are| is a URL: give a local path)"):
         OmeZarrWriter(url, (4, 4), "u2", (1, 1))
     assert list(tmp_path.iterdir()) == []
 

@@ -85,7 +85,7 @@ def refuse_url(path: Path) -> None:
         raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
     if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
         url = str(path).replace(":/", "://", 1)
-        raise ValueError(f"{url} is a URL, to which only images are written, and it is passed as a str: give a path")
+        raise ValueError(f"{url} is a URL: give a local path, or for an image the URL as a str")
 
 
 def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path] = ()) -> None:
