@@ -328,6 +328,7 @@ class Proxy(BaseHTTPRequestHandler):
             self._answer(kind.status, {}, kind.body)
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        headers.setdefault("Content-Type", "application/octet-stream")  # else the body would be taken for a form
         request = urllib.request.Request(kind.target + self.path, data or None, headers, method=self.command)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
