@@ -72,7 +72,9 @@ class CropAxis:
             first = np.searchsorted(starts + self.size, begin, "right")
             last = np.searchsorted(starts, np.minimum(begin + width, self.voxels), "left") - 1
             chunks = self.touched(first, last)
-            cuts.append(AxisCut(min(width, self.voxels), int(chunks.sum()), int((last - first + 1).sum()), int(chunks.max())))
+            cuts.append(
+                AxisCut(min(width, self.voxels), int(chunks.sum()), int((last - first + 1).sum()), int(chunks.max()))
+            )
         return cuts
 
 
