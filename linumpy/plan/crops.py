@@ -24,6 +24,9 @@ _CHUNKS = 2**16
 #: at most half of a read is not needed, longest read, and longest gap in a raw chunk.
 _FILE_GAP, _REMOTE_GAP, _WASTE_GAP, _READ, _RAW_GAP = 2**16, 2**19, 2**16, 2**22, 2**18
 
+#: The reader's cache of chunks: bytes to which a chunk is rounded up, and bytes that are divided into chunks at a time.
+_SLOT_ALIGN, _SEGMENT_NBYTES = 256, 64 * 2**20
+
 
 @dataclass(frozen=True)
 class StoredChunks:
@@ -244,6 +247,12 @@ def _read_nbytes(spans: Sequence[tuple[int, int]], *, is_remote: bool) -> int:
             end = start
         end, needed = max(end, stop), needed + stop - start
     return total + end - begin
+
+
+def cache_nbytes(count: int, chunk_nbytes: int) -> int:
+    """Return the size of a reader's cache that holds a number of chunks."""
+    slot_nbytes = -(-chunk_nbytes // _SLOT_ALIGN) * _SLOT_ALIGN
+    return slot_nbytes * (count + -(-count // max(1, _SEGMENT_NBYTES // slot_nbytes)))
 
 
 def table(rows: Sequence[CropCost]) -> str:

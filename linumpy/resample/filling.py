@@ -67,12 +67,6 @@ def warn_of_labels(array: zarr.Array, advice: str) -> None:
         log.warning("%s holds few values, of which means are computed: %s", describe_source(array), advice)
 
 
-def log_fetches(name: str, fetched: int, needed: int) -> None:
-    """Log how many chunks of a source were fetched, and how many the whole result needs."""
-    if fetched:
-        log.info("%s: %d chunks fetched, %d needed: %.2f each", name, fetched, needed, fetched / needed)
-
-
 def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:
     """Return a context of the function to call with bytes done: the caller's, or else of a progress bar."""
     return bytes_progress(label, nbytes) if progress is None else nullcontext(progress)

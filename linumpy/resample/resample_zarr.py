@@ -361,7 +361,8 @@ def _make_missing_blocks(
     def done(block: Block) -> None:
         record.add(block.box)
 
-    missing = [block for block in job.plan if not record.is_complete(block.box)]
+    in_order = job.plan.in_order(job.cache_bytes // record.itemsize)
+    missing = [block for block in in_order if not record.is_complete(block.box)]
     if client is not None and needs is not None:
         needs = replace(needs, block_nbytes=record.itemsize * sum(job.plan.largest))
         block_name = f"a block of {job.plan.largest} voxels (read, made)"

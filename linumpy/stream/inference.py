@@ -37,9 +37,9 @@ from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.progress import bytes_progress
-from linumpy.resample.blocks.pipeline import level_chunks
+from linumpy.resample.blocks.pipeline import level_chunks, log_fetches
 from linumpy.resample.blocks.plans import host_memory
-from linumpy.resample.filling import log_fetches, make_coarser_levels
+from linumpy.resample.filling import make_coarser_levels
 from linumpy.resample.identity import identify_data
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer

@@ -412,7 +412,8 @@ def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeyp
 
         def read(self, block):
             self.count("read", block)
-            most["read"] = max(most["read"], block.number - done[0])
+            begun[0] += 1
+            most["read"] = max(most["read"], begun[0] - done[0])
             return super().read(block)
 
         def transform(self, block, source):
@@ -423,7 +424,7 @@ def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeyp
             self.count("write", block, 0.02)
             super().write(block, result)
 
-    done = [0]
+    begun, done = [0], [0]
 
     def note(_):
         done[0] += 1
@@ -434,7 +435,7 @@ def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeyp
     resample_zarr(tmp_path / "a", tmp_path / "b", 15.0, **options)
     assert frozenset(["read", "make"]) in together
     assert frozenset(["make", "write"]) in together
-    assert most["read"] <= 3
+    assert most["read"] <= 4
 
 
 RUN = """
@@ -702,7 +703,7 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[: len(whole) // 2])
     options = {"chunks": (8, 8, 8), "memory_bytes": 60_000, **HERE}
-    with pytest.raises(ChunkError, match="c/2/3/4 cannot be read"):
+    with pytest.raises(ChunkError, match="c/2/3/4 cannot be decoded"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 6.0, **options)
     assert not (tmp_path / "b").exists()
     chunk.write_bytes(whole)

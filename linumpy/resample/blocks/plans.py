@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
+from linumpy.io.layout import read_layout
 from linumpy.io.volume import Volume
 from linumpy.plan.codecs import Encoding
-from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.crops import cache_nbytes
+from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape, voxels_read
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
 from linumpy.resample.blocks.pipeline import BlockJob
@@ -24,6 +27,8 @@ from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
+#: Blocks that read more of the source than this, of all, share a cache of chunks, on a device only of remote sources.
+_FEW_READ_AGAIN = 1.02
 #: Limit of a block that is sampled through fields of vectors, in bytes.
 _MAX_WARPED_NBYTES = 128 * 2**20
 
@@ -69,9 +74,19 @@ def _planned(
     work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
     copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
-    cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
-    shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
-    return BlockJob(source.array, "", ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch)
+    cost, budget = BlockBytes(itemsize, itemsize, work, output_work + copied), budget - (scratch or 0)
+    shape, cache = choose_block_shape(grid, stored, cost, budget, source.chunks), 0
+    layout = read_layout(source.array)
+    if voxels_read(grid, shape, source.chunks) > _FEW_READ_AGAIN * math.prod(grid.source_shape) and (
+        device == "cpu" or layout.remote is not None
+    ):
+        count = math.prod(-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True))
+        for share in (1 / 2, 1 / 4, 1 / 8):  # smaller blocks may take more than half of the memory
+            with suppress(DeviceMemoryError):
+                shape = choose_block_shape(grid, stored, cost, int(budget * (1 - share)), source.chunks)
+                cache = min(int(budget * share), cache_nbytes(count, layout.chunk_nbytes))
+                break
+    return BlockJob(source.array, "", ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch, cache_bytes=cache)
 
 
 def memory_budget(device: str, memory_bytes: int | None) -> int:

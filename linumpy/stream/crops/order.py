@@ -12,31 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The reader's cache of chunks: bytes to which a chunk is rounded up, and bytes that are divided into chunks at a time.
-_SLOT_ALIGN, _SEGMENT_NBYTES = 256, 64 * 2**20
-
-
-def cache_nbytes(count: int, chunk_nbytes: int) -> int:
-    """Return the size of a reader's cache that holds a number of chunks."""
-    slot_nbytes = -(-chunk_nbytes // _SLOT_ALIGN) * _SLOT_ALIGN
-    return slot_nbytes * (count + -(-count // max(1, _SEGMENT_NBYTES // slot_nbytes)))
+from linumpy.plan.crops import cache_nbytes
 
 
 def most_chunks(size: int, chunk: int, voxels: int) -> int:
     """Return the maximum number of chunks that a range of `size` voxels of an axis touches."""
     return min(-(-voxels // chunk), (size - 2) // chunk + 2)
-
-
-def position_in_blocks(index: int, counts: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
-    """Return the position of the crop with a number, of `counts` crops along each axis, in blocks of `block` crops.
-
-    Blocks come in C order, and the crops of a block in C order; the last block of an axis may have fewer crops.
-    """
-    begin, extent = [0] * len(counts), list(counts)
-    for axis, (count, size) in enumerate(zip(counts, block, strict=True)):
-        number, index = divmod(index, size * math.prod(extent) // count)
-        begin[axis], extent[axis] = number * size, min(size, count - number * size)
-    return tuple(a + int(i) for a, i in zip(begin, np.unravel_index(index, extent), strict=True))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ import numpy as np
 
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
+from linumpy.plan.crops import cache_nbytes
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.augment import BLOCK_STREAM, CROP_STREAM, ORDER_STREAM, generator
 from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.crops.histogram import Histogram
-from linumpy.stream.crops.order import cache_nbytes, most_chunks
+from linumpy.stream.crops.order import most_chunks
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.reading.arrays import with_absolute_paths
 

@@ -21,9 +21,9 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.errors import not_pickled
 from linumpy.io.open import open_source
+from linumpy.plan.grid.blocks import position_in_blocks
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.config import Part, Sample
-from linumpy.stream.crops.order import position_in_blocks
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.reading.arrays import with_absolute_paths
 

@@ -10,7 +10,8 @@ import zarr
 from scipy import stats
 
 from linumpy import stream
-from linumpy.stream.crops.order import CropAxis, plan_columns, position_in_blocks
+from linumpy.plan.grid.blocks import position_in_blocks
+from linumpy.stream.crops.order import CropAxis, plan_columns
 from linumpy.stream.crops.stitch import positions
 from tests.support.object_server import serve
 
