@@ -22,7 +22,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.io.open import open_source
-from linumpy.io.source import Source, local_store
+from linumpy.io.source import Source, describe_source, local_store
 from linumpy.io.stores.zips import verify_region
 from linumpy.io.volume import Volume, as_volume
 from linumpy.plan.grid.blocks import Block, ResamplePlan
@@ -131,6 +131,8 @@ class HostStage:
         self._scope = ExitStack()
         if job.device == "cpu":
             self._on_host = self._scope.enter_context(Reader("cpu", cache_bytes=job.cache_bytes if slots > 1 else 0))
+            layout = self._on_host.layout_of(self._source.array)
+            self._needed = np.zeros([-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)], bool)
         threads = writing_threads()
         pool = ThreadPoolExecutor(threads, "linumpy-chunks")
         self._scope.callback(pool.shutdown, cancel_futures=True)
@@ -141,6 +143,9 @@ class HostStage:
         """Read the box of the source that a block needs, into this machine's byte order."""
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        if self._job.device == "cpu":
+            plan = plan_read(self._on_host.layout_of(self._source.array), self._source.region(block.source_box))
+            self._needed[tuple(slice(*sides) for sides in plan.chunk_box)] = True
         return self._read_box(block.source_box)
 
     def transform(self, block: Block, source: Array) -> Array:
@@ -152,7 +157,9 @@ class HostStage:
         return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for the writing threads."""
+        """Wait for the writing threads, and log how often chunks of the source were fetched."""
+        if self._job.device == "cpu":
+            log_fetches(describe_source(self._source.array), self._on_host.stats().chunks, int(self._needed.sum()))
         self._scope.close()
 
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
@@ -182,8 +189,8 @@ def open_stage(job: BlockJob, *, slots: int) -> HostStage:
 
 
 def log_fetches(name: str, fetched: int, needed: int) -> None:
-    """Log how many chunks of a source were fetched, and how many the whole result needs."""
-    if fetched:
+    """Log how many chunks of a source were fetched, and how many were needed."""
+    if fetched and needed:
         log.info("%s: %d chunks fetched, %d needed: %.2f each", name, fetched, needed, fetched / needed)
 
 
