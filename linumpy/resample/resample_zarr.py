@@ -160,11 +160,11 @@ def resample_zarr(
     device : {"auto", "cuda", "cpu"}
         Device of the transform; with `distributed`, the workers' device.
     memory_bytes : int, optional
-        Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory. With
-        `distributed` it is the limit of one thread of each worker, at most the thread's part of the worker's memory
-        limit. By default 80 % of the free memory, in host memory at most 8 GiB. Further host memory is about 16 MiB,
-        and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory. Coarser
-        levels stay within the limit if eight of their chunks do.
+        Bytes that all blocks in the pipeline may take, and decoded chunks of the source that several blocks need, on the
+        device or, without one, in host memory. With `distributed` it is the limit of one thread of each worker, at most
+        the thread's part of the worker's memory limit. By default 80 % of the free memory, in host memory at most 8
+        GiB. Further host memory is about 16 MiB, and some ten chunks of the source; with a device up to 100 MiB of
+        pinned memory. Coarser levels stay within the limit if eight of their chunks do.
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
