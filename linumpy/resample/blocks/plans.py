@@ -27,7 +27,7 @@ from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
-#: Blocks that read more of the source than this, of all, share a cache of chunks, on a device only of remote sources.
+#: In host memory, blocks that read the source more often than this share a cache of chunks.
 _FEW_READ_AGAIN = 1.02
 #: Limit of a block that is sampled through fields of vectors, in bytes.
 _MAX_WARPED_NBYTES = 128 * 2**20
@@ -41,15 +41,18 @@ def plan_blocks(
     memory_bytes: int | None = None,
     encoding: Encoding | None = None,
     chunk_nbytes: int = 0,
+    *,
+    may_cache: bool = True,
 ) -> BlockJob:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take; the job has no target.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
+    - `may_cache`: whether one process makes all blocks, so that decoded chunks in host memory serve several of them.
     """
     budget, itemsize = memory_budget(device, memory_bytes), source.dtype.itemsize
     if device == "cpu" or encoding is None:
-        return _planned(grid, source, stored, device, budget, None)
+        return _planned(grid, source, stored, device, budget, None, may_cache=may_cache)
     batch = plan_batch(encoding, chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
         return _planned(grid, source, stored, device, budget - batch.device_nbytes, batch)
@@ -64,6 +67,8 @@ def _planned(
     device: str,
     budget: int,
     batch: Batch | None,
+    *,
+    may_cache: bool = False,
 ) -> BlockJob:
     """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
@@ -76,10 +81,9 @@ def _planned(
     copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
     cost, budget = BlockBytes(itemsize, itemsize, work, output_work + copied), budget - (scratch or 0)
     shape, cache = choose_block_shape(grid, stored, cost, budget, source.chunks), 0
-    layout = read_layout(source.array)
-    if voxels_read(grid, shape, source.chunks) > _FEW_READ_AGAIN * math.prod(grid.source_shape) and (
-        device == "cpu" or layout.remote is not None
-    ):
+    read_again = voxels_read(grid, shape, source.chunks) / math.prod(grid.source_shape)
+    if may_cache and device == "cpu" and read_again > _FEW_READ_AGAIN:
+        layout = read_layout(source.array)
         count = math.prod(-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True))
         for share in (1 / 2, 1 / 4, 1 / 8):  # smaller blocks may take more than half of the memory
             with suppress(DeviceMemoryError):
