@@ -57,11 +57,9 @@ class CropCost:
     grid_fetched: float
     cached_decoded: float
     cached_fetched: float
-    #: Proposed chunk and shard, with which the fewest bytes are decoded, and the bytes that are decoded for a random
-    #: crop with it. `chunk` and `shard`, if no chunk is better by 10 %.
-    better_chunk: tuple[int, ...]
-    better_shard: tuple[int, ...] | None
-    better_decoded: float
+    proposed_chunk: tuple[int, ...]
+    proposed_shard: tuple[int, ...]
+    proposed_decoded: float  # as `decoded`, with the proposed chunks
 
 
 def crop_cost(layout: ArrayLayout, crop: Sequence[int], stored: StoredChunks) -> CropCost:
@@ -96,8 +94,6 @@ def crop_cost(layout: ArrayLayout, crop: Sequence[int], stored: StoredChunks) ->
         each_once /= cached  # chunks at the end of an axis are padded
     shard = None if layout.shard is None else layout.object_shape
     proposed = propose(shape, layout.dtype.itemsize, crop)
-    better_decoded = _decoded(crop, proposed[0], shape)
-    is_better = better_decoded <= 0.9 * decoded
     return CropCost(
         name=layout.name,
         crop=crop,
@@ -110,9 +106,9 @@ def crop_cost(layout: ArrayLayout, crop: Sequence[int], stored: StoredChunks) ->
         grid_fetched=costs[1][2] * repeated,
         cached_decoded=cached,
         cached_fetched=each_once / layout.chunk_nbytes * cached,
-        better_chunk=proposed[0] if is_better else chunk,
-        better_shard=proposed[1] if is_better else shard,
-        better_decoded=better_decoded if is_better else decoded,
+        proposed_chunk=proposed[0],
+        proposed_shard=proposed[1],
+        proposed_decoded=_decoded(crop, proposed[0], shape),
     )
 
 
@@ -271,9 +267,9 @@ def table(rows: Sequence[CropCost]) -> str:
             f"{row.name:<{width}}  {spell(row.crop):>13}{spell(row.chunk):>13}{spell(row.shard):>13}"
             + "".join(f"{cost:>{len(one) + 2}.2f}" for one, cost in zip(titles, costs, strict=True))
         )
-        if row.better_chunk != row.chunk:
+        if row.proposed_decoded < 0.9 * row.decoded:
             lines.append(
-                f"{'':<{width}}  better: chunks {spell(row.better_chunk)} in shards {spell(row.better_shard)}, "
-                f"of which {row.better_decoded:.2f} bytes are decoded for a byte of a random crop"
+                f"{'':<{width}}  better: chunks {spell(row.proposed_chunk)} in shards {spell(row.proposed_shard)}, of "
+                f"which {row.proposed_decoded:.2f} bytes are decoded for a byte of a random crop"
             )
     return "\n".join(lines)

@@ -142,12 +142,12 @@ def predict(
     device : {"auto", "cuda", "cpu"}
         Device of batches and sums.
     memory : int, optional
-        Half of the bytes for sums of predictions and for decoded chunks of the source that following crops need again;
-        by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in more columns, and
-        a crop that touches several columns is read and predicted again for each column. A column that is one chunk (or
-        shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if the crops at one
-        position along the first axis fit: their sums, and the chunks that they touch. The log says how many chunks were
-        fetched, at level INFO.
+        Half of the bytes that sums of predictions, and decoded chunks of the source that following crops need again,
+        may take together; by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in
+        more columns, and a crop that touches several columns is read and predicted again for each column. A column that
+        is one chunk (or shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if
+        the crops at one position along the first axis fit: their sums, and the chunks that they touch. The log says how
+        many chunks were fetched, at level INFO.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 

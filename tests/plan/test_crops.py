@@ -113,10 +113,10 @@ def test_costs_of_a_server_with_a_cache_and_without(tmp_path):
 
 def test_proposed_chunks_decode_less_and_fill_shards():
     found = cost_of((512, 1024, 1024), (8, 1024, 1024), (64, 64, 64))
-    assert found.better_decoded < found.decoded / 10
-    again = cost_of((512, 1024, 1024), found.better_chunk, (64, 64, 64))
-    assert again.decoded == pytest.approx(found.better_decoded)
-    assert again.better_chunk == again.chunk
+    assert found.proposed_decoded < found.decoded / 10
+    again = cost_of((512, 1024, 1024), found.proposed_chunk, (64, 64, 64))
+    assert again.decoded == pytest.approx(found.proposed_decoded)
+    assert again.proposed_chunk == again.chunk
     assert "better: chunks" in table([found])
     assert "better" not in table([again])
     rng = np.random.default_rng(1)

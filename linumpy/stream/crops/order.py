@@ -93,6 +93,7 @@ def plan_columns(axes: Sequence[CropAxis], line_nbytes: int, chunk_nbytes: int, 
     """
     depth, *across = axes
     of_crops = depth.touched(*[np.arange(len(depth.starts))] * 2)
+    whole_nbytes = cache_nbytes(leading * math.prod(axis.chunks for axis in axes), chunk_nbytes)
     found = []
     for cuts in itertools.product(*(axis.cuts() for axis in across)):
         kept = [cut.most_chunks for cut in cuts]
@@ -102,9 +103,12 @@ def plan_columns(axes: Sequence[CropAxis], line_nbytes: int, chunk_nbytes: int, 
         sums_nbytes = line_nbytes * math.prod(cut.width for cut in cuts)
         fetched = math.prod(cut.chunks / axis.chunks for cut, axis in zip(cuts, across, strict=True))
         predicted = math.prod(cut.crops / len(axis.starts) for cut, axis in zip(cuts, across, strict=True))
-        if sums_nbytes + kept_nbytes > memory:
+        if sums_nbytes + whole_nbytes <= memory:
+            fetched = 1.0
+        elif sums_nbytes + kept_nbytes > memory:
             fetched *= float(of_crops.sum()) / depth.chunks
+        rest = memory - sums_nbytes if sums_nbytes <= memory else memory // 2
+        wanted = whole_nbytes if predicted > 1 else kept_nbytes  # further columns may need the same chunks
         cost = (max(sums_nbytes - memory, 0), fetched + predicted)
-        columns = Columns(tuple(cut.width for cut in cuts), min(kept_nbytes, max(memory - sums_nbytes, memory // 2)))
-        found.append((cost, columns))
+        found.append((cost, Columns(tuple(cut.width for cut in cuts), min(wanted, rest))))
     return min(found, key=lambda one: one[0])[1]
