@@ -14,11 +14,13 @@ A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output
 For example:
   linum-convert raw.ome.zarr small.ome.zarr --codec blosc:zstd:bit
   linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff-version 0.5
+  linum-convert brain.ome.zarr training.ome.zarr --for crops:64,256,256
   linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from linumpy import cli
@@ -32,6 +34,11 @@ def _options(parser: cli.Parser) -> None:
     parser.add_argument(
         "--shards", type=int, nargs="+", metavar="N",
         help=f"Shards {sizes} [as the input's; with --chunks none]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--for", type=_crops, dest="crop", metavar="crops:Z,Y,X",
+        help="Choose the chunks, and the shards from NGFF 0.5 on, for which random crops of this shape decode the "
+        "fewest bytes; --chunks and --shards precede. linum-stream-info says what they save.",
     )  # fmt: skip
     cli.add_ngff_argument(parser)
     parser.add_argument(
@@ -51,13 +58,20 @@ def _options(parser: cli.Parser) -> None:
     cli.add_tile_arguments(parser)
 
 
+def _crops(text: str) -> tuple[int, ...]:
+    kind, _, sizes = text.partition(":")
+    if kind != "crops" or not all(size.isdecimal() and int(size) for size in sizes.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: pass crops: and voxels of a crop, such as crops:64,256,256")
+    return tuple(map(int, sizes.split(",")))
+
+
 def _convert(parsed: cli.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
     command = cli.TileCommand(parsed)
     convert_zarr(
-        parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
+        parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards, crop=parsed.crop,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
         downsampling=parsed.downsampling, missing=parsed.missing,
         device=command.device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,

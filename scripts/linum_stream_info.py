@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Estimate the read amplification of random crops of arrays, and the chunk shape with the least amplification.
+"""Say what crops of arrays cost before any chunk is read, and propose chunks and shards.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
-each crop shape the table has the average number of chunks that a crop touches, and the number of voxels read for each
-voxel of the crop. It also has the chunk shape, of at least 64 KiB, that would read least, if that saves more than a
-tenth.
+each shape of a crop the table has the bytes that are fetched and decoded for each byte of a crop at a random position;
+the same for each byte of the array by a grid of crops without overlap, without a cache; and the bytes that are fetched
+if a cache keeps the chunks that several crops touch. Fetched bytes follow from the sizes of some chunks, or from the
+index of a shard. Better chunks, of at least 64 KiB, are proposed if they save more than a tenth; linum-convert --for
+writes them.
 
 For example:
   linum-stream-info brain.ome.zarr --crop 128 128 128
@@ -14,7 +16,6 @@ For example:
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,14 +32,15 @@ def _options(parser: cli.Parser) -> None:
 
 
 def _print(arguments: cli.Namespace) -> None:
-    from linumpy.stream.config import Config
-    from linumpy.stream.crops.survey import amplification, table
-    from linumpy.stream.reading.arrays import Key, located, open_info
+    from linumpy.io.layout import read_layout, stored_chunks
+    from linumpy.io.open import open_source
+    from linumpy.plan.crops import crop_cost, table
 
-    config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
-    keys = [Key(located(str(path), os.getcwd()), arguments.level) for path in arguments.arrays]
-    opened = [replace(open_info(key, config), name=str(path)) for key, path in zip(keys, arguments.arrays, strict=True)]
-    rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
+    rows = []
+    for path in arguments.arrays:
+        array = open_source(path, arguments.level)
+        layout, stored = replace(read_layout(array), name=str(path)), stored_chunks(array)
+        rows += [crop_cost(layout, crop, stored) for crop in arguments.crop]
     print(table(rows))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

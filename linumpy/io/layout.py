@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import zarr
 from numcodecs.abc import Codec
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.buffer import cpu
+from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from linumpy.arrays import bits_of
@@ -24,6 +27,7 @@ from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, UndecodableError, read_array_filter, read_chain
+from linumpy.plan.crops import StoredChunks
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
 #: bool, and the integers, floats and complex numbers for which CUDA has types.
@@ -323,3 +327,34 @@ def _local_root(array: zarr.Array) -> str | None:
         return None
     # The path is absolute, since chunks at a relative path would look missing in another working folder.
     return str(absolute(Path(store.root) / array.path))
+
+
+def stored_chunks(array: zarr.Array) -> StoredChunks:
+    """Find out where chunks are stored, from the sizes of a few, or the index of a shard; no chunk is read."""
+    layout = read_layout(array)
+    whole = [max(n // size, 1) for n, size in zip(layout.shape, layout.object_shape, strict=True)]
+    middle, found = tuple(n // 2 for n in whole), []
+    for index in (middle, *map(tuple, np.random.default_rng(0).integers(0, whole, (15, layout.rank)).tolist())):
+        key = f"{array.path}/{array.metadata.encode_chunk_key(index)}".lstrip("/")
+        try:
+            if layout.shard is not None:
+                if (in_shard := _read_index(array, key, layout.shard)) is not None:
+                    return in_shard
+                continue
+            inside = [min(1, n / c - i) for n, c, i in zip(layout.shape, layout.chunk_shape, index, strict=True)]
+            found.append(sync(array.store.getsize(key)) / (1 if layout.chain is None else math.prod(inside)))
+        except FileNotFoundError:  # a missing chunk
+            continue
+    return StoredChunks(float(np.mean(found)) if found else layout.chunk_nbytes)
+
+
+def _read_index(array: zarr.Array, key: str, shard: ShardLayout) -> StoredChunks | None:
+    """Read the index of a shard; None if no inner chunk is stored."""
+    part = SuffixByteRequest(shard.index_nbytes) if shard.index_at_end else RangeByteRequest(0, shard.index_nbytes)
+    stored = sync(array.store.get(key, cpu.buffer_prototype, part))
+    if stored is None:
+        return None
+    dtype = ">u8" if shard.index_big_endian else "<u8"
+    offsets, sizes = np.frombuffer(stored.to_bytes(), dtype, 2 * shard.count).reshape(-1, 2).T
+    sizes = np.where(sizes == np.iinfo(np.uint64).max, 0, sizes).astype(np.int64)
+    return StoredChunks(float(sizes[sizes > 0].mean()), offsets.astype(np.int64), sizes) if sizes.any() else None

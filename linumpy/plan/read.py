@@ -150,7 +150,7 @@ class ReadPlan:
     @property
     def chunk_count(self) -> int:
         """Number of (inner) chunks that the region touches."""
-        return math.prod(last - first for first, last in self._chunk_box)
+        return math.prod(last - first for first, last in self.chunk_box)
 
     @property
     def object_count(self) -> int:
@@ -163,7 +163,7 @@ class ReadPlan:
         return self._box(self.layout.object_shape, self.layout.lengths)
 
     @property
-    def _chunk_box(self) -> list[tuple[int, int]]:
+    def chunk_box(self) -> list[tuple[int, int]]:
         """First chunk that the region touches, and one past the last, along each axis."""
         return self._box(self.layout.chunk_shape, None if self.layout.shard is not None else self.layout.lengths)
 

@@ -50,6 +50,7 @@ def convert_zarr(
     codec: str | None = None,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
+    crop: Sequence[int] | None = None,
     ngff_version: str | None = None,
     spacing: Spacing | None = None,
     levels: int = 1,
@@ -81,6 +82,9 @@ def convert_zarr(
     chunks, shards : sequence of int, optional
         Sizes along the last axes, the axes of space; they are 1 along other axes. By default as in the source; with
         `chunks` alone, no shards. Coarser resolutions that are smaller than a chunk are one chunk.
+    crop : sequence of int, optional
+        Voxels along the last axes of the crops for which chunks, and shards from NGFF 0.5 on, are chosen, unless
+        `chunks` are given: those for which random crops decode the fewest bytes.
     ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the copy, by default the source's.
     spacing : sequence of float, or mapping of axis names to float, optional
@@ -136,7 +140,7 @@ def convert_zarr(
         check_apart([target], [source])
     if missing not in ("error", "fill"):
         raise ValueError(f"missing={missing!r}: choose one of error, fill")
-    storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
+    storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec, _sizes("crop", crop))
     parameters = Parameters(target.name, storage, ngff_version, spacing, levels, downsampling, missing)
     with ExitStack() as scope:
         options = options_of_source(source, target, storage_options)

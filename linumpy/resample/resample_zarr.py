@@ -162,11 +162,11 @@ def resample_zarr(
     device : {"auto", "cuda", "cpu"}
         Device of the transform; with `distributed`, the workers' device.
     memory_bytes : int, optional
-        Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory. With
-        `distributed` it is the limit of one thread of each worker, at most the thread's part of the worker's memory
-        limit. By default 80 % of the free memory, in host memory at most 8 GiB. Further host memory is about 16 MiB,
-        and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory. Coarser
-        levels stay within the limit if eight of their chunks do.
+        Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory, where they are
+        also for decoded chunks of the source that several blocks need. With `distributed` it is the limit of one thread
+        of each worker, at most the thread's part of the worker's memory limit. By default 80 % of the free memory, in
+        host memory at most 8 GiB. Further host memory is about 16 MiB, and some ten chunks of the source; with a device
+        up to 100 MiB of pinned memory. Coarser levels stay within the limit if eight of their chunks do.
     overwrite : bool
         Whether to replace an existing Zarr folder; at a URL it is removed before the first block is made.
     durable : bool
@@ -332,7 +332,7 @@ def _plan_for_workers(
     capacity = survey(client, needs)
     budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_target(target, capacity.kind, budget) for target in targets]
+        plans = [plan_target(target, capacity.kind, budget, may_cache=False) for target in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise
@@ -364,7 +364,8 @@ def _make_missing_blocks(
     def done(block: Block) -> None:
         record.add(block.box)
 
-    missing = [block for block in job.plan if not record.is_complete(block.box)]
+    in_order = job.plan.in_order(job.cache_bytes // record.itemsize) if job.cache_bytes else job.plan
+    missing = [block for block in in_order if not record.is_complete(block.box)]
     if client is not None and needs is not None:
         needs = replace(needs, block_nbytes=record.itemsize * sum(job.plan.largest))
         block_name = f"a block of {job.plan.largest} voxels (read, made)"

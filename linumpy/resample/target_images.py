@@ -182,12 +182,15 @@ class TargetImage:
         return (*self.volumes.leading_shape, *along)
 
 
-def plan_target(image: TargetImage, device: str, memory_bytes: int | None) -> BlockJob:
+def plan_target(image: TargetImage, device: str, memory_bytes: int | None, *, may_cache: bool = True) -> BlockJob:
     """Plan the blocks of an image by :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     new, encoding = image.image, image.image.encoding
     if encoding is not None and not (encoding.compressor or encoding.checksum or new.shards):
         encoding = None  # raw chunks need no memory to encode in
-    return plan_blocks(image.grid, image.volumes.first, image.stored, device, memory_bytes, encoding, new.chunk_nbytes)
+    return plan_blocks(
+        image.grid, image.volumes.first, image.stored, device, memory_bytes, encoding, new.chunk_nbytes,
+        may_cache=may_cache,
+    )  # fmt: skip
 
 
 def plan_target_image(

@@ -37,13 +37,14 @@ from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.progress import bytes_progress
-from linumpy.resample.blocks.pipeline import level_chunks
+from linumpy.resample.blocks.pipeline import level_chunks, log_fetches
 from linumpy.resample.blocks.plans import host_memory
 from linumpy.resample.filling import check_space, checked_output, make_coarser_levels, options_of_source
 from linumpy.resample.identity import identify_data
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import Config, Dtype, Pad
+from linumpy.stream.crops.order import Columns
 from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
@@ -141,11 +142,12 @@ def predict(
     device : {"auto", "cuda", "cpu"}
         Device of batches and sums.
     memory : int, optional
-        Bytes for the sums of predictions, and at most as much for decoded chunks of the source that following crops
-        need again; by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in more
-        columns, and a crop that touches several columns is predicted again for each column. A column that is one chunk
-        (or shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if the chunks
-        that the crops at one position along the first axis touch fit.
+        Half of the bytes that sums of predictions, and decoded chunks of the source that following crops need again,
+        may take together; by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in
+        more columns, and a crop that touches several columns is read and predicted again for each column. A column that
+        is one chunk (or shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if
+        the crops at one position along the first axis fit: their sums, and the chunks that they touch. The log says how
+        many chunks were fetched, at level INFO.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
@@ -202,7 +204,8 @@ def predict(
             free = free_memory() if target_device.is_cuda else host_memory()
         limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
     config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, source_options)
-    config = replace(config, cache_bytes=min(limit, task.slab_nbytes))
+    columns = task.columns(image.stored[0][len(task.leading) :], 2 * limit)
+    config = replace(config, cache_bytes=columns.cache_bytes)
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
         task.carried.log_dropped(volumes.name, target)
@@ -212,7 +215,7 @@ def predict(
             else nullcontext(progress)
         )
         with shown as report, on_device, _evaluating(model) as call:
-            _PredictionRun(task, image, state, call, report, target_device).run(config, limit)
+            _PredictionRun(task, image, state, call, report, target_device).run(config, columns)
             make_coarser_levels(state.folder, image, target_device.kind)
         drop_partial_files(state.folder)
         if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
@@ -233,17 +236,19 @@ class _PredictionRun:
         self._report, self._xp = report, device.xp
         self._units = image.stored[0][len(task.leading) :]  # shape of a chunk (or shard) along the axes of space
 
-    def run(self, config: Config, memory: int) -> None:
-        """Predict and write the missing planes; `memory` are the bytes for sums of predictions."""
+    def run(self, config: Config, columns: Columns) -> None:
+        """Predict and write the missing planes, column by column; log how often chunks were fetched."""
         threads = writing_threads(self._state.folder)
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
             chunks = level_chunks(self._state.folder / "0", pool, threads)
-            columns = [
-                (time, self._blend(chunks, time, box)) for time in self._task.times for box in self._boxes(time, memory)
+            blends = [
+                (time, self._blend(chunks, time, box))
+                for time in self._task.times
+                for box in self._boxes(time, columns.widths)
             ]
-            order = ((blend, index) for _, blend in columns for index in blend.indices())
+            order = ((blend, index) for _, blend in blends for index in blend.indices())
             with closing(Pipeline(config)) as pipeline:
-                pipeline.push(self._task.sample(time, index) for time, blend in columns for index in blend.indices())
+                pipeline.push(self._task.sample(time, index) for time, blend in blends for index in blend.indices())
                 for batch in pipeline.batches():
                     with batch as tensor:
                         predictions = self._predictions(tensor.array)
@@ -251,20 +256,13 @@ class _PredictionRun:
                         for (blend, index), prediction in zip(crops, predictions, strict=True):
                             blend.add(index, prediction)
                             blend.write_complete()
+                fetched = pipeline.stats.chunks_fetched
+        log_fetches(self._task.volumes.name, fetched, self._task.chunk_count)
 
-    def _boxes(self, time: int | None, memory: int) -> Iterator[tuple[slice, ...]]:
-        """Divide the volume of a time into columns that fit into memory; yield the missing planes of each column."""
+    def _boxes(self, time: int | None, widths: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+        """Divide the volume of a time into columns; yield the missing planes of each column."""
         shape, units = self._task.grid.volume, self._units
-        depth = self._task.grid.shape[0] + units[0]
-        widths = [-(-n // unit) for n, unit in zip(shape[1:], units[1:], strict=True)]
-        # Of a line along the first axis: float32 sums, and as much for the planes that are being written.
-        nbytes = 8 * depth * (self._task.channels or 1)
-        while math.prod(n * unit for n, unit in zip(widths, units[1:], strict=True)) * nbytes > memory:
-            if max(widths, default=1) == 1:
-                break
-            axis = widths.index(max(widths))
-            widths[axis] = -(-widths[axis] // 2)
-        sides = [range(0, n, width * unit) for n, width, unit in zip(shape[1:], widths, units[1:], strict=True)]
+        sides = [range(0, n, width) for n, width in zip(shape[1:], widths, strict=True)]
         for corner in itertools.product(*sides):
             across = tuple(slice(a, min(a + side.step, n)) for a, side, n in zip(corner, sides, shape[1:], strict=True))
             complete = self._state.grids[0][self._stored_parts(time, (slice(0, shape[0]), *across))]

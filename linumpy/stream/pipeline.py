@@ -280,6 +280,8 @@ class Pipeline:
             zarr_meta_misses=producer.sources.misses,
             shard_idx_hits=reader.index_hits,
             shard_idx_misses=reader.index_misses,
+            chunks_fetched=reader.chunks,
+            chunks_cached=reader.cache_hits,
             batches_emitted=consumer.emitted,
             batches_truncated=consumer.truncated,
             waves_emitted=producer.submitter.waves,

@@ -26,13 +26,11 @@ from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
+from linumpy.stream.crops.order import Columns, CropAxis, plan_columns
 from linumpy.stream.crops.stitch import CropGrid, Window, cast
 from linumpy.stream.errors import InvalidArgument
 from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, plan_image
-
-#: The reader's cache of chunks: bytes to which a chunk is rounded up, and bytes that it may leave unused.
-_SLOT_ALIGN, _SEGMENT_NBYTES = 256, 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -70,22 +68,35 @@ class Prediction:
         return times if self.output_channels is None else (*times, self.output_channels)
 
     @property
-    def slab_nbytes(self) -> int:
-        """Bytes of the decoded chunks that the crops at one position along the first axis touch, and some more.
-
-        With a cache of this size a chunk is fetched once: crops come in C order, and the least recently used chunk is
-        replaced.
-        """
-        layout = read_layout(self.volumes.first.array)  # for a rectilinear array, with its longest chunks
+    def axes(self) -> list[tuple[int, int]]:
+        """Voxels, and voxels of a chunk, along each axis of space; of a rectilinear array its longest chunk."""
+        layout = read_layout(self.volumes.first.array)
         chunks = [n for n, entry in zip(layout.chunk_shape, self.volumes.first.index, strict=True) if entry is None]
-        counts = [-(-n // chunk) for n, chunk in zip(self.grid.volume, chunks, strict=True)]
-        counts[0] = min(counts[0], -(-(self.grid.shape[0] - 1) // chunks[0]) + 1)
-        if len(counts) > 1:
-            counts[1] += -(-self.grid.shape[1] // chunks[1])  # of the next position, before the oldest are replaced
+        return list(zip(self.grid.volume, chunks, strict=True))
+
+    @property
+    def leading_chunks(self) -> int:
+        """Number of chunks that hold the channels of a voxel."""
         chosen = self.volumes.chosen
-        if chosen is not None and "c" in self.volumes.leading:
-            counts.append(-(-self.input_channels // layout.chunk_shape[chosen.leading["c"]]))
-        return math.prod(counts) * (layout.chunk_nbytes + _SLOT_ALIGN) + _SEGMENT_NBYTES
+        if chosen is None or "c" not in self.volumes.leading:
+            return 1
+        return -(-self.input_channels // read_layout(self.volumes.first.array).chunk_shape[chosen.leading["c"]])
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks of the source that are needed."""
+        return len(self.times) * self.leading_chunks * math.prod(-(-n // chunk) for n, chunk in self.axes)
+
+    def columns(self, units: Sequence[int], memory: int) -> Columns:
+        """Plan the columns within `memory` bytes; `units` is the shape of a chunk (or shard) of the image in space."""
+        axes = [
+            CropAxis(starts, size, n, chunk, unit)
+            for starts, size, (n, chunk), unit in zip(self.grid.starts, self.grid.shape, self.axes, units, strict=True)
+        ]
+        # Of a line along the first axis: float32 sums, and as much for the planes that are being written.
+        line_nbytes = 8 * (self.grid.shape[0] + units[0]) * (self.channels or 1)
+        chunk_nbytes = read_layout(self.volumes.first.array).chunk_nbytes
+        return plan_columns(axes, line_nbytes, chunk_nbytes, self.leading_chunks, memory)
 
     @property
     def carried(self) -> Carried:

@@ -81,6 +81,9 @@ class Stats:
         in ``flush``.
     zarr_meta_hits, zarr_meta_misses, shard_idx_hits, shard_idx_misses : int
         Hits and misses of the caches of open arrays and of shard indexes.
+    chunks_fetched, chunks_cached : int
+        Chunks that were read from the storage, and those that the cache had; missing chunks, and arrays that
+        zarr-python reads, are not counted. Batches that are read together need a chunk once.
     batches_emitted, batches_truncated, waves_emitted : int
         Batches that were popped; batches among them with fewer samples than ``batch_size``; batches whose reads were
         submitted, counted again where an array was rewritten before it was read.
@@ -104,6 +107,8 @@ class Stats:
     zarr_meta_misses: int = 0
     shard_idx_hits: int = 0
     shard_idx_misses: int = 0
+    chunks_fetched: int = 0
+    chunks_cached: int = 0
     batches_emitted: int = 0
     batches_truncated: int = 0
     waves_emitted: int = 0
@@ -147,6 +152,7 @@ class Stats:
             f"samples skipped {self.samples_skipped}",
             f"metadata {self.zarr_meta_hits} hits, {self.zarr_meta_misses} misses; "
             f"shard indexes {self.shard_idx_hits} hits, {self.shard_idx_misses} misses",
+            f"chunks {self.chunks_fetched} fetched, {self.chunks_cached} from the cache",
             f"device memory {self.gpu_bytes_committed / 2**20:.0f} MiB",
             f"bound by: {self.bound}",
         ]

@@ -16,7 +16,6 @@ from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.io.carried import Carried
 from linumpy.io.ome import open_image, open_images
 from linumpy.io.volume import open_volumes
-from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.resample.blocks import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
@@ -329,13 +328,13 @@ def test_displacements_are_streamed(tmp_path, monkeypatch, interpolation, order,
     group = both(tmp_path / "s", between({"type": "sequence", "transformations": parts}))
     write_field(group, "coordinateTransformations/f")
     options = {"memory_bytes": memory, "chunks": (5, 6, 7), "anti_aliasing": False, "cval": -2.0}
-    read = []
+    read, real = [], pipeline.HostStage._read_array
 
-    def reading(array, region):
-        read.append(read_chunks_on_host(array, region))
+    def reading(stage, array, region):
+        read.append(real(stage, array, region))
         return read[-1]
 
-    monkeypatch.setattr(pipeline, "read_chunks_on_host", reading)
+    monkeypatch.setattr(pipeline.HostStage, "_read_array", reading)
     resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", **options, **FAST)
     if memory is not None:
         assert len(read) > 2 * 3 * 4 * 2  # a field and a source for each block

@@ -123,6 +123,25 @@ def test_each_chunk_of_a_server_is_fetched_once(tmp_path, stored, channels, most
     assert len(fetched) <= most * len(set(fetched))
 
 
+@pytest.mark.needs_core
+def test_a_tenth_of_the_memory_of_a_slab_fetches_few_chunks_again_and_the_log_says_how_many(tmp_path, caplog):
+    pytest.importorskip("obstore")
+    (tmp_path / "served").mkdir()
+    values = np.random.default_rng(0).integers(0, 999, (24, 256, 200), "u2")
+    zarr.create_array(tmp_path / "served/a", data=values, chunks=(8, 8, 8))
+    slab_nbytes = 8 * (16 + 8) * 256 * 200 + 3 * 32 * 25 * 2 * 8**3  # sums, and chunks
+    options = {"shape": (16, 16, 16), "overlap": 4, "batch_size": 4, "spacing": (1, 1, 1), "device": "cpu"}
+    with serve(tmp_path / "served") as server, caplog.at_level("INFO", "linumpy"):
+        stream.predict(
+            lambda batch: batch[:, 0], f"{server.url}/a", tmp_path / "b", chunks=(8, 8, 8), memory=slab_nbytes // 20,
+            **options,
+        )  # fmt: skip
+        fetched = [path for command, path, _ in server.of("/c/") if command == "GET"]
+    np.testing.assert_allclose(open_image(tmp_path / "b").levels[0][...], values, rtol=1e-6)
+    assert len(set(fetched)) == 3 * 32 * 25 < len(fetched) < 1.5 * 3 * 32 * 25
+    assert f"{len(fetched)} chunks fetched, 2400 needed" in caplog.text
+
+
 def test_times_are_predicted_by_themselves_and_channels_together(tmp_path):
     carried = Carried(leading={"t": LeadingAxis(2.5, 10, "second"), "c": LeadingAxis()}, attributes={"stain": "none"})
     values = brain(tmp_path / "a", (2, 3, 8, 12, 10), axes="tczyx", carried=carried, origin=(100, -20, 3.5))

@@ -172,6 +172,18 @@ class Block:
         return tuple(slice(a, b) for a, b in zip(self.source_start, self.source_stop, strict=True))
 
 
+def position_in_blocks(index: int, counts: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
+    """Return the position of the item with a number, of `counts` items along each axis, in blocks of `block` items.
+
+    Blocks come in C order, and the items of a block in C order; the last block of an axis may have fewer items.
+    """
+    begin, extent = [0] * len(counts), list(counts)
+    for axis, (count, size) in enumerate(zip(counts, block, strict=True)):
+        number, index = divmod(index, size * math.prod(extent) // count)
+        begin[axis], extent[axis] = number * size, min(size, count - number * size)
+    return tuple(a + int(i) for a, i in zip(begin, np.unravel_index(index, extent), strict=True))
+
+
 @dataclass(frozen=True)
 class ResamplePlan:
     """The blocks of an output, and the box of the source that each needs.
@@ -196,6 +208,20 @@ class ResamplePlan:
 
     def __iter__(self) -> Iterator[Block]:
         return map(self.block, range(len(self)))
+
+    def in_order(self, kept_voxels: int) -> Iterator[Block]:
+        """Yield all blocks, so that a cache of `kept_voxels` voxels of the source has most of what neighbours share.
+
+        Blocks come along the output's shortest axis first, then along the next axis as far as memory allows.
+        """
+        axes = sorted(range(self.grid.rank), key=lambda axis: -self.grid.output_shape[axis])
+        counts = [self.counts[axis] for axis in axes]
+        line_voxels = math.prod(self.block(len(self) // 2).source_shape) * math.prod(counts[2:])
+        # Chunks at the edges of boxes add about half of the voxels of a line of blocks.
+        group = counts[:1] + [max(1, kept_voxels // (line_voxels * 3 // 2 + 1)) for _ in counts[1:2]] + counts[2:]
+        for index in range(len(self)):
+            corner = position_in_blocks(index, counts, group)
+            yield self.block(int(np.ravel_multi_index([corner[axes.index(a)] for a in range(len(axes))], self.counts)))
 
     def block(self, number: int) -> Block:
         """Return the block of an index."""

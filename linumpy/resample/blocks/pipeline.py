@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
@@ -21,14 +22,17 @@ import zarr
 from linumpy.arrays import Array
 from linumpy.io.open import open_source
 from linumpy.io.output.objects import Target, writable_store
-from linumpy.io.source import Source
+from linumpy.io.source import Source, describe_source
+from linumpy.io.stores.zips import verify_region
 from linumpy.io.volume import Volume, as_volume
-from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
+from linumpy.plan.read import plan_read
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.write.chunks import Batch, Chunks, chunks_of
 from linumpy.write.tasks import Finish, writing_threads
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class BlockJob:
     - `index`: the volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a volume.
     - `entries`: the volume in the target: an index for each axis of time and channel.
     - `batch`: the batches that a device encodes; None for the default.
+    - `cache_bytes`: memory for decoded chunks of the source that several blocks need.
     """
 
     source: Source
@@ -53,6 +58,7 @@ class BlockJob:
     index: tuple[int | None, ...] | None = None
     entries: tuple[int, ...] = ()
     batch: Batch | None = None
+    cache_bytes: int = 0
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
@@ -117,10 +123,16 @@ class HostStage:
     """Reads, transforms and writes blocks in the same order, in host memory."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
+        from linumpy.gpu import Reader  # only for reads
+
         self._job = job
         self._source, self._target = job.open()
         self._dtype = self._target.dtype
         self._scope = ExitStack()
+        if job.device == "cpu":
+            self._on_host = self._scope.enter_context(Reader("cpu", cache_bytes=job.cache_bytes if slots > 1 else 0))
+            layout = self._on_host.layout_of(self._source.array)
+            self._needed = np.zeros([-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)], bool)
         threads = writing_threads(job.target)
         pool = ThreadPoolExecutor(threads, "linumpy-chunks")
         self._scope.callback(pool.shutdown, cancel_futures=True)
@@ -131,6 +143,9 @@ class HostStage:
         """Read the box of the source that a block needs, into this machine's byte order."""
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        if self._job.device == "cpu":
+            plan = plan_read(self._on_host.layout_of(self._source.array), self._source.region(block.source_box))
+            self._needed[tuple(slice(*sides) for sides in plan.chunk_box)] = True
         return self._read_box(block.source_box)
 
     def transform(self, block: Block, source: Array) -> Array:
@@ -142,12 +157,15 @@ class HostStage:
         return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for the writing threads."""
+        """Wait for the writing threads, and log how often chunks of the source were fetched."""
+        if self._job.device == "cpu":
+            log_fetches(describe_source(self._source.array), self._on_host.stats().chunks, int(self._needed.sum()))
         self._scope.close()
 
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
         """Read a region of an array into the memory of blocks, in this machine's byte order."""
-        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+        verify_region(plan_read(self._on_host.layout_of(array), region))
+        return self._on_host.submit(array, region).result()
 
     def _read_box(self, box: tuple[slice, ...]) -> Array:
         return self._read_array(self._source.array, self._source.region(box))
@@ -168,6 +186,12 @@ def open_stage(job: BlockJob, *, slots: int) -> HostStage:
 
         return CudaStage(job, slots=slots)
     return HostStage(job, slots=slots)
+
+
+def log_fetches(name: str, fetched: int, needed: int) -> None:
+    """Log how many chunks of a source were fetched, and how many were needed."""
+    if fetched and needed:
+        log.info("%s: %d chunks fetched, %d needed: %.2f each", name, fetched, needed, fetched / needed)
 
 
 def level_chunks(folder: Target, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:

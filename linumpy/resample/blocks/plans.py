@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
+from linumpy.io.layout import read_layout
 from linumpy.io.volume import Volume
 from linumpy.plan.codecs import Encoding
-from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.crops import cache_nbytes
+from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape, voxels_read
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
 from linumpy.resample.blocks.pipeline import BlockJob
@@ -25,6 +28,8 @@ from linumpy.write.chunks import NO_BATCH, Batch, plan_batch
 
 #: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
+#: In host memory, blocks that read the source more often than this share a cache of chunks.
+_FEW_READ_AGAIN = 1.02
 #: Limit of a block that is sampled through fields of vectors, in bytes.
 _MAX_WARPED_NBYTES = 128 * 2**20
 
@@ -37,15 +42,18 @@ def plan_blocks(
     memory_bytes: int | None = None,
     encoding: Encoding | None = None,
     chunk_nbytes: int = 0,
+    *,
+    may_cache: bool = True,
 ) -> BlockJob:
     """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take; the job has no target.
 
     - `stored`: shape of a shard, or else of a chunk, of the target, along the axes of space.
     - `encoding`, `chunk_nbytes`: encoding and bytes of the voxels of an (inner) chunk; by default the chunks are raw.
+    - `may_cache`: whether one process makes all blocks, so that decoded chunks in host memory serve several of them.
     """
     budget, itemsize = memory_budget(device, memory_bytes), source.dtype.itemsize
     if device == "cpu" or encoding is None:
-        return _planned(grid, source, stored, device, budget, None)
+        return _planned(grid, source, stored, device, budget, None, may_cache=may_cache)
     batch = plan_batch(encoding, chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
         return _planned(grid, source, stored, device, budget - batch.device_nbytes, batch)
@@ -60,6 +68,8 @@ def _planned(
     device: str,
     budget: int,
     batch: Batch | None,
+    *,
+    may_cache: bool = False,
 ) -> BlockJob:
     """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
@@ -70,9 +80,20 @@ def _planned(
     work, output_work = box_work_bytes(source.dtype, grid, device)
     # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
     copied = itemsize if device == "cuda" and not (batch and batch.nbytes) else 0
-    cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
-    shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
-    return BlockJob(source.array, Path(), ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch)
+    cost, budget = BlockBytes(itemsize, itemsize, work, output_work + copied), budget - (scratch or 0)
+    shape, cache = choose_block_shape(grid, stored, cost, budget, source.chunks), 0
+    read_again = voxels_read(grid, shape, source.chunks) / math.prod(grid.source_shape)
+    if may_cache and device == "cpu" and read_again > _FEW_READ_AGAIN:
+        layout = read_layout(source.array)
+        count = math.prod(-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True))
+        for share in (1 / 2, 1 / 4, 1 / 8):  # smaller blocks may take more than half of the memory
+            with suppress(DeviceMemoryError):
+                shape = choose_block_shape(grid, stored, cost, int(budget * (1 - share)), source.chunks)
+                cache = min(int(budget * share), cache_nbytes(count, layout.chunk_nbytes))
+                break
+    return BlockJob(
+        source.array, Path(), ResamplePlan(grid, shape), 0.0, device, scratch, batch=batch, cache_bytes=cache
+    )
 
 
 def memory_budget(device: str, memory_bytes: int | None) -> int:

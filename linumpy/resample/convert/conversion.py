@@ -169,7 +169,7 @@ def _plan_image(
     if stack is not None and storage.codec is None:
         storage = replace(storage, codec="zstd")
     order, version = None if stack is None else stack.order, parameters.ngff_version or "0.5"
-    if stack is not None and storage.chunks is None:
+    if stack is not None and storage.chunks is None and storage.crop is None:
         shape = tuple(array.shape[axis] for axis in stack.order)
         storage = replace(storage, chunks=plan_image(shape, array.dtype, steps, name=name, axes=axes).chunks)
     copy = plan_array("0", array, storage, ZARR_FORMATS[version], order=order, space=len(steps))

@@ -31,6 +31,7 @@ from linumpy.io.paths import has_dots
 from linumpy.io.source import describe_source
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.codecs import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.plan.crops import propose
 from linumpy.resample.convert.members import Members, copy_files, keys_of, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
@@ -45,11 +46,13 @@ class Storage:
     """How arrays of the copy are stored. None means as in the source; chunks without shards mean no shards.
 
     - `chunks`, `shards`: sizes along the last axes; they are 1 along other axes.
+    - `crop`: voxels along the last axes of the crops for which chunks and shards are chosen where `chunks` is None.
     """
 
     chunks: tuple[int, ...] | None = None
     shards: tuple[int, ...] | None = None
     codec: str | None = None
+    crop: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +307,9 @@ def plan_array(
     shape = _in_order(array.shape, order)
     shards = _along_last(storage.shards, len(shape), space, "shards", name)
     chunks = _along_last(storage.chunks, len(shape), space, "chunks", name)
+    if (crop := _along_last(storage.crop, len(shape), space, "crop", name)) is not None and chunks is None:
+        chunks, proposed = propose(shape, array.dtype.itemsize, crop)
+        shards = proposed if shards is None and zarr_format == 3 else shards
     if shards is None and chunks is None and zarr_format == 3:
         shards = array.shards
     if shards is not None and zarr_format == 2:

@@ -14,13 +14,19 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
+from linumpy.plan.crops import cache_nbytes
 from linumpy.stream.arguments import integer, sizes
-from linumpy.stream.augment import CROP_STREAM, generator
+from linumpy.stream.augment import BLOCK_STREAM, CROP_STREAM, ORDER_STREAM, generator
 from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.crops.histogram import Histogram
+from linumpy.stream.crops.order import most_chunks
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.reading.arrays import with_absolute_paths
+
+#: Blocks whose crops are shuffled.
+_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Volume:
     parts: tuple[Part, ...] = ()
 
 
+#: A volume, and first and end of the positions of crops in a block along each axis.
+_Block = tuple[Volume, list[tuple[int, int]]]
+
+
 class _CellTable(NamedTuple):
     """Cells of all volumes that hold voxels of a class, or of any class."""
 
@@ -79,6 +89,12 @@ class CropSampler:
         With mode "foreground", the fraction of crops that are centred on foreground; the others are uniform.
     class_weights : mapping of int to float, optional
         With mode "balanced", the relative frequency of each class; a class without weight is not drawn.
+    locality : int
+        Number of crops that are drawn in one block, with mode "uniform". A block holds about as many voxels as these
+        crops together, and 8 blocks are drawn at a time, whose crops come in random order. So a chunk is fetched once
+        for all crops of its blocks, if ``Config(cache_bytes=sampler.cache_nbytes)`` keeps it. Each crop is as probable
+        as without blocks. By default 1: no blocks. Ranks of one configuration would share the blocks; rather give each
+        rank a sampler of its own seed.
     length : int, optional
         Samples of an epoch. By default the sequence is infinite, and is one epoch.
     epochs : int, optional
@@ -112,6 +128,7 @@ class CropSampler:
         mode: Literal["uniform", "foreground", "balanced"] = "uniform",
         foreground: float = 1.0,
         class_weights: Mapping[int, float] | None = None,
+        locality: int = 1,
         length: int | None = None,
         epochs: int = 1,
         seed: int = 0,
@@ -131,7 +148,10 @@ class CropSampler:
         self.volumes = tuple(_with_shape(volume) for volume in volumes)
         for volume in self.volumes:
             _check_fits(volume, self.shape)
-        self.mode, self.foreground = mode, foreground
+        self.mode, self.foreground, self.locality = mode, foreground, integer("locality", locality, 1)
+        if self.locality > 1 and mode != "uniform":
+            raise InvalidArgument(f"locality={locality} does nothing in mode {mode!r}: pass mode='uniform'")
+        self._group: tuple[tuple[int, int, int], list[_Block]] | None = None
         self.length = None if length is None else integer("length", length, 1, WORD)
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
@@ -185,11 +205,66 @@ class CropSampler:
         numbers = generator(CROP_STREAM, self.seed, epoch, index_in_epoch)
         if self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground):
             volume, start = self._draw_centred(numbers)
+        elif self.locality > 1:
+            volume, bounds = self._block_of(epoch, index_in_epoch)
+            start = [int(numbers.integers(*bound)) for bound in bounds]
         else:
-            volume = self.volumes[bisect_right(self._choice, numbers.random())]
-            start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_shape_of(volume), self.shape, strict=True)]
+            volume, start = self._draw_uniform(numbers)
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
         return Sample._drawn(volume.uri, aabb, volume.parts, index_in_epoch, epoch)
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Decoded bytes of the chunks of the volumes that the crops of 8 blocks, and of the next one, touch, at most.
+
+        For ``Config(cache_bytes=…)``; further parts of samples need memory of their own.
+        """
+        needed = []
+        for volume in self.volumes:
+            layout, spans = read_layout(open_source(volume.uri)), self._spans(volume)
+            counts = [
+                most_chunks(span + c - 1, chunk, n)
+                for span, c, chunk, n in zip(spans, self.shape, layout.chunk_shape, layout.shape, strict=True)
+            ]
+            needed.append(cache_nbytes((_BLOCKS + 1) * math.prod(counts), layout.chunk_nbytes))
+        return max(needed)
+
+    def _spans(self, volume: Volume) -> list[int]:
+        """Return the number of positions along each axis that a block has; blocks are equal, but for rounding."""
+        sizes_, shape = self.shape, _shape_of(volume)
+        spans, crops = [1] * len(shape), float(self.locality)
+        free = sorted((n / c, axis) for axis, (n, c) in enumerate(zip(shape, sizes_, strict=True)) if n > c)
+        for number, (most, axis) in enumerate(free):
+            side = min(most, crops ** (1 / (len(free) - number)))  # voxels of a block, in sizes of a crop
+            crops /= side
+            positions = shape[axis] - sizes_[axis] + 1
+            spans[axis] = math.ceil(positions / max(1, round(positions / (sizes_[axis] * (side - 1) + 1))))
+        return spans
+
+    def _block_of(self, epoch: int, index: int) -> _Block:
+        """Return the block in which a crop is drawn."""
+        group, place = divmod(index, _BLOCKS * self.locality)
+        key, held = (self.seed, epoch, group), self._group
+        if held is None or held[0] != key:
+            order = generator(ORDER_STREAM, *key).permutation(_BLOCKS * self.locality) // self.locality
+            blocks = [self._draw_block(generator(BLOCK_STREAM, *key[:2], group * _BLOCKS + k)) for k in range(_BLOCKS)]
+            held = self._group = key, [blocks[k] for k in order]
+        return held[1][place]
+
+    def _draw_block(self, numbers: np.random.Generator) -> _Block:
+        """Draw a block, with a probability in proportion to the positions of crops in it."""
+        volume, start = self._draw_uniform(numbers)
+        bounds = []
+        for first, span, n, c in zip(start, self._spans(volume), _shape_of(volume), self.shape, strict=True):
+            begin = first // span * span
+            bounds.append((begin, min(begin + span, n - c + 1)))
+        return volume, bounds
+
+    def _draw_uniform(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
+        """Draw a crop that lies inside a volume; return its volume and start."""
+        volume = self.volumes[bisect_right(self._choice, numbers.random())]
+        start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_shape_of(volume), self.shape, strict=True)]
+        return volume, start
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
         """Concatenate the cells of all volumes: a table for each class, or in mode foreground one for all classes."""

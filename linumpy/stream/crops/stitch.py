@@ -21,6 +21,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.errors import not_pickled
 from linumpy.io.open import open_source
+from linumpy.plan.grid.blocks import position_in_blocks
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
@@ -45,7 +46,7 @@ def positions(n: int, size: int, overlap: int) -> list[int]:
 
 
 class CropGrid:
-    """Crops that cover a volume, in C order; a sequence for :meth:`Pipeline.push`.
+    """Crops that cover a volume; a sequence for :meth:`Pipeline.push`.
 
     Parameters
     ----------
@@ -59,11 +60,15 @@ class CropGrid:
         Shape of the array; by default the array is opened to find it.
     parts : sequence of Part
         Further parts of the samples.
+    block : sequence of int, optional
+        Number of crops along each axis that come together: block after block in C order, and within a block in C order.
+        By default all crops are one block. With blocks of some crops along the first axis and few along the others,
+        less memory keeps the chunks that several crops touch, and a :class:`Stitcher` holds more unfinished planes.
 
     Raises
     ------
     InvalidArgument
-        `shape` or `overlap` does not fit the array, or an overlap is not smaller than the crop.
+        `shape`, `block` or `overlap` does not fit the array, or an overlap is not smaller than the crop.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class CropGrid:
         *,
         volume: Sequence[int] | None = None,
         parts: Iterable[Part] = (),
+        block: Sequence[int] | None = None,
     ) -> None:
         checked = with_absolute_paths(Sample(uri, ((0, 1),), parts=parts))  # type: ignore[arg-type]
         self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
@@ -88,11 +94,15 @@ class CropGrid:
             if n >= size:
                 raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {n})")
         self.starts = [positions(*axis) for axis in zip(self.volume, self.shape, shared, strict=True)]
+        self._counts = [len(starts) for starts in self.starts]
+        self.block = tuple(self._counts) if block is None else sizes(block, "block")
+        if len(self.block) != len(self.shape):
+            raise InvalidArgument(f"block={self.block} needs a number for each axis of {uri}, {self.volume}")
 
     @property
     def count(self) -> int:
         """Number of crops."""
-        return math.prod(map(len, self.starts))
+        return math.prod(self._counts)
 
     def __len__(self) -> int:
         return self.count
@@ -110,7 +120,7 @@ class CropGrid:
         """Return the index of a crop along each axis."""
         if not 0 <= index < self.count:
             raise IndexError(f"crop {index}: there are {self.count}")
-        return tuple(int(i) for i in np.unravel_index(index, [len(starts) for starts in self.starts]))
+        return position_in_blocks(index, self._counts, self.block)
 
 
 class Blend:
@@ -213,8 +223,9 @@ class Stitcher:
 
     Notes
     -----
-    Predictions may come in any order. The order of the grid takes the least memory: the planes of one crop, and up to
-    `planes` more. Sums are on the host or the device, where the predictions are. Each crop is added once.
+    Predictions may come in any order. The order of a grid without `block` takes the least memory: the planes of one
+    crop, and up to `planes` more; with `block` the planes of a block of crops. Sums are on the host or the device,
+    where the predictions are. Each crop is added once.
     """
 
     def __init__(self, grid: CropGrid, writer: Writer, *, window: Window = "linear", planes: int = 1) -> None:
