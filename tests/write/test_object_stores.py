@@ -74,7 +74,7 @@ def files(folder):
         {"codec": "none", "chunks": (16, 16, 16)},
         {"codec": "zstd+crc32c", "chunks": (8, 16, 16), "shards": (32, 16, 32), "levels": 2},
         {"ngff_version": "0.4", "codec": "blosc:lz4", "levels": 2},
-        {"compressors": zarr.codecs.GzipCodec(), "chunks": (20, 35, 50)},
+        {"compressors": zarr.codecs.BloscCodec(cname="blosclz"), "chunks": (20, 35, 50)},
     ],
 )  # fmt: skip
 def test_objects_are_those_of_a_folder(bucket, tmp_path, how):
