@@ -22,8 +22,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from linumpy import cli
+from linumpy.errors import LinumpyError
+
+if TYPE_CHECKING:
+    import zarr
 
 
 def _options(parser: cli.Parser) -> None:
@@ -38,7 +44,7 @@ def _options(parser: cli.Parser) -> None:
     parser.add_argument(
         "--for", type=_crops, dest="crop", metavar="crops:Z,Y,X",
         help="Choose the chunks, and the shards from NGFF 0.5 on, for which random crops of this shape decode the "
-        "fewest bytes; --chunks and --shards precede. linum-stream-info says what they save.",
+        "fewest bytes; --chunks and --shards precede. What such crops cost is printed before anything is read.",
     )  # fmt: skip
     cli.add_ngff_argument(parser)
     parser.add_argument(
@@ -66,10 +72,14 @@ def _crops(text: str) -> tuple[int, ...]:
 
 
 def _convert(parsed: cli.Namespace) -> None:
+    from linumpy.io.open import open_source
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
     command = cli.TileCommand(parsed)
+    if parsed.crop is not None:
+        with suppress(LinumpyError, OSError):  # a TIFF stack or a plate is no array
+            _print_cost(open_source(parsed.input), parsed.crop)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards, crop=parsed.crop,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
@@ -78,6 +88,15 @@ def _convert(parsed: cli.Namespace) -> None:
         distributed=parsed.distributed,
     )  # fmt: skip
     command.close(sizes_of(parsed.output)[0])
+
+
+def _print_cost(array: zarr.Array, crop: tuple[int, ...]) -> None:
+    """Print what crops of an array cost, and with the chunks that are proposed."""
+    from linumpy.io.layout import read_layout, stored_chunks
+    from linumpy.plan.crops import crop_cost, table
+
+    crop = (1,) * (array.ndim - len(crop)) + tuple(map(min, crop, array.shape[-len(crop) :]))
+    print(table([crop_cost(read_layout(array), crop, stored_chunks(array))]))
 
 
 main = cli.Command("linum-convert", __doc__, _options, _convert)

@@ -151,6 +151,7 @@ def test_linum_convert_for_crops(tmp_path, capsys):
     write_omezarr(tmp_path / "a", values, (1, 1, 1), chunks=(4, 140, 150), levels=2)
     main = load("linum_convert").main
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--for", "crops:16,32,32"]) == 0
+    assert "better: chunks" in capsys.readouterr().out
     levels = open_image(tmp_path / "b").levels
     np.testing.assert_array_equal(levels[0][...], values)
     for level in levels:
