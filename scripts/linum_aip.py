@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Take the average intensity projection of an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and writes the mean along z as an OME-Zarr image (float32)
@@ -12,8 +11,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 
@@ -39,6 +36,3 @@ def _project(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-aip", __doc__, _options, _project)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the average intensity projection of an OCT mosaic as a PNG of 16 bits.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and takes the mean along z. Intensities from the 0.1st to
@@ -11,8 +10,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 
@@ -36,6 +33,3 @@ def _project(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-aip-png", __doc__, _options, _project)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check the mosaic grids of a brain and its tables, before a run of hours.
 
 FOLDER holds the mosaic grids as OME-Zarr with axes z, y, x, one for each slice, numbered from the top down: by the
@@ -12,7 +11,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -46,6 +44,3 @@ def _check(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-check-slices", __doc__, _options, _check)
-
-if __name__ == "__main__":
-    sys.exit(main())

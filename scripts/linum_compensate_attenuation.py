@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compensate the attenuation of light along z of an OCT volume, or write its attenuation coefficients.
 
 First divides out the loss of the beam outside of its focus and the fall-off of sensitivity, then computes the
@@ -15,7 +14,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -56,6 +54,3 @@ def _compensate(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-compensate-attenuation", __doc__, _options, _compensate)
-
-if __name__ == "__main__":
-    sys.exit(main())

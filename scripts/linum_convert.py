@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Store an OME-Zarr image, or a TIFF stack, in other chunks, shards, codecs, or another version of NGFF.
 
 Copies all resolutions, labels and metadata of an image, or any other Zarr group, such as a plate. Blocks are decoded
@@ -18,8 +17,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 
@@ -67,6 +64,3 @@ def _convert(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-convert", __doc__, _options, _convert)
-
-if __name__ == "__main__":
-    sys.exit(main())

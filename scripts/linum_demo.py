@@ -19,7 +19,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from linumpy import cli
@@ -56,6 +55,3 @@ def _demo(arguments: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-demo", __doc__, _options, _demo)
-
-if __name__ == "__main__":
-    sys.exit(main())

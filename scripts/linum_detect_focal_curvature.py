@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find and correct the focal curvature of an OCT mosaic.
 
 The focal plane of an objective is slightly curved, so that a flat surface looks like a bowl in every tile. This command
@@ -20,7 +19,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -56,6 +54,3 @@ def _detect(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-detect-focal-curvature", __doc__, _options, _detect)
-
-if __name__ == "__main__":
-    sys.exit(main())

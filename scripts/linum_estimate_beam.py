@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate the beam, the background and the attenuation that all slices of an OCT brain share.
 
 A beam outside of its focus darkens tissue as its attenuation does, so they cannot be told from each other in one mean
@@ -14,7 +13,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -51,6 +49,3 @@ def _estimate(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-beam", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate the uneven illumination that the tiles of several OCT mosaics share, such as the slices of a brain.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. More
@@ -12,7 +11,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -50,6 +48,3 @@ def _estimate(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-illumination", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find the positions of the tiles of an OCT mosaic grid by their overlaps.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
@@ -18,8 +17,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 from linumpy.mosaic.options import Positions
@@ -44,6 +41,3 @@ def _estimate(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-estimate-transform", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find the surface of the tissue in an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
@@ -21,7 +20,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -47,6 +45,3 @@ def _find(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-find-tissue-interface", __doc__, _options, _find)
-
-if __name__ == "__main__":
-    sys.exit(main())

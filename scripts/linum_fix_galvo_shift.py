@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Correct the galvo shift of an OCT mosaic: rotate the columns of its tiles back.
 
 INPUT is a mosaic grid as OME-Zarr with axes z, y, x. If the camera starts its lines late or early, the columns of all
@@ -11,8 +10,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 from linumpy.mosaic.options import Galvo
@@ -35,6 +32,3 @@ def _fix(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-fix-galvo-shift", __doc__, _options, _fix)
-
-if __name__ == "__main__":
-    sys.exit(main())

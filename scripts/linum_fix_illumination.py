@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate and correct the uneven illumination of the tiles of an OCT mosaic.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. This
@@ -15,7 +14,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -54,6 +52,3 @@ def _fix(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-fix-illumination", __doc__, _options, _fix)
-
-if __name__ == "__main__":
-    sys.exit(main())

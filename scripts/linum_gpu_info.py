@@ -8,7 +8,6 @@ For example:
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -75,6 +74,3 @@ def _warm_up() -> None:
 
 
 main = cli.Command("linum-gpu-info", __doc__, _options, _print)
-
-if __name__ == "__main__":
-    sys.exit(main())

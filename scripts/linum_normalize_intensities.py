@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Normalise the intensities of an OCT volume between two percentiles.
 
 Maps two percentiles of each plane along z, or of the whole slice, to 0 and 1. Reads an OME-Zarr volume with axes z, y
@@ -12,8 +11,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 from linumpy.mosaic.options import Normalization
@@ -42,6 +39,3 @@ def _normalize(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-normalize-intensities", __doc__, _options, _normalize)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Take the mosaic grids of a brain to one volume, all stages, here or on a dask cluster.
 
 RUN is a TOML, YAML or JSON file. It names the folder of the mosaic grids, one for each slice, and the folder of the
@@ -26,7 +25,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -54,6 +52,3 @@ def _run(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-pipeline", __doc__, _options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
@@ -17,7 +16,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -61,6 +59,3 @@ def _register(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-register-pairwise", __doc__, _options, _register)
-
-if __name__ == "__main__":
-    sys.exit(main())

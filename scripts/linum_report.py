@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write a report of a folder of results as one HTML page.
 
 The page begins with warnings: those that stages wrote, stages that were left out, rejected registrations, clipping,
@@ -17,7 +16,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -46,6 +44,3 @@ def _report(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-report", __doc__, _options, _report)
-
-if __name__ == "__main__":
-    sys.exit(main())

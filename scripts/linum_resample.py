@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Resample an OME-Zarr image of any size to another voxel spacing, or onto the grid of another image.
 
 Reads an OME-Zarr image with two or three axes of space block by block, each time and channel separately, and writes
@@ -30,7 +29,6 @@ For example:
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from linumpy import cli
@@ -112,6 +110,3 @@ def _resample(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-resample", __doc__, _options, _resample)
-
-if __name__ == "__main__":
-    sys.exit(main())

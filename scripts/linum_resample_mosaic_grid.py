@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Resample an OCT mosaic grid to another voxel spacing, tile by tile.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
@@ -14,8 +13,6 @@ For example:
 """
 
 from __future__ import annotations
-
-import sys
 
 from linumpy import cli
 
@@ -39,6 +36,3 @@ def _resample(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-resample-mosaic-grid", __doc__, _options, _resample)
-
-if __name__ == "__main__":
-    sys.exit(main())

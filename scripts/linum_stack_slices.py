@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down. TRANSFORMS is the file that
@@ -13,7 +12,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -46,6 +44,3 @@ def _stack(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-stack-slices", __doc__, _options, _stack)
-
-if __name__ == "__main__":
-    sys.exit(main())

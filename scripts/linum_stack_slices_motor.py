@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stack OCT slices into one volume, by the shifts of the motor and by their overlaps along z.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
@@ -19,7 +18,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -57,6 +55,3 @@ def _stack(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-stack-slices-motor", __doc__, _options, _stack)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stitch the tiles of an OCT mosaic grid into one volume.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: overlapping tiles side by side along y and x, each of
@@ -13,7 +12,6 @@ For example:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -45,6 +43,3 @@ def _stitch(parsed: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-stitch-3d", __doc__, _options, _stitch)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate the read amplification of random crops of arrays, and the chunk shape with the least amplification.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -45,6 +43,3 @@ def _print(arguments: cli.Namespace) -> None:
 
 
 main = cli.Command("linum-stream-info", __doc__, _options, _print)
-
-if __name__ == "__main__":
-    sys.exit(main())

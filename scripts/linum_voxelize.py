@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
@@ -17,7 +16,6 @@ For example:
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from linumpy import cli
@@ -70,6 +68,3 @@ def _voxelize(parsed: argparse.Namespace) -> None:
 
 
 main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -210,7 +210,7 @@ def test_killed_and_started_again(tmp_path):
     text += 'skip = ["focal", "shading", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
-    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--device=cpu"]
+    command = [sys.executable, "-m", "linumpy_scripts.linum", "pipeline", tmp_path / "killed.toml", "--device=cpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout.readline().startswith("galvo of slice_z00")
     process.send_signal(signal.SIGKILL)
