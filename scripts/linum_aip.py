@@ -15,14 +15,6 @@ from __future__ import annotations
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write.")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_codec_argument(parser)
-    cli.add_tile_arguments(parser)
-
-
 def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
@@ -35,4 +27,8 @@ def _project(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-aip", __doc__, _options, _project)
+main = cli.Command(
+    "linum-aip", __doc__, _project,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr image to write."),
+    *cli.shared("level", *cli.VOLUME, "codec", *cli.TILES, channel="all", time="all"),
+)  # fmt: skip

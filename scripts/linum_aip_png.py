@@ -14,13 +14,6 @@ from __future__ import annotations
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "Picture to write.")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
-
-
 def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
 
@@ -32,4 +25,8 @@ def _project(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-aip-png", __doc__, _options, _project)
+main = cli.Command(
+    "linum-aip-png", __doc__, _project,
+    *cli.paths("OME-Zarr volume.", "Picture to write."),
+    *cli.shared("level", *cli.VOLUME, *cli.TILES),
+)  # fmt: skip

@@ -16,16 +16,6 @@ from pathlib import Path
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the mosaic grids.")
-    cli.add_slice_tables(parser, shifts="")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
-    )
-    cli.add_common_arguments(parser)
-
-
 def _check(parsed: cli.Namespace) -> None:
     from linumpy.io.output.files import check_file, replacing
     from linumpy.mosaic.io.slice_table import check_mosaics
@@ -43,4 +33,12 @@ def _check(parsed: cli.Namespace) -> None:
     print(f"{parsed.input}: {len(slices)} slices can be processed")
 
 
-main = cli.Command("linum-check-slices", __doc__, _options, _check)
+main = cli.Command(
+    "linum-check-slices", __doc__, _check,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the mosaic grids."),
+    *cli.shared("shifts", "slice_config", "tile_shape"),
+    cli.Option(
+        "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
+    ),
+    *cli.shared("verbose", "overwrite"),
+)  # fmt: skip

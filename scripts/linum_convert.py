@@ -21,33 +21,6 @@ from __future__ import annotations
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr image, array, or TIFF.", "OME-Zarr image to write.")
-    cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
-    sizes = "along the axes of space; 1 along the others."
-    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {sizes} [as the input's]")
-    parser.add_argument(
-        "--shards", type=int, nargs="+", metavar="N",
-        help=f"Shards {sizes} [as the input's; with --chunks none]",
-    )  # fmt: skip
-    cli.add_ngff_argument(parser)
-    parser.add_argument(
-        "--spacing", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--missing", choices=("error", "fill"), default="error",
-        help="Planes of a TIFF stack that are in no file are an error, or are written as 0. [%(default)s]",
-    )  # fmt: skip
-    cli.add_levels_argument(parser)
-    parser.add_argument(
-        "--downsampling", choices=("mean", "label", "nearest"),
-        help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
-    )  # fmt: skip
-    cli.add_memory_argument(parser)
-    cli.add_tile_arguments(parser)
-
-
 def _convert(parsed: cli.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
@@ -63,4 +36,29 @@ def _convert(parsed: cli.Namespace) -> None:
     command.close(sizes_of(parsed.output)[0])
 
 
-main = cli.Command("linum-convert", __doc__, _options, _convert)
+_SIZES = "along the axes of space; 1 along the others."
+main = cli.Command(
+    "linum-convert", __doc__, _convert,
+    *cli.paths("OME-Zarr image, array, or TIFF.", "OME-Zarr image to write."),
+    *cli.shared("codec", codec="as the input's; of TIFF zstd"),
+    cli.Option("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {_SIZES} [as the input's]"),
+    cli.Option(
+        "--shards", type=int, nargs="+", metavar="N",
+        help=f"Shards {_SIZES} [as the input's; with --chunks none]",
+    ),
+    *cli.shared("ngff_version"),
+    cli.Option(
+        "--spacing", type=float, nargs="+", metavar="UM",
+        help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
+    ),
+    cli.Option(
+        "--missing", choices=("error", "fill"), default="error",
+        help="Planes of a TIFF stack that are in no file are an error, or are written as 0. [%(default)s]",
+    ),
+    *cli.shared("levels"),
+    cli.Option(
+        "--downsampling", choices=("mean", "label", "nearest"),
+        help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
+    ),
+    *cli.shared("memory", *cli.TILES),
+)  # fmt: skip

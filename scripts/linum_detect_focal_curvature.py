@@ -25,18 +25,6 @@ from linumpy import cli
 from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--report", type=Path, metavar="PICTURE",
-        help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
-    )  # fmt: skip
-    cli.add_record(parser, FocalCorrection)
-    cli.add_record(parser, SurfaceMethod, "surface detection")
-    cli.add_image_arguments(parser)
-
-
 def _detect(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.focal import correct_mosaic
 
@@ -53,4 +41,15 @@ def _detect(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-detect-focal-curvature", __doc__, _options, _detect)
+main = cli.Command(
+    "linum-detect-focal-curvature", __doc__, _detect,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    *cli.shared("tile_shape"),
+    cli.Option(
+        "--report", type=Path, metavar="PICTURE",
+        help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
+    ),
+    *cli.options_of(FocalCorrection),
+    *cli.options_of(SurfaceMethod, "surface detection"),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

@@ -22,14 +22,6 @@ from linumpy import cli
 from linumpy.mosaic.options import Positions
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr mosaic grid.", "File to write: .json or .csv.")
-    cli.add_record(parser, Positions)
-    cli.add_tile_shape_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
-
-
 def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.registration.position_files import table_of
@@ -40,4 +32,9 @@ def _estimate(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-estimate-transform", __doc__, _options, _estimate)
+main = cli.Command(
+    "linum-estimate-transform", __doc__, _estimate,
+    *cli.paths("OME-Zarr mosaic grid.", "File to write: .json or .csv."),
+    *cli.options_of(Positions),
+    *cli.shared("tile_shape", *cli.VOLUME, *cli.TILES),
+)  # fmt: skip

@@ -26,16 +26,6 @@ from linumpy import cli
 from linumpy.mosaic.options import SurfaceMethod
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write: depth in µm.")
-    parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_record(parser, SurfaceMethod, "surface detection")
-    cli.add_codec_argument(parser)
-    cli.add_tile_arguments(parser)
-
-
 def _find(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.surface import find_mosaic_surface
 
@@ -44,4 +34,11 @@ def _find(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-find-tissue-interface", __doc__, _options, _find)
+main = cli.Command(
+    "linum-find-tissue-interface", __doc__, _find,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr image to write: depth in µm."),
+    cli.Option("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg)."),
+    *cli.shared("level", *cli.VOLUME, channel="all", time="all"),
+    *cli.options_of(SurfaceMethod, "surface detection"),
+    *cli.shared("codec", *cli.TILES),
+)  # fmt: skip

@@ -15,13 +15,6 @@ from linumpy import cli
 from linumpy.mosaic.options import Galvo
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "Mosaic grid to read.", "OME-Zarr mosaic to write.")
-    cli.add_record(parser, Galvo)
-    cli.add_tile_shape_argument(parser)
-    cli.add_image_arguments(parser)
-
-
 def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.galvo import fix_galvo_shift
 
@@ -31,4 +24,9 @@ def _fix(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-fix-galvo-shift", __doc__, _options, _fix)
+main = cli.Command(
+    "linum-fix-galvo-shift", __doc__, _fix,
+    *cli.paths("Mosaic grid to read.", "OME-Zarr mosaic to write."),
+    *cli.options_of(Galvo),
+    *cli.shared("tile_shape", *cli.IMAGE),
+)  # fmt: skip

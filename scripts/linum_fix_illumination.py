@@ -20,21 +20,6 @@ from linumpy import cli
 from linumpy.correction.shading import ShadingOptions
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
-    parser.add_argument(
-        "--fields", type=Path, metavar="FILE",
-        help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
-    )  # fmt: skip
-    cli.add_record(parser, ShadingOptions, "estimating illumination")
-    parser.add_argument(
-        "--max-tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
-    )
-    cli.add_image_arguments(parser)
-
-
 def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.illumination import bytes_to_read, fix_illumination, read_fields, summary_of
     from linumpy.mosaic.io.image import open_mosaic
@@ -51,4 +36,15 @@ def _fix(parsed: cli.Namespace) -> None:
     command.close(nbytes)
 
 
-main = cli.Command("linum-fix-illumination", __doc__, _options, _fix)
+main = cli.Command(
+    "linum-fix-illumination", __doc__, _fix,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    *cli.shared("tile_shape"),
+    cli.Option("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg)."),
+    cli.Option(
+        "--fields", type=Path, metavar="FILE",
+        help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
+    ),
+    *cli.options_of(ShadingOptions, "estimating illumination"),
+    *cli.shared("max_tiles", *cli.IMAGE),
+)  # fmt: skip

@@ -18,17 +18,6 @@ from linumpy.core.reader import READS_VARIABLE, max_reads
 from linumpy.errors import LinumpyError
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument(
-        "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
-    )
-    parser.add_argument(
-        "--warm-up", action="store_true",
-        help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
-        "(LINUMPY_KERNEL_CACHE names the folder).",
-    )  # fmt: skip
-
-
 def _print(arguments: cli.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
@@ -73,4 +62,14 @@ def _warm_up() -> None:
     print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 
 
-main = cli.Command("linum-gpu-info", __doc__, _options, _print)
+main = cli.Command(
+    "linum-gpu-info", __doc__, _print,
+    cli.Option(
+        "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
+    ),
+    cli.Option(
+        "--warm-up", action="store_true",
+        help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
+        "(LINUMPY_KERNEL_CACHE names the folder).",
+    ),
+)  # fmt: skip

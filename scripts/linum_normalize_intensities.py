@@ -16,16 +16,6 @@ from linumpy import cli
 from linumpy.mosaic.options import Normalization
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    parser.add_argument(
-        "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
-        help="Percentiles that become 0 and 1. [1 99]",
-    )  # fmt: skip
-    cli.add_record(parser, Normalization)
-    cli.add_image_arguments(parser)
-
-
 def _normalize(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.intensities import normalize_intensities
 
@@ -38,4 +28,13 @@ def _normalize(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-normalize-intensities", __doc__, _options, _normalize)
+main = cli.Command(
+    "linum-normalize-intensities", __doc__, _normalize,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    cli.Option(
+        "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
+        help="Percentiles that become 0 and 1. [1 99]",
+    ),
+    *cli.options_of(Normalization),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

@@ -31,11 +31,6 @@ from pathlib import Path
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file.")
-    cli.add_tile_arguments(parser)
-
-
 def _run(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.runner import run_pipeline
     from linumpy.pipeline.settings import read_run
@@ -51,4 +46,8 @@ def _run(parsed: cli.Namespace) -> None:
     print(f"results in {run.output}")
 
 
-main = cli.Command("linum-pipeline", __doc__, _options, _run)
+main = cli.Command(
+    "linum-pipeline", __doc__, _run,
+    cli.Option("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file."),
+    *cli.shared(*cli.TILES),
+)  # fmt: skip

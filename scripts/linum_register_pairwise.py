@@ -22,19 +22,6 @@ from linumpy import cli
 from linumpy.mosaic.options import Alignment
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
-    cli.add_record(parser, Alignment)
-    cli.add_slice_tables(parser, shifts=": where the search begins")
-    parser.add_argument(
-        "--scene", action="store_true",
-        help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
-    )  # fmt: skip
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
-
-
 def _register(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.alignment.register import register_slices
     from linumpy.mosaic.alignment.transforms import check_scene, write_scene
@@ -58,4 +45,15 @@ def _register(parsed: cli.Namespace) -> None:
     command.close_files(f"{len(transforms.slices)} slices, ")
 
 
-main = cli.Command("linum-register-pairwise", __doc__, _options, _register)
+main = cli.Command(
+    "linum-register-pairwise", __doc__, _register,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="JSON file to write."),
+    *cli.options_of(Alignment),
+    *cli.shared("shifts", "slice_config"),
+    cli.Option(
+        "--scene", action="store_true",
+        help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
+    ),
+    *cli.shared(*cli.VOLUME, *cli.TILES),
+)  # fmt: skip

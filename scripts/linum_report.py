@@ -21,16 +21,6 @@ from pathlib import Path
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="HTML page to write.")
-    parser.add_argument(
-        "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
-    )
-    cli.add_device_argument(parser)
-    cli.add_common_arguments(parser)
-
-
 def _report(parsed: cli.Namespace) -> None:
     from linumpy.pipeline.settings import read_run
     from linumpy.quality.report import write_report
@@ -43,4 +33,12 @@ def _report(parsed: cli.Namespace) -> None:
     print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
 
 
-main = cli.Command("linum-report", __doc__, _options, _report)
+main = cli.Command(
+    "linum-report", __doc__, _report,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="HTML page to write."),
+    cli.Option(
+        "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
+    ),
+    *cli.shared("device", "verbose", "overwrite"),
+)  # fmt: skip

@@ -17,16 +17,6 @@ from __future__ import annotations
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr mosaic grid.", "OME-Zarr mosaic grid to write.")
-    parser.add_argument(
-        "--resolution", type=float, nargs="+", required=True, metavar="UM",
-        help="New voxel spacing in µm: one number, or three, along z, y and x.",
-    )  # fmt: skip
-    cli.add_tile_shape_argument(parser)
-    cli.add_image_arguments(parser, all_of_them=True)
-
-
 def _resample(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
@@ -35,4 +25,12 @@ def _resample(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-resample-mosaic-grid", __doc__, _options, _resample)
+main = cli.Command(
+    "linum-resample-mosaic-grid", __doc__, _resample,
+    *cli.paths("OME-Zarr mosaic grid.", "OME-Zarr mosaic grid to write."),
+    cli.Option(
+        "--resolution", type=float, nargs="+", required=True, metavar="UM",
+        help="New voxel spacing in µm: one number, or three, along z, y and x.",
+    ),
+    *cli.shared("tile_shape", *cli.IMAGE, channel="all", time="all"),
+)  # fmt: skip

@@ -17,17 +17,6 @@ from pathlib import Path
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    parser.add_argument(
-        "--resolution", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
-    )  # fmt: skip
-    cli.add_image_arguments(parser)
-
-
 def _stack(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.common_space import open_stack, stack_registered
 
@@ -43,4 +32,14 @@ def _stack(parsed: cli.Namespace) -> None:
     command.close(sum(image.nbytes for image in images))
 
 
-main = cli.Command("linum-stack-slices", __doc__, _options, _stack)
+main = cli.Command(
+    "linum-stack-slices", __doc__, _stack,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    cli.Option(
+        "--resolution", type=float, nargs="+", metavar="UM",
+        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
+    ),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

@@ -24,19 +24,6 @@ from linumpy import cli
 from linumpy.mosaic.options import ZSearch
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    cli.add_record(parser, ZSearch)
-    parser.add_argument(
-        "--decisions", type=Path, metavar="CSV",
-        help="Table of decisions to write. [beside OUTPUT, ending in _decisions.csv]",
-    )  # fmt: skip
-    cli.add_slice_tables(parser)
-    cli.add_image_arguments(parser)
-
-
 def _stack(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.io.slice_table import find_slices, open_slices
     from linumpy.mosaic.slices import stack_mosaics
@@ -54,4 +41,15 @@ def _stack(parsed: cli.Namespace) -> None:
     command.close(stack.nbytes)
 
 
-main = cli.Command("linum-stack-slices-motor", __doc__, _options, _stack)
+main = cli.Command(
+    "linum-stack-slices-motor", __doc__, _stack,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    *cli.options_of(ZSearch),
+    cli.Option(
+        "--decisions", type=Path, metavar="CSV",
+        help="Table of decisions to write. [beside OUTPUT, ending in _decisions.csv]",
+    ),
+    *cli.shared("slice_config", *cli.IMAGE),
+)  # fmt: skip

@@ -18,18 +18,6 @@ from linumpy import cli
 from linumpy.mosaic.options import Stitch
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid.")
-    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    cli.add_record(parser, Stitch)
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--chunks", type=int, nargs=3, metavar="N", help="Chunks of the volume. [at most 8 MiB, about cubes]"
-    )
-    cli.add_image_arguments(parser)
-
-
 def _stitch(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
@@ -42,4 +30,15 @@ def _stitch(parsed: cli.Namespace) -> None:
     command.close(stitched.nbytes)
 
 
-main = cli.Command("linum-stitch-3d", __doc__, _options, _stitch)
+main = cli.Command(
+    "linum-stitch-3d", __doc__, _stitch,
+    cli.Option("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid."),
+    cli.Option("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    *cli.options_of(Stitch),
+    *cli.shared("tile_shape"),
+    cli.Option(
+        "--chunks", type=int, nargs=3, metavar="N", help="Chunks of the volume. [at most 8 MiB, about cubes]"
+    ),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

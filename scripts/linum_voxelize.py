@@ -21,29 +21,6 @@ from pathlib import Path
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="MESH", help="File with triangles.")
-    parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr label image to write.")
-    parser.add_argument(
-        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
-    )
-    parser.add_argument(
-        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("Z", "Y", "X"),
-        help="Shift of the mesh's coordinates in µm. [0 0 0]",
-    )  # fmt: skip
-    parser.add_argument("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]")
-    parser.add_argument(
-        "--fill-holes", action=argparse.BooleanOptionalAction, default=True,
-        help="Fill a mesh that is not watertight. [on]",
-    )  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser, "zstd")
-    cli.add_spacing_argument(parser)
-    cli.add_tile_arguments(parser)
-
-
 def _voxelize(parsed: argparse.Namespace) -> None:
     import numpy as np
 
@@ -67,4 +44,23 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     command.close(result.nbytes)
 
 
-main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)
+main = cli.Command(
+    "linum-voxelize", __doc__, _voxelize,
+    cli.Option("input", type=Path, metavar="MESH", help="File with triangles."),
+    cli.Option("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="OME-Zarr label image to write."),
+    cli.Option(
+        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
+    ),
+    cli.Option(
+        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("Z", "Y", "X"),
+        help="Shift of the mesh's coordinates in µm. [0 0 0]",
+    ),
+    cli.Option("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]"),
+    cli.Option(
+        "--fill-holes", action=argparse.BooleanOptionalAction, default=True,
+        help="Fill a mesh that is not watertight. [on]",
+    ),
+    cli.Option("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]"),
+    *cli.shared("levels", "codec", "spacing", *cli.TILES, codec="zstd"),
+)  # fmt: skip
