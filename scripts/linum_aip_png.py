@@ -18,8 +18,7 @@ def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
 
     command = cli.TileCommand(parsed)
-    projection = command.call("projection", project_mosaic_to_png, parsed.input, parsed.output)
-    black, white = projection.window or (0.0, 0.0)
+    black, white = command.call("projection", project_mosaic_to_png, parsed.input, parsed.output)
     low, high = WINDOW
     print(f"black is {black:.6g}, white {white:.6g}: percentiles {low} and {high}; values beyond are clipped")
     command.close()

@@ -18,7 +18,7 @@ from linumpy import cli
 
 
 def _stack(parsed: cli.Namespace) -> None:
-    from linumpy.mosaic.common_space import open_stack, stack_registered
+    from linumpy.mosaic.alignment.stack import open_stack, stack_registered
 
     command = cli.TileCommand(parsed)
     steps, new_spacing = parsed.resolution, cli.new_spacing(parsed)

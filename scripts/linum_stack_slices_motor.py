@@ -32,13 +32,14 @@ def _stack(parsed: cli.Namespace) -> None:
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
     slices = open_slices(find_slices(parsed.input, parsed.slice_config), **cli.volume_options(parsed))
-    stack = command.call(
+    nbytes = sum(image.nbytes for image in slices.values())
+    _, rows = command.call(
         "stack", stack_mosaics, parsed.input, parsed.shifts, parsed.output, search, decisions=decisions,
-        slice_config=parsed.slice_config, nbytes=sum(image.nbytes for image in slices.values()),
+        slice_config=parsed.slice_config, nbytes=nbytes,
     )  # fmt: skip
-    mended = sum(row.mended for row in stack.decisions)
-    print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
-    command.close(stack.nbytes)
+    mended = sum(row.mended for row in rows)
+    print(f"{len(rows)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
+    command.close(nbytes)
 
 
 main = cli.Command(

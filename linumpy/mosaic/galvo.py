@@ -23,7 +23,7 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
-from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
 from linumpy.mosaic.io.tiles import tile_shape as box_size
 from linumpy.resample.tile_work import TileWork
@@ -121,14 +121,14 @@ def find_galvo_shift(
     source: str | Path,
     *,
     tile_shape: Sequence[int] | None = None,
-    **common: Unpack[StepOptions],
+    device: str | None = "auto",
 ) -> GalvoShift:
     """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 
     Raises `FileNotFoundError`, `SourceError`, `MetadataError`, `ValueError`, `GpuUnavailableError`: As
     :func:`fix_galvo_shift`.
     """
-    step = Step(**common)
+    step = Step(device=device)
     image, tile = _open(source, tile_shape, step)
     with step.work() as work:
         return _detect(image, tile, work)

@@ -22,7 +22,7 @@ from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.io.image import needed_tile
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.step import Step, StepOptions
+from linumpy.mosaic.io.step import Step, TileOptions
 from linumpy.mosaic.io.tiles import whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, check_search, locate_tiles
@@ -46,7 +46,7 @@ def estimate_positions(
     overlap: float = 0.2,
     min_evidence: float = MIN_EVIDENCE,
     tile_shape: tuple[int, int] | None = None,
-    **common: Unpack[StepOptions],
+    **common: Unpack[TileOptions],
 ) -> TilePositions:
     """Find the positions of the tiles of an OME-Zarr mosaic grid.
 
@@ -62,7 +62,7 @@ def estimate_positions(
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     **common
-        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
+        :class:`~linumpy.mosaic.io.step.TileOptions`, which also says what is raised.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def estimate_positions(
         Positions in voxels along the lateral axes, in the order of the mosaic's axes.
     """
     check_search(overlap, min_evidence)
-    step = Step(**common)
+    step = Step.of(TileOptions, common)
     image = step.open(source, one="positions are those of the tiles of one volume")
     if output is not None:
         check_positions_file(output, overwrite=step.overwrite)

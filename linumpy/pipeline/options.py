@@ -57,7 +57,7 @@ class Attenuation(Declared):
 
 @dataclass(frozen=True)
 class Stack(Declared):
-    """Options of ``stack``: :func:`linumpy.mosaic.common_space.stack_registered`."""
+    """Options of ``stack``: :func:`linumpy.mosaic.alignment.stack.stack_registered`."""
 
     new_spacing: Spacing | None = None
 

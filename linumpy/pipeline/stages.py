@@ -300,7 +300,7 @@ def _register(task: Task, where: Where) -> None:
 
 
 def _stack(task: Task, where: Where) -> None:
-    from linumpy.mosaic.common_space import stack_registered
+    from linumpy.mosaic.alignment.stack import stack_registered
 
     folder = task.outputs["stack"].parent / "slices"
     _link_slices(folder, task.inputs["image"])

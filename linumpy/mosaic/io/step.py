@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StepOptions(TypedDict, total=False):
-    """Keyword parameters of every step; a step ignores those that it has no use for.
+    """Keyword parameters of every step.
 
     Every step raises FileExistsError for an existing output, FileNotFoundError and SourceError for a source that cannot
     be read, MetadataError for one whose metadata lack what is needed, ValueError or TypeError for parameters that do
@@ -46,12 +46,6 @@ class StepOptions(TypedDict, total=False):
         Where voxels are read to and computed; ``"auto"`` is the GPU if there is one.
     overwrite : bool
         Whether to replace existing outputs.
-    progress : callable, optional
-        Called with the number of bytes done since the last call; their sum is the bytes of the source, unless the step
-        says otherwise.
-    tile_bytes : int, optional
-        Approximate bytes of the boxes that are read, computed and written one by one; by default 256 MiB on a GPU and
-        32 MiB on the CPU. About three are in memory.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
         compute; this process writes. With ``"cuda"`` each worker needs a GPU; ``"auto"`` uses GPUs if all have one.
@@ -62,13 +56,28 @@ class StepOptions(TypedDict, total=False):
     spacing: Sequence[float] | None
     device: str | None
     overwrite: bool
-    progress: Progress | None
-    tile_bytes: int | None
     distributed: Client | Cluster | str | None
 
 
-class ImageOptions(StepOptions, total=False):
-    """Keyword parameters of every step that writes an OME-Zarr image, besides :class:`StepOptions`.
+class TileOptions(StepOptions, total=False):
+    """Keyword parameters of every step that reads a mosaic box by box, besides :class:`StepOptions`.
+
+    Attributes
+    ----------
+    progress : callable, optional
+        Called with the number of bytes done since the last call; their sum is the bytes of the source, unless the step
+        says otherwise.
+    tile_bytes : int, optional
+        Approximate bytes of the boxes that are read, computed and written one by one; by default 256 MiB on a GPU and
+        32 MiB on the CPU. About three are in memory.
+    """
+
+    progress: Progress | None
+    tile_bytes: int | None
+
+
+class ImageOptions(TileOptions, total=False):
+    """Keyword parameters of every step that writes an OME-Zarr image, besides :class:`TileOptions`.
 
     Attributes
     ----------
@@ -98,6 +107,14 @@ class Step:
     progress: Progress | None = None
     tile_bytes: int | None = None
     distributed: Client | Cluster | str | None = None
+
+    @classmethod
+    def of(cls, options: type, common: Mapping[str, Any]) -> Step:
+        """Make a step that writes no image. `TypeError`: a parameter that is none of `options`."""
+        known: frozenset[str] = options.__optional_keys__  # type: ignore[attr-defined]
+        for name in common.keys() - known:
+            raise TypeError(f"{name}=: this step has no use for it, but for {', '.join(sorted(known))}")
+        return cls(**common)
 
     @property
     def selection(self) -> dict[str, Any]:
