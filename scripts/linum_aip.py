@@ -10,8 +10,6 @@ For example:
   linum-aip mosaic.ome.zarr aip.ome.zarr --channel 0 --spacing 5 10 10
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 
 

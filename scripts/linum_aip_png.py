@@ -9,8 +9,6 @@ For example:
   linum-aip-png mosaic.ome.zarr aip.png --level 2 --device cpu
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 
 

@@ -4,8 +4,6 @@
 linumpy is installed from it by "pip install --editable".
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Time reading a Zarr array into GPU memory: another name of "linum-benchmark read"."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

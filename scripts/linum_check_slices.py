@@ -9,8 +9,6 @@ For example:
   linum-check-slices mosaics --shifts shifts_xy.csv --slice-config slice_config.csv --tile-shape 512 512
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -12,8 +12,6 @@ For example:
   linum-compensate-attenuation slice.ome.zarr mu.ome.zarr --coefficients --focus 120 --rayleigh 300 --end 4
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -16,8 +16,6 @@ For example:
   linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 
 

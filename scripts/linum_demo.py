@@ -17,8 +17,6 @@ For example:
   linum-demo --out demo --size medium --device cuda
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from linumpy import cli

@@ -17,8 +17,6 @@ For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile-shape 512 512 --report focal.png --interpolate
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

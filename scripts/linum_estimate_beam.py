@@ -11,8 +11,6 @@ For example:
   linum-estimate-beam stitched/ beam.json --focus 120 --rayleigh 300
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -9,8 +9,6 @@ For example:
   linum-estimate-illumination slices/*.ome.zarr fields.npz --report illumination.png
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -16,8 +16,6 @@ For example:
   linum-estimate-transform mosaic.ome.zarr positions.csv --overlap 0.3 --tile-shape 512 512
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 from linumpy.mosaic.options import Positions
 

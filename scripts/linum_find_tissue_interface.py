@@ -18,8 +18,6 @@ For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s-xy 9 --device cuda
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -9,8 +9,6 @@ For example:
   linum-fix-galvo-shift mosaic.ome.zarr fixed.ome.zarr --columns 12
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 from linumpy.mosaic.options import Galvo
 

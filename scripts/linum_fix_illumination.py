@@ -12,8 +12,6 @@ For example:
   linum-fix-illumination mosaic.ome.zarr even.ome.zarr --fields fields.npz
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -5,8 +5,6 @@ For example:
   linum-gpu-info --path /data/mosaics
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -10,8 +10,6 @@ For example:
   linum-normalize-intensities mosaic.ome.zarr normalised.ome.zarr --percentiles 0.5 99.5 --per slice
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 from linumpy.mosaic.options import Normalization
 

@@ -23,8 +23,6 @@ For example:
   linum-pipeline run.toml --cluster tcp://scheduler:8786
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -14,8 +14,6 @@ For example:
   linum-register-pairwise slices transforms.json --slicing-interval-mm 0.2 --shifts shifts.csv --scene
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

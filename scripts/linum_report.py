@@ -14,8 +14,6 @@ For example:
   linum-report run.toml report.html
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

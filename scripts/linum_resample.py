@@ -26,8 +26,6 @@ For example:
   linum-resample /data/brain.ome.zarr /data/brain_25um.ome.zarr --resolution 25 --cluster tcp://head:8786
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -12,8 +12,6 @@ For example:
   linum-resample-mosaic-grid mosaic.ome.zarr out.ome.zarr --resolution 5 10 10 --tile-shape 512 512 --levels 3
 """
 
-from __future__ import annotations
-
 from linumpy import cli
 
 

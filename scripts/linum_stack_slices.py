@@ -10,8 +10,6 @@ For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --resolution 25 --device cuda
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -16,8 +16,6 @@ For example:
   linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing-interval-mm 0.2 --search-range-mm 0.05
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

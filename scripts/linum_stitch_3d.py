@@ -10,8 +10,6 @@ For example:
   linum-stitch-3d mosaic.ome.zarr positions.json slice.ome.zarr --blending diffusion --levels 4 --device cuda
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from linumpy import cli

@@ -10,8 +10,6 @@ For example:
   linum-stream-info a.zarr b.zarr --crop 64 256 256 --crop 32 32 32
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, replace

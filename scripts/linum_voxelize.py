@@ -13,8 +13,6 @@ For example:
   linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift -1500 0 0 --label 7 --levels 4
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

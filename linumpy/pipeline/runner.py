@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
@@ -23,11 +22,7 @@ from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.record import Records, open_records, request_of
 from linumpy.pipeline.settings import Run
 from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out, is_empty
-from linumpy.resample.tile_work import TileWork, tile_work
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.resample.tile_work import TileWork, Workers, tile_work
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +82,7 @@ def run_pipeline(
     *,
     device: str | None = "auto",
     overwrite: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    distributed: Workers = None,
     progress: Callable[[str], object] | None = None,
 ) -> Summary:
     """Carry out a run, without the tasks that an earlier run finished.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,15 +24,11 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.packages import install_line
 from linumpy.resample.blocks.overlap import nothing
-from linumpy.resample.tile_work import tile_work
+from linumpy.resample.tile_work import Workers, tile_work
 from linumpy.voxel.backends.choose import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import OPEN, TriangleMesh, make_mesh
 from linumpy.write.writer import OmeZarrWriter
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +140,7 @@ def voxelize_onto_image(
     slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
-    distributed: Client | Cluster | str | None = None,
+    distributed: Workers = None,
     device: str | None = "auto",
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from numpy.typing import DTypeLike
 
@@ -20,12 +20,8 @@ from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
 from linumpy.pictures import Picture, save
-from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.resample.tile_work import TileWork, Workers, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 
 class StepOptions(TypedDict, total=False):
@@ -56,7 +52,7 @@ class StepOptions(TypedDict, total=False):
     spacing: Sequence[float] | None
     device: str | None
     overwrite: bool
-    distributed: Client | Cluster | str | None
+    distributed: Workers
 
 
 class TileOptions(StepOptions, total=False):
@@ -106,7 +102,7 @@ class Step:
     overwrite: bool = False
     progress: Progress | None = None
     tile_bytes: int | None = None
-    distributed: Client | Cluster | str | None = None
+    distributed: Workers = None
 
     @classmethod
     def of(cls, options: type, common: Mapping[str, Any]) -> Step:
