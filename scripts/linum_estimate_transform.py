@@ -24,8 +24,8 @@ def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.registration.position_files import table_of
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Positions)
-    positions = command.call("positions", estimate_positions, parsed.input, parsed.output, **options)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Positions)
+    positions = command.call("positions", estimate_positions, parsed.input, parsed.output, options)
     print(table_of(positions))
     command.close()
 

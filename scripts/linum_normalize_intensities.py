@@ -17,9 +17,9 @@ from linumpy.mosaic.options import Normalization
 def _normalize(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.intensities import normalize_intensities
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Normalization)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Normalization)
     bounds = command.call(
-        "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, **options
+        "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, options
     )
     low, high = bounds[:, bounds.shape[1] // 2]
     print(f"middle plane: {low:.6g} becomes 0, {high:.6g} becomes 1")

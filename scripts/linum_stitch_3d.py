@@ -19,9 +19,9 @@ from linumpy.mosaic.options import Stitch
 def _stitch(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Stitch)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Stitch)
     stitched = command.call(
-        "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, chunks=parsed.chunks, **options
+        "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, options, chunks=parsed.chunks
     )
     height, width = stitched.plan.size
     print(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels")

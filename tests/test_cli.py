@@ -92,7 +92,6 @@ def test_options_of_a_record(capsys):
         assert told in text
     parsed = parser.parse_args(["--count", "2", "--part", "0.5", "--no-is-on"])
     assert cli.record_of(parsed, Record) == Record(2, 0.5, is_on=False)
-    assert cli.values_of(parsed, Record)["is_off"] is False
     command = cli.Command("linum-test", None, lambda parsed: cli.record_of(parsed, Record), *options)
     assert command(["--count", "1", "--part", "-1"]) == 2
     assert capsys.readouterr().err == "linum-test: error: --part -1.0: pass a number above 0\n"

@@ -16,7 +16,6 @@ from linumpy.cli.options import (
     shared,
     source,
     spacing_of_axes,
-    values_of,
     volume_options,
 )
 from linumpy.cli.program import EXPECTED, Command, Parser, one_line, run
@@ -25,5 +24,5 @@ from linumpy.cli.tiles import TileCommand, closing_line, size_text
 __all__ = [
     "EXPECTED", "IMAGE", "TILES", "VOLUME", "Command", "Namespace", "Option", "Parser", "TileCommand", "closing_line",
     "device_and_name", "memory_bytes", "new_spacing", "one_line", "options_of", "paths", "record_of", "run", "shared",
-    "size_text", "source", "spacing_of_axes", "values_of", "volume_options",
+    "size_text", "source", "spacing_of_axes", "volume_options",
 ]  # fmt: skip

@@ -76,11 +76,6 @@ def record_of(parsed: Namespace, record: type[Record]) -> Record:
     return record(**{field.name: getattr(parsed, field.name) for field in fields})
 
 
-def values_of(parsed: Namespace, record: type[Declared]) -> dict[str, Any]:
-    """Return the checked options of :func:`options_of` as keyword parameters."""
-    return dataclasses.asdict(record_of(parsed, record))  # type: ignore[call-overload,no-any-return]
-
-
 def paths(input: str, output: str) -> tuple[Option, Option]:
     """Return ``input``, a source, and ``output``, a path, with their helps."""
     return (

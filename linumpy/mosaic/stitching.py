@@ -27,6 +27,7 @@ from linumpy.mosaic.io.image import MosaicImage, needed_tile
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, whole_tiles
 from linumpy.mosaic.io.tiles import tile_shape as box_size
+from linumpy.mosaic.options import Stitch
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 
@@ -128,9 +129,8 @@ def stitch_mosaic(
     source: str | Path,
     positions: str | Path | TilePositions,
     output: str | Path,
+    options: Stitch | None = None,
     *,
-    blending: str = "distance",
-    interpolate: bool = True,
     tile_shape: tuple[int, int] | None = None,
     chunks: Sequence[int] | None = None,
     kept_bytes: int | None = None,
@@ -148,11 +148,9 @@ def stitch_mosaic(
     output : str or Path
         The OME-Zarr image to write, of the mosaic's dtype and axes; 0 where no tile lies. Its origin is the smallest
         coordinate of a tile along each axis. It has the metadata of the mosaic that still apply.
-    blending : {"distance", "diffusion"}
-        Weights of tiles where they overlap: :mod:`linumpy.mosaic.blend_weights`. Diffusion takes about a second more
-        for each tile.
-    interpolate : bool
-        Whether tiles are placed to fractions of voxels, interpolated linearly; otherwise at the nearest whole voxel.
+    options : Stitch, optional
+        Weights of tiles where they overlap (diffusion takes about a second more for each tile), and whether tiles are
+        placed to fractions of voxels.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     chunks : (int, int, int), optional
@@ -166,12 +164,11 @@ def stitch_mosaic(
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    step = Step(output, **common)
+    step, options = Step(output, **common), options or Stitch()
     image = step.open(source, one="the tiles of one volume are stitched")
     step.check([] if isinstance(positions, TilePositions) else [positions])
     tile = needed_tile(image, tile_shape)
-    plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=interpolate)
-    weights = _weights(plan, blending)
+    plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=options.interpolate)
     if image.corrections:
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
     # Tile shape and corrections are dropped without a warning: the volume has no tiles.
@@ -189,7 +186,7 @@ def stitch_mosaic(
         max_kept = kept_bytes if work.client is None else 0
         todo, keep = _boxes(image, plan, shape, writer.stored, step.tile_nbytes(work), max_kept)
         tiles = _TileReader(image, plan, work.device, todo if keep else [])
-        maps = [work.xp.asarray(weight) for weight in weights]
+        maps = [work.xp.asarray(weight) for weight in _weights(plan, options)]
         weight_of = {tile: maps[k % len(maps)] for k, tile in enumerate(plan.offsets)}
 
         def blend(box: Box, parts: list[tuple[Tile, Array, tuple[int, int]]]) -> Array:
@@ -226,13 +223,11 @@ def _checked_positions(
     return located
 
 
-def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:
-    """Return one map of weights for all tiles, or one for each tile."""
-    if blending == "distance":
+def _weights(plan: StitchPlan, options: Stitch) -> list[np.ndarray]:
+    """Return the weights of each tile, or one map for all."""
+    if options.blending == "distance":
         return [distance_weights(plan.tile_shape)]
-    if blending == "diffusion":
-        return diffusion_weights(plan.tile_shape, np.array(list(plan.offsets.values())))
-    raise ValueError(f"blending={blending!r}: choose distance or diffusion")
+    return diffusion_weights(plan.tile_shape, np.array(list(plan.offsets.values())))
 
 
 def _boxes(

@@ -144,7 +144,8 @@ def _galvo(task: Task, where: Where) -> None:
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
-        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map(task, where))
+        columns = options.Galvo(columns=shift.columns)
+        fix_galvo_shift(source, output, columns, tile_shape=tile_shape, **_map(task, where))
     else:
         _link(source, output)
     write_result(task.outputs["galvo"], asdict(shift), overwrite=True)
@@ -238,8 +239,7 @@ def _positions(task: Task, where: Where) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
 
     estimate_positions(
-        task.one("image"), task.outputs["positions"], **asdict(task.options),
-        **_shared(task, where),
+        task.one("image"), task.outputs["positions"], task.options, **_shared(task, where),
     )  # fmt: skip
 
 
@@ -247,8 +247,7 @@ def _stitch(task: Task, where: Where) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
     stitch_mosaic(
-        task.one("image"), task.one("positions"), task.outputs["image"], **asdict(task.options),
-        **_volume(task, where),
+        task.one("image"), task.one("positions"), task.outputs["image"], task.options, **_volume(task, where),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.illumination import estimate_illumination, fix_illumination
-from linumpy.mosaic.options import Alignment, FocalCorrection, SurfaceMethod
+from linumpy.mosaic.options import Alignment, FocalCorrection, Positions, SurfaceMethod
 from linumpy.mosaic.stitching import stitch_mosaic
 from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.mosaic.tile_positions import estimate_positions
@@ -307,7 +307,7 @@ def test_the_whole_chain(tmp_path):
         fix_illumination(steps["flat"], steps["even"], fields=fields, levels=2)
         find_mosaic_surface(steps["even"], steps["surface"], method)
         project_mosaic(steps["even"], steps["aip"])
-        positions = estimate_positions(steps["even"], overlap=0.25)
+        positions = estimate_positions(steps["even"], options=Positions(0.25))
         stitch_mosaic(steps["even"], positions, steps["stitched"], levels=2)
     stitched = {number: here / "stitched" / f"slice_z{number:02d}.ome.zarr" for number in range(2)}
     light = estimate_brain_light(stitched, interval_um=200.0)
