@@ -17,10 +17,10 @@ from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.mosaic.beam import read_brain_light
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Galvo, NoOptions, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
-from linumpy.pipeline.settings import Run
-from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out
+from linumpy.pipeline.settings import OPTIONS, Focal, Galvo, NoOptions, Positions, Run, Surface
+from linumpy.pipeline.stages import STAGES, Common, Task, carry_out
+from linumpy.resample.tile_work import TileWork
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults, truth_galvo
 from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
@@ -50,7 +50,7 @@ def run_of(folder, spec=SPEC, **changes):
 def carry_out_one(stage, name, options, inputs, outputs):
     common = Common(levels=1, codec=None)
     task = Task(stage=stage, name=name, options=options, common=common, inputs=inputs, outputs=outputs)
-    carry_out(task, Where("cpu"))
+    carry_out(task, TileWork("cpu"))
 
 
 def done(summary):
