@@ -334,3 +334,8 @@ def test_the_check_of_slices_reads_the_table_of_shifts_once(folder, monkeypatch,
     assert "5 slices can be processed" in capsys.readouterr().out
     assert read == [table]
     assert caplog.text.count("marks 1 of 4 shifts as not reliable (between slices 2 and 3)") == 1
+
+
+def test_parameters_that_a_step_has_no_use_for_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="codec=: this step has no use"):
+        register_slices(tmp_path, None, Alignment(interval_mm=0.1), codec="zstd")
