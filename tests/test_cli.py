@@ -10,12 +10,8 @@ from linumpy import device as devices
 from linumpy.declared import Count, Declared, Help, Positive
 
 
-def parser_of(*options):
-    return cli.Command("linum-test", None, lambda parsed: None, *options).parser()
-
-
 def parsed_by(*options, words):
-    return parser_of(*options).parse_args(words)
+    return cli.Command("linum-test", None, print, *options).parser().parse_args(words)
 
 
 def device_of(*words):
@@ -85,7 +81,7 @@ class Record(Declared):
 def test_options_of_a_record(capsys):
     """Its fields are declared once: names, types, choices, defaults, helps, and checks of values."""
     options = list(cli.options_of(Record, "a group"))
-    parser = parser_of(*options)
+    parser = cli.Command("linum-test", None, print, *options).parser()
     text = " ".join(parser.format_help().split())
     for told in ("a group: --count N How many. --part S A share of 100 %. [estimated]", "--kind {a,b} Which. [b]",
                  "--is-on, --no-is-on Or not. [on]", "--is-off Or so."):  # fmt: skip

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,9 @@ class WarpBackend(Backend):
         self._index = None if device == "cpu" else int(self.xp.cuda.Device().id)
         self.name = "warp on the cpu" if self._index is None else f"cuda:{self._index}"
         self._device = "cpu" if self._index is None else self.name
-        from linumpy.voxel.backends import warp_kernels
+        from linumpy.voxel.backends import warp_kernels, warp_mesh_kernels
 
-        self._wp, self._kernels = wp, warp_kernels
+        self._wp, self._kernels = wp, SimpleNamespace(**vars(warp_kernels) | vars(warp_mesh_kernels))
 
     def _check(self, name: str, mask: Mask, kinds: str = "b") -> None:
         super()._check(name, mask, kinds)
