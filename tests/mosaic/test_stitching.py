@@ -7,9 +7,8 @@ from scipy import ndimage
 
 from linumpy.errors import SourceError
 from linumpy.io.ome import open_image
-from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
 from linumpy.mosaic.options import Stitch
-from linumpy.mosaic.stitching import stitch_mosaic
+from linumpy.mosaic.stitching import diffusion_weights, distance_weights, stitch_mosaic
 from linumpy.registration.position_files import write_positions
 from linumpy.registration.positions import AcquisitionModel, TilePositions
 from linumpy.write.writer import write_omezarr
