@@ -30,10 +30,10 @@ import numpy as np
 from benchmarks.brain_peers import PEERS
 from linumpy.demo_brain import run_of
 from linumpy.io.output.files import replacing
-from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
-from linumpy.pipeline.settings import Run
-from linumpy.pipeline.stages import STAGES, Task, Where
+from linumpy.pipeline.settings import OPTIONS, Run
+from linumpy.pipeline.stages import STAGES, Task
+from linumpy.resample.tile_work import TileWork
 from linumpy.testing.brain_errors import StageError, errors_of, motor_matrix, nominal_positions
 from linumpy.testing.brain_files import write_brain
 from linumpy.testing.brain_spec import BrainSpec, draw_brain
@@ -126,14 +126,14 @@ def _lacks_roles(stages: Sequence[str]) -> bool:
 def _doing_nothing(spec: BrainSpec, results: Path, stages: Sequence[str]) -> Iterator[None]:
     """Replace stages by ones that change the results of a finished run to nominal positions and the motor's shifts."""
 
-    def positions(task: Task, where: Where) -> None:
+    def positions(task: Task, work: TileWork) -> None:
         content = json.loads((results / "positions" / task.outputs["positions"].name).read_text())
         nominal = nominal_positions(spec) / content["spacing_um"]
         for tile in content["tiles"]:
             tile["y"], tile["x"] = map(float, nominal[tile["row"], tile["column"]])
         _write(task.outputs["positions"], content)
 
-    def register(task: Task, where: Where) -> None:
+    def register(task: Task, work: TileWork) -> None:
         content = json.loads((results / "register" / "transforms.json").read_text())
         first = content["slices"][0]["number"]
         for part in content["slices"]:

@@ -29,6 +29,7 @@ import numpy as np
 import zarr
 
 from benchmarks.regions import ARRAYS
+from linumpy import cli
 from linumpy.arrays import Array
 from linumpy.benchmark.read import difference
 from linumpy.benchmark.timing import GIB, Bench, CannotRunError, Suite, peer_module
@@ -94,9 +95,10 @@ def _tensorstore(path: Path) -> Array:
     return np.asarray(tensorstore.open(spec, open=True, read=True).result().read().result())
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    text = "Milliseconds that a read takes more. [1 5 20]"
-    parser.add_argument("--latency", type=float, nargs="+", default=[1.0, 5.0, 20.0], metavar="MS", help=text)
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=tuple(ARRAYS), add_options=_add_options)
+_TEXT = "Milliseconds that a read takes more. [1 5 20]"
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    cases=tuple(ARRAYS),
+    options=[cli.Option("--latency", type=float, nargs="+", default=[1.0, 5.0, 20.0], metavar="MS", help=_TEXT)],
+)

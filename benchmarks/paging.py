@@ -21,6 +21,7 @@ import numpy as np
 import zarr
 
 from benchmarks.sampling import CHECKED, PRECISION, Samples, truth_at
+from linumpy import cli
 from linumpy.benchmark.timing import GIB, Bench, Suite
 from linumpy.device import usable_cores
 from linumpy.sampling import create_sampler
@@ -154,8 +155,9 @@ def _run(bench: Bench, args: argparse.Namespace) -> None:
                 _on_the_device(bench, order, window, volume)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gib", type=float, default=8.0, metavar="GIB", help="Size of the volume. [%(default)s]")
-
-
-SUITE = Suite(run=_run, help=__doc__, runs=3, add_options=_add_options)
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    runs=3,
+    options=[cli.Option("--gib", type=float, default=8.0, metavar="GIB", help="Size of the volume. [%(default)s]")],
+)

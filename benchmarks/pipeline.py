@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from linumpy import cli
 from linumpy.benchmark.timing import GIB, Bench, Suite
 from linumpy.demo_brain import BRAINS, drawn_brain
 from linumpy.testing.brain_errors import errors_of
@@ -85,8 +86,10 @@ def _time(
             print(told[0])
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", choices=tuple(BRAINS), default="small", help="Size of the brain. [%(default)s]")
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=("pipeline", "read"), runs=3, add_options=_add_options)
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    cases=("pipeline", "read"),
+    runs=3,
+    options=[cli.Option("--size", choices=tuple(BRAINS), default="small", help="Size of the brain. [%(default)s]")],
+)

@@ -26,6 +26,7 @@ import zarr
 
 from benchmarks.loopback import serve
 from benchmarks.regions import ARRAYS
+from linumpy import cli
 from linumpy.arrays import Array
 from linumpy.benchmark.read import OWN_PIPELINE, difference
 from linumpy.benchmark.timing import GIB, Bench, Suite, peer_module
@@ -96,8 +97,9 @@ def _obstore(url: str, folder: Path, files: list[Path]) -> int:
         return sum(threads.map(read, parts))
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="Before a response. [%(default)s]")
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=tuple(ARRAYS), add_options=_add_options)
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    cases=tuple(ARRAYS),
+    options=[cli.Option("--latency", type=float, default=0.0, metavar="MS", help="Before a response. [%(default)s]")],
+)

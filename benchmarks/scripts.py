@@ -23,6 +23,7 @@ import numpy as np
 import zarr
 from scipy import ndimage
 
+from linumpy import cli
 from linumpy.benchmark.timing import GIB, Bench, Suite, Work
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.ome import open_image
@@ -236,10 +237,13 @@ COMMANDS: dict[str, tuple[Callable[[Mosaic, Path], object], Callable[[Mosaic, za
 }
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gib", type=float, default=16.0, metavar="GIB", help="Size of the mosaic. [%(default)s]")
-    text = "Device memory of linum-resample. [as it chooses]"
-    parser.add_argument("--device-memory", type=float, metavar="GIB", help=text)
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=tuple(COMMANDS), add_options=_add_options)
+_TEXT = "Device memory of linum-resample. [as it chooses]"
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    cases=tuple(COMMANDS),
+    options=[
+        cli.Option("--gib", type=float, default=16.0, metavar="GIB", help="Size of the mosaic. [%(default)s]"),
+        cli.Option("--device-memory", type=float, metavar="GIB", help=_TEXT),
+    ],
+)

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy import cli
 from linumpy.benchmark.timing import GIB, Bench, Case, Suite, peer_module
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
@@ -283,9 +284,13 @@ def _finite(first: np.ndarray) -> str:
     return "" if np.isfinite(values).all() and values.std() > 0 else "an augmented batch is constant or not finite"
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]")
-    parser.add_argument("--busy", action="store_true", help="Time callers whose Python is busy. [W1a]")
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=tuple(WORKLOADS), runs=3, add_options=_add_options)
+SUITE = Suite(
+    run=_run,
+    help=__doc__,
+    cases=tuple(WORKLOADS),
+    runs=3,
+    options=[
+        cli.Option("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]"),
+        cli.Option("--busy", action="store_true", help="Time callers whose Python is busy. [W1a]"),
+    ],
+)

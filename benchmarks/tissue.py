@@ -40,7 +40,7 @@ from linumpy.testing.synthetic import MosaicSpec, block
 def oct_volume(bench: Bench, dtype: str = "float32") -> Array:
     """Make an OCT mosaic of shape (200, 1024, 1024) times the scale, of 4 × 4 copies of a synthetic tile."""
     depth, side = scaled(200, bench), scaled(256, bench)
-    spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 5 * 0.3)
+    spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 1.5)  # type: ignore[arg-type]
     return bench.xp.tile(bench.xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
 
 

@@ -16,9 +16,8 @@ from linumpy import kernel_cache
 from linumpy.device import Device
 from linumpy.io.output.checks import check_parent, refuse_url
 from linumpy.kernel_cache import Compiled
-from linumpy.pipeline.options import Focal, Positions, Resample, Surface
 from linumpy.pipeline.runner import Summary, run_pipeline
-from linumpy.pipeline.settings import Run
+from linumpy.pipeline.settings import Focal, Positions, Resample, Run, Surface
 from linumpy.progress import bytes_progress
 from linumpy.testing.brain import BrainSpec, Faults, draw_brain
 from linumpy.testing.brain_errors import StageError, errors_of

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy import device, kernel_cache
-from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
-from linumpy.pipeline.settings import Run
+from linumpy.pipeline.settings import OPTIONS, Run
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
 from linumpy.testing.brain_files import write_brain
 from linumpy.version import __version__
@@ -153,7 +152,7 @@ def _rehearse(rehearsal: _Rehearsal, folder: Path) -> bool:
     faults = replace(USUAL_FAULTS, galvo=5)
     brain = BrainSpec(
         slices=2, tiles=(2, 2), tile_shape=(48, 96, 96), spacing_um=half, interval_um=10 * half[0],
-        dtype=rehearsal.dtype, faults=faults,
+        dtype=rehearsal.dtype, faults=faults,  # type: ignore[arg-type]
     )  # fmt: skip
     write_brain(brain, folder / "brain")
     # Too few tiles to estimate the illumination well: force its use, so that the kernels of the correction compile.

@@ -5,8 +5,6 @@ linum COMMAND --help describes a command. In bash and in zsh (after `autoload ba
 eval "$(linum --completion)" completes commands, options and paths.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import pkgutil

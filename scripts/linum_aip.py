@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Take the average intensity projection of an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and writes the mean along z as an OME-Zarr image (float32)
@@ -11,20 +10,9 @@ For example:
   linum-aip mosaic.ome.zarr aip.ome.zarr --channel 0 --spacing 5 10 10
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write.")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_codec_argument(parser)
-    cli.add_tile_arguments(parser)
 
 
 def _project(parsed: cli.Namespace) -> None:
@@ -39,7 +27,8 @@ def _project(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-aip", __doc__, _options, _project)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-aip", __doc__, _project,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr image to write."),
+    *cli.shared("level", *cli.VOLUME, "codec", *cli.TILES, channel="all", time="all"),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the average intensity projection of an OCT mosaic as a PNG of 16 bits.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and takes the mean along z. Intensities from the 0.1st to
@@ -10,32 +9,21 @@ For example:
   linum-aip-png mosaic.ome.zarr aip.png --level 2 --device cpu
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "Picture to write.")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
 
 
 def _project(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
 
     command = cli.TileCommand(parsed)
-    projection = command.call("projection", project_mosaic_to_png, parsed.input, parsed.output)
-    black, white = projection.window or (0.0, 0.0)
+    black, white = command.call("projection", project_mosaic_to_png, parsed.input, parsed.output)
     low, high = WINDOW
     print(f"black is {black:.6g}, white {white:.6g}: percentiles {low} and {high}; values beyond are clipped")
     command.close()
 
 
-main = cli.Command("linum-aip-png", __doc__, _options, _project)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-aip-png", __doc__, _project,
+    *cli.paths("OME-Zarr volume.", "Picture to write."),
+    *cli.shared("level", *cli.VOLUME, *cli.TILES),
+)  # fmt: skip

@@ -1,11 +1,8 @@
-#!/usr/bin/env python3
 """Time linumpy beside its peers and beside what the hardware allows.
 
 "linum-benchmark read" is installed. The other suites need a checkout: "python -m benchmarks" there, or this command if
 linumpy is installed from it by "pip install --editable".
 """
-
-from __future__ import annotations
 
 import importlib
 import sys
@@ -30,7 +27,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from linumpy.benchmark.timing import run_suite
 
     return run_suite("linum-benchmark read", SUITE, words[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

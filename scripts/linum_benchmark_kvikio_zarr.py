@@ -1,9 +1,5 @@
-#!/usr/bin/env python3
 """Time reading a Zarr array into GPU memory: another name of "linum-benchmark read"."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Sequence
 
 
@@ -13,7 +9,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from linumpy.benchmark.timing import run_suite
 
     return run_suite("linum-benchmark-kvikio-zarr", SUITE, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check the mosaic grids of a brain and its tables, before a run of hours.
 
 FOLDER holds the mosaic grids as OME-Zarr with axes z, y, x, one for each slice, numbered from the top down: by the
@@ -10,22 +9,9 @@ For example:
   linum-check-slices mosaics --shifts shifts_xy.csv --slice-config slice_config.csv --tile-shape 512 512
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the mosaic grids.")
-    cli.add_slice_tables(parser, shifts="")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
-    )
-    cli.add_common_arguments(parser)
 
 
 def _check(parsed: cli.Namespace) -> None:
@@ -45,7 +31,12 @@ def _check(parsed: cli.Namespace) -> None:
     print(f"{parsed.input}: {len(slices)} slices can be processed")
 
 
-main = cli.Command("linum-check-slices", __doc__, _options, _check)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-check-slices", __doc__, _check,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the mosaic grids."),
+    *cli.shared("shifts", "slice_config", "tile_shape"),
+    cli.Option(
+        "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
+    ),
+    *cli.shared("verbose", "overwrite"),
+)  # fmt: skip

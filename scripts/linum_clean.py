@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Remove what a stopped run has left of an image: its complete blocks, and temporary files.
 
 An image that a run is writing, and a complete image, are left alone. OUTPUT is the path or URL that the stopped command
@@ -9,15 +8,7 @@ For example:
   linum-clean s3://bucket/brain-25um.ome.zarr
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="Image that was to be written.")
 
 
 def _clean(parsed: cli.Namespace) -> None:
@@ -28,7 +19,7 @@ def _clean(parsed: cli.Namespace) -> None:
     print(f"{parsed.output}: {'removed what a stopped run had left' if found else 'no stopped run has left anything'}")
 
 
-main = cli.Command("linum-clean", __doc__, _options, _clean)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-clean", __doc__, _clean,
+    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="Image that was to be written."),
+)  # fmt: skip

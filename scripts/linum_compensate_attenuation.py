@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compensate the attenuation of light along z of an OCT volume, or write its attenuation coefficients.
 
 First divides out the loss of the beam outside of its focus and the fall-off of sensitivity, then computes the
@@ -13,29 +12,10 @@ For example:
   linum-compensate-attenuation slice.ome.zarr mu.ome.zarr --coefficients --focus 120 --rayleigh 300 --end 4
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import AttenuationMethod
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    parser.add_argument("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm.")
-    parser.add_argument(
-        "--beam", type=Path, metavar="JSON",
-        help="Parameters of all slices, from linum-estimate-beam, in place of the options of light. [none]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=("float32", "uint8", "uint16"),
-        help="Dtype of intensities; integers clip. [as the input; float32 if more than 0.1 %% would be clipped]",
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="JSON", help="File of the parameters and gains to write. [none]")
-    cli.add_record(parser, AttenuationMethod, "light")
-    cli.add_image_arguments(parser)
 
 
 def _compensate(parsed: cli.Namespace) -> None:
@@ -55,7 +35,19 @@ def _compensate(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-compensate-attenuation", __doc__, _options, _compensate)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-compensate-attenuation", __doc__, _compensate,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    cli.Option("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm."),
+    cli.Option(
+        "--beam", type=Path, metavar="JSON",
+        help="Parameters of all slices, from linum-estimate-beam, in place of the options of light. [none]",
+    ),
+    cli.Option(
+        "--dtype", choices=("float32", "uint8", "uint16"),
+        help="Dtype of intensities; integers clip. [as the input; float32 if more than 0.1 %% would be clipped]",
+    ),
+    cli.Option("--json", type=Path, metavar="JSON", help="File of the parameters and gains to write. [none]"),
+    *cli.options_of(AttenuationMethod, "light"),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Store an OME-Zarr image, or a TIFF stack, in other chunks, shards, codecs, or another version of NGFF.
 
 Copies all resolutions, labels and metadata of an image, or any other Zarr group, such as a plate. Blocks are decoded
@@ -21,7 +20,6 @@ For example:
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -30,38 +28,6 @@ from linumpy.errors import LinumpyError
 
 if TYPE_CHECKING:
     import zarr
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr image, array, or TIFF.", "OME-Zarr image to write.")
-    cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
-    sizes = "along the axes of space; 1 along the others."
-    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {sizes} [as the input's]")
-    parser.add_argument(
-        "--shards", type=int, nargs="+", metavar="N",
-        help=f"Shards {sizes} [as the input's; with --chunks none]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--for", type=_crops, dest="crop", metavar="crops:Z,Y,X",
-        help="Choose the chunks, and the shards from NGFF 0.5 on, for which random crops of this shape decode the "
-        "fewest bytes; --chunks and --shards precede. What such crops cost is printed before anything is read.",
-    )  # fmt: skip
-    cli.add_ngff_argument(parser)
-    parser.add_argument(
-        "--spacing", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--missing", choices=("error", "fill"), default="error",
-        help="Planes of a TIFF stack that are in no file are an error, or are written as 0. [%(default)s]",
-    )  # fmt: skip
-    cli.add_levels_argument(parser)
-    parser.add_argument(
-        "--downsampling", choices=("mean", "label", "nearest"),
-        help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
-    )  # fmt: skip
-    cli.add_memory_argument(parser)
-    cli.add_tile_arguments(parser)
 
 
 def _crops(text: str) -> tuple[int, ...]:
@@ -99,7 +65,34 @@ def _print_cost(array: zarr.Array, crop: tuple[int, ...]) -> None:
     print(table([crop_cost(read_layout(array), crop, stored_chunks(array))]))
 
 
-main = cli.Command("linum-convert", __doc__, _options, _convert)
-
-if __name__ == "__main__":
-    sys.exit(main())
+_SIZES = "along the axes of space; 1 along the others."
+main = cli.Command(
+    "linum-convert", __doc__, _convert,
+    *cli.paths("OME-Zarr image, array, or TIFF.", "OME-Zarr image to write."),
+    *cli.shared("codec", codec="as the input's; of TIFF zstd"),
+    cli.Option("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {_SIZES} [as the input's]"),
+    cli.Option(
+        "--shards", type=int, nargs="+", metavar="N",
+        help=f"Shards {_SIZES} [as the input's; with --chunks none]",
+    ),
+    cli.Option(
+        "--for", type=_crops, dest="crop", metavar="crops:Z,Y,X",
+        help="Choose the chunks, and the shards from NGFF 0.5 on, for which random crops of this shape decode the "
+        "fewest bytes; --chunks and --shards precede. What such crops cost is printed before anything is read.",
+    ),
+    *cli.shared("ngff_version"),
+    cli.Option(
+        "--spacing", type=float, nargs="+", metavar="UM",
+        help="Voxel spacing in µm along z, y, x (or y, x), of an array, or of a TIFF stack. [of TIFF from the file]",
+    ),
+    cli.Option(
+        "--missing", choices=("error", "fill"), default="error",
+        help="Planes of a TIFF stack that are in no file are an error, or are written as 0. [%(default)s]",
+    ),
+    *cli.shared("levels"),
+    cli.Option(
+        "--downsampling", choices=("mean", "label", "nearest"),
+        help="How coarser resolutions are made: means, the most frequent value (for labels), or the first. [mean]",
+    ),
+    *cli.shared("memory", *cli.TILES),
+)  # fmt: skip

@@ -17,28 +17,10 @@ For example:
   linum-demo --out demo --size medium --device cuda
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Callable
 
 from linumpy import cli
 from linumpy.testing.synthetic import SIZES
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
-    sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
-    parser.add_argument(
-        "--pipeline", action="store_true",
-        help="Take a brain of 54 MiB, 0.9 GiB or 49 GiB through all stages of linum-pipeline.",
-    )  # fmt: skip
-    parser.add_argument("--size", choices=SIZES, default="small", help=f"{sizes}. [%(default)s]")
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="Seed of the brain, with --pipeline. [4: tissue within agarose]"
-    )
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")
-    cli.add_common_arguments(parser)
 
 
 def _demo(arguments: cli.Namespace) -> None:
@@ -55,7 +37,17 @@ def _demo(arguments: cli.Namespace) -> None:
         print(f"note       zarr-python read, slowly: {why}")
 
 
-main = cli.Command("linum-demo", __doc__, _options, _demo)
-
-if __name__ == "__main__":
-    sys.exit(main())
+_SIZES = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
+main = cli.Command(
+    "linum-demo", __doc__, _demo,
+    cli.Option("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]"),
+    cli.Option(
+        "--pipeline", action="store_true",
+        help="Take a brain of 54 MiB, 0.9 GiB or 49 GiB through all stages of linum-pipeline.",
+    ),
+    cli.Option("--size", choices=SIZES, default="small", help=f"{_SIZES}. [%(default)s]"),
+    cli.Option(
+        "--seed", type=int, metavar="N", help="Seed of the brain, with --pipeline. [4: tissue within agarose]"
+    ),
+    *cli.shared("device", "verbose", "overwrite"),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find and correct the focal curvature of an OCT mosaic.
 
 The focal plane of an objective is slightly curved, so that a flat surface looks like a bowl in every tile. This command
@@ -18,25 +17,10 @@ For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile-shape 512 512 --report focal.png --interpolate
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--report", type=Path, metavar="PICTURE",
-        help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
-    )  # fmt: skip
-    cli.add_record(parser, FocalCorrection)
-    cli.add_record(parser, SurfaceMethod, "surface detection")
-    cli.add_image_arguments(parser)
 
 
 def _detect(parsed: cli.Namespace) -> None:
@@ -55,7 +39,15 @@ def _detect(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-detect-focal-curvature", __doc__, _options, _detect)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-detect-focal-curvature", __doc__, _detect,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    *cli.shared("tile_shape"),
+    cli.Option(
+        "--report", type=Path, metavar="PICTURE",
+        help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
+    ),
+    *cli.options_of(FocalCorrection),
+    *cli.options_of(SurfaceMethod, "surface detection"),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

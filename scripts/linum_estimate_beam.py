@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate the beam, the background and the attenuation that all slices of an OCT brain share.
 
 A beam outside of its focus darkens tissue as its attenuation does, so they cannot be told from each other in one mean
@@ -12,26 +11,10 @@ For example:
   linum-estimate-beam stitched/ beam.json --focus 120 --rayleigh 300
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import AttenuationMethod
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
-    parser.add_argument(
-        "--slicing-interval-mm", type=float, metavar="MM",
-        help="Thickness cut off between slices; with it, tissue that slices share helps to tell the beam. [unknown]",
-    )  # fmt: skip
-    cli.add_record(parser, AttenuationMethod, "light")
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_device_argument(parser)
-    cli.add_common_arguments(parser)
 
 
 def _estimate(parsed: cli.Namespace) -> None:
@@ -50,7 +33,14 @@ def _estimate(parsed: cli.Namespace) -> None:
     command.close_files(f"{len(slices)} slices, ")
 
 
-main = cli.Command("linum-estimate-beam", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-estimate-beam", __doc__, _estimate,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="JSON file to write."),
+    cli.Option(
+        "--slicing-interval-mm", type=float, metavar="MM",
+        help="Thickness cut off between slices; with it, tissue that slices share helps to tell the beam. [unknown]",
+    ),
+    *cli.options_of(AttenuationMethod, "light"),
+    *cli.shared(*cli.VOLUME, "device", "verbose", "overwrite"),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate the uneven illumination that the tiles of several OCT mosaics share, such as the slices of a brain.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. More
@@ -10,25 +9,10 @@ For example:
   linum-estimate-illumination slices/*.ome.zarr fields.npz --report illumination.png
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.correction.shading import ShadingOptions
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=cli.source, nargs="+", metavar="INPUT", help="OME-Zarr volumes.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="File to write (.npz).")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
-    cli.add_record(parser, ShadingOptions, "estimating illumination")
-    parser.add_argument(
-        "--max-tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
-    )
-    cli.add_tile_arguments(parser)
 
 
 def _estimate(parsed: cli.Namespace) -> None:
@@ -49,7 +33,12 @@ def _estimate(parsed: cli.Namespace) -> None:
     command.close_files("")
 
 
-main = cli.Command("linum-estimate-illumination", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-estimate-illumination", __doc__, _estimate,
+    cli.Option("input", type=cli.source, nargs="+", metavar="INPUT", help="OME-Zarr volumes."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="File to write (.npz)."),
+    *cli.shared("tile_shape"),
+    cli.Option("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg)."),
+    *cli.options_of(ShadingOptions, "estimating illumination"),
+    *cli.shared("max_tiles", *cli.TILES),
+)  # fmt: skip

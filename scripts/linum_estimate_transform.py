@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find the positions of the tiles of an OCT mosaic grid by their overlaps.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
@@ -17,33 +16,23 @@ For example:
   linum-estimate-transform mosaic.ome.zarr positions.csv --overlap 0.3 --tile-shape 512 512
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
 from linumpy.mosaic.options import Positions
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr mosaic grid.", "File to write: .json or .csv.")
-    cli.add_record(parser, Positions)
-    cli.add_tile_shape_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
 
 
 def _estimate(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.registration.position_files import table_of
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Positions)
-    positions = command.call("positions", estimate_positions, parsed.input, parsed.output, **options)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Positions)
+    positions = command.call("positions", estimate_positions, parsed.input, parsed.output, options)
     print(table_of(positions))
     command.close()
 
 
-main = cli.Command("linum-estimate-transform", __doc__, _options, _estimate)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-estimate-transform", __doc__, _estimate,
+    *cli.paths("OME-Zarr mosaic grid.", "File to write: .json or .csv."),
+    *cli.options_of(Positions),
+    *cli.shared("tile_shape", *cli.VOLUME, *cli.TILES),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Find the surface of the tissue in an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
@@ -19,23 +18,10 @@ For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s-xy 9 --device cuda
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import SurfaceMethod
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr image to write: depth in µm.")
-    parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
-    cli.add_level_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_record(parser, SurfaceMethod, "surface detection")
-    cli.add_codec_argument(parser)
-    cli.add_tile_arguments(parser)
 
 
 def _find(parsed: cli.Namespace) -> None:
@@ -46,7 +32,11 @@ def _find(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-find-tissue-interface", __doc__, _options, _find)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-find-tissue-interface", __doc__, _find,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr image to write: depth in µm."),
+    cli.Option("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg)."),
+    *cli.shared("level", *cli.VOLUME, channel="all", time="all"),
+    *cli.options_of(SurfaceMethod, "surface detection"),
+    *cli.shared("codec", *cli.TILES),
+)  # fmt: skip

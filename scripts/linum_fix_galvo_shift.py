@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Correct the galvo shift of an OCT mosaic: rotate the columns of its tiles back.
 
 INPUT is a mosaic grid as OME-Zarr with axes z, y, x. If the camera starts its lines late or early, the columns of all
@@ -10,31 +9,22 @@ For example:
   linum-fix-galvo-shift mosaic.ome.zarr fixed.ome.zarr --columns 12
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
 from linumpy.mosaic.options import Galvo
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "Mosaic grid to read.", "OME-Zarr mosaic to write.")
-    cli.add_record(parser, Galvo)
-    cli.add_tile_shape_argument(parser)
-    cli.add_image_arguments(parser)
 
 
 def _fix(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.galvo import fix_galvo_shift
 
     command = cli.TileCommand(parsed)
-    shift = command.call("galvo", fix_galvo_shift, parsed.input, parsed.output, **cli.values_of(parsed, Galvo))
+    shift = command.call("galvo", fix_galvo_shift, parsed.input, parsed.output, cli.record_of(parsed, Galvo))
     print(f"tiles were rotated by {shift.columns} columns (contrast of the seam {shift.contrast:.2f})")
     command.close()
 
 
-main = cli.Command("linum-fix-galvo-shift", __doc__, _options, _fix)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-fix-galvo-shift", __doc__, _fix,
+    *cli.paths("Mosaic grid to read.", "OME-Zarr mosaic to write."),
+    *cli.options_of(Galvo),
+    *cli.shared("tile_shape", *cli.IMAGE),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Estimate and correct the uneven illumination of the tiles of an OCT mosaic.
 
 An objective does not light its field of view evenly, so that a mosaic has a pattern that repeats with its tiles. This
@@ -13,28 +12,10 @@ For example:
   linum-fix-illumination mosaic.ome.zarr even.ome.zarr --fields fields.npz
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.correction.shading import ShadingOptions
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
-    parser.add_argument(
-        "--fields", type=Path, metavar="FILE",
-        help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
-    )  # fmt: skip
-    cli.add_record(parser, ShadingOptions, "estimating illumination")
-    parser.add_argument(
-        "--max-tiles", type=int, default=256, metavar="N", help="Maximum number of tiles to use. [%(default)s]"
-    )
-    cli.add_image_arguments(parser)
 
 
 def _fix(parsed: cli.Namespace) -> None:
@@ -53,7 +34,15 @@ def _fix(parsed: cli.Namespace) -> None:
     command.close(nbytes)
 
 
-main = cli.Command("linum-fix-illumination", __doc__, _options, _fix)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-fix-illumination", __doc__, _fix,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    *cli.shared("tile_shape"),
+    cli.Option("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg)."),
+    cli.Option(
+        "--fields", type=Path, metavar="FILE",
+        help="Use the fields that linum-estimate-illumination wrote. [estimate them from this mosaic]",
+    ),
+    *cli.options_of(ShadingOptions, "estimating illumination"),
+    *cli.shared("max_tiles", *cli.IMAGE),
+)  # fmt: skip

@@ -5,10 +5,7 @@ For example:
   linum-gpu-info --path /data/mosaics
 """
 
-from __future__ import annotations
-
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,17 +14,6 @@ from linumpy import cli, device
 from linumpy.core import native
 from linumpy.core.reader import READS_VARIABLE, max_reads
 from linumpy.errors import LinumpyError
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument(
-        "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
-    )
-    parser.add_argument(
-        "--warm-up", action="store_true",
-        help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
-        "(LINUMPY_KERNEL_CACHE names the folder).",
-    )  # fmt: skip
 
 
 def _print(arguments: cli.Namespace) -> None:
@@ -74,7 +60,14 @@ def _warm_up() -> None:
     print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 
 
-main = cli.Command("linum-gpu-info", __doc__, _options, _print)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-gpu-info", __doc__, _print,
+    cli.Option(
+        "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
+    ),
+    cli.Option(
+        "--warm-up", action="store_true",
+        help="Compile the kernels that linum-pipeline and linum-demo use, and keep them for later processes "
+        "(LINUMPY_KERNEL_CACHE names the folder).",
+    ),
+)  # fmt: skip

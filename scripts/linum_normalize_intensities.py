@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Normalise the intensities of an OCT volume between two percentiles.
 
 Maps two percentiles of each plane along z, or of the whole slice, to 0 and 1. Reads an OME-Zarr volume with axes z, y
@@ -11,37 +10,29 @@ For example:
   linum-normalize-intensities mosaic.ome.zarr normalised.ome.zarr --percentiles 0.5 99.5 --per slice
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
 from linumpy.mosaic.options import Normalization
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr volume.", "OME-Zarr volume to write.")
-    parser.add_argument(
-        "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
-        help="Percentiles that become 0 and 1. [1 99]",
-    )  # fmt: skip
-    cli.add_record(parser, Normalization)
-    cli.add_image_arguments(parser)
 
 
 def _normalize(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.intensities import normalize_intensities
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Normalization)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Normalization)
     bounds = command.call(
-        "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, **options
+        "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, options
     )
     low, high = bounds[:, bounds.shape[1] // 2]
     print(f"middle plane: {low:.6g} becomes 0, {high:.6g} becomes 1")
     command.close()
 
 
-main = cli.Command("linum-normalize-intensities", __doc__, _options, _normalize)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-normalize-intensities", __doc__, _normalize,
+    *cli.paths("OME-Zarr volume.", "OME-Zarr volume to write."),
+    cli.Option(
+        "--percentiles", type=float, nargs=2, default=(1.0, 99.0), metavar=("LOW", "HIGH"),
+        help="Percentiles that become 0 and 1. [1 99]",
+    ),
+    *cli.options_of(Normalization),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Take the mosaic grids of a brain to one volume, all stages, here or on a dask cluster.
 
 RUN is a TOML, YAML or JSON file. It names the folder of the mosaic grids, one for each slice, and the folder of the
@@ -24,18 +23,10 @@ For example:
   linum-pipeline run.toml --cluster tcp://scheduler:8786
 """
 
-from __future__ import annotations
-
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file.")
-    cli.add_tile_arguments(parser)
 
 
 def _run(parsed: cli.Namespace) -> None:
@@ -53,7 +44,8 @@ def _run(parsed: cli.Namespace) -> None:
     print(f"results in {run.output}")
 
 
-main = cli.Command("linum-pipeline", __doc__, _options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-pipeline", __doc__, _run,
+    cli.Option("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file."),
+    *cli.shared(*cli.TILES),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
@@ -15,26 +14,10 @@ For example:
   linum-register-pairwise slices transforms.json --slicing-interval-mm 0.2 --shifts shifts.csv --scene
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import Alignment
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="JSON file to write.")
-    cli.add_record(parser, Alignment)
-    cli.add_slice_tables(parser, shifts=": where the search begins")
-    parser.add_argument(
-        "--scene", action="store_true",
-        help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
-    )  # fmt: skip
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_tile_arguments(parser)
 
 
 def _register(parsed: cli.Namespace) -> None:
@@ -60,7 +43,15 @@ def _register(parsed: cli.Namespace) -> None:
     command.close_files(f"{len(transforms.slices)} slices, ")
 
 
-main = cli.Command("linum-register-pairwise", __doc__, _options, _register)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-register-pairwise", __doc__, _register,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="JSON file to write."),
+    *cli.options_of(Alignment),
+    *cli.shared("shifts", "slice_config"),
+    cli.Option(
+        "--scene", action="store_true",
+        help="Also write the transforms to FOLDER/zarr.json: a scene of NGFF 0.6 with the coordinate system 'stack'.",
+    ),
+    *cli.shared(*cli.VOLUME, *cli.TILES),
+)  # fmt: skip

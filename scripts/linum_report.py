@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write a report of a folder of results as one HTML page.
 
 The page begins with warnings: those that stages wrote, stages that were left out, rejected registrations, clipping,
@@ -15,22 +14,9 @@ For example:
   linum-report run.toml report.html
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="HTML page to write.")
-    parser.add_argument(
-        "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
-    )
-    cli.add_device_argument(parser)
-    cli.add_common_arguments(parser)
 
 
 def _report(parsed: cli.Namespace) -> None:
@@ -45,7 +31,12 @@ def _report(parsed: cli.Namespace) -> None:
     print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
 
 
-main = cli.Command("linum-report", __doc__, _options, _report)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-report", __doc__, _report,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="HTML page to write."),
+    cli.Option(
+        "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
+    ),
+    *cli.shared("device", "verbose", "overwrite"),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Resample an OME-Zarr image of any size to another voxel spacing, or onto the grid of another image.
 
 Reads an OME-Zarr image with two or three axes of space block by block, each time and channel separately, and writes
@@ -27,53 +26,10 @@ For example:
   linum-resample /data/brain.ome.zarr /data/brain_25um.ome.zarr --resolution 25 --cluster tcp://head:8786
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 import time
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr image; or an array, with --spacing.", "OME-Zarr image to write.")
-    parser.add_argument(
-        "--resolution", type=float, nargs="+", metavar="UM",
-        help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
-    )  # fmt: skip
-    parser.add_argument(
-        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
-    )
-    parser.add_argument(
-        "--coordinate-system", metavar="NAME",
-        help="Coordinate system by which the images are aligned, or of the output.",
-    )  # fmt: skip
-    cli.add_level_argument(parser)
-    cli.add_levels_argument(parser, "1; with --like, as many as OTHER has")
-    cli.add_codec_argument(parser)
-    parser.add_argument(
-        "--order", type=int, metavar="N",
-        help="Order of the spline: 0 nearest; 1 linear; 3 cubic; up to 5. [0 for label images, else 1]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--anti-aliasing", action=argparse.BooleanOptionalAction, default=True,
-        help="Smooth axes that get coarser, against aliasing. [on]",
-    )  # fmt: skip
-    cli.add_memory_argument(parser)
-    parser.add_argument(
-        "--labels", choices=("resample", "drop"), default="resample",
-        help="Resample the labels inside the image too, or drop them. [%(default)s]",
-    )  # fmt: skip
-    cli.add_ngff_argument(parser)
-    cli.add_cluster_argument(parser)
-    parser.add_argument(
-        "--devices", type=_devices, metavar="all|N,N",
-        help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
-    )  # fmt: skip
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_device_argument(parser)
-    cli.add_common_arguments(parser)
 
 
 def _devices(text: str) -> str | list[int]:
@@ -111,7 +67,38 @@ def _resample(parsed: argparse.Namespace) -> None:
     print(cli.closing_line(parsed.input, parsed.output, device_name, time.perf_counter() - begin, nbytes))
 
 
-main = cli.Command("linum-resample", __doc__, _options, _resample)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-resample", __doc__, _resample,
+    *cli.paths("OME-Zarr image; or an array, with --spacing.", "OME-Zarr image to write."),
+    cli.Option(
+        "--resolution", type=float, nargs="+", metavar="UM",
+        help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
+    ),
+    cli.Option(
+        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
+    ),
+    cli.Option(
+        "--coordinate-system", metavar="NAME",
+        help="Coordinate system by which the images are aligned, or of the output.",
+    ),
+    *cli.shared("level", "levels", "codec", levels="1; with --like, as many as OTHER has"),
+    cli.Option(
+        "--order", type=int, metavar="N",
+        help="Order of the spline: 0 nearest; 1 linear; 3 cubic; up to 5. [0 for label images, else 1]",
+    ),
+    cli.Option(
+        "--anti-aliasing", action=argparse.BooleanOptionalAction, default=True,
+        help="Smooth axes that get coarser, against aliasing. [on]",
+    ),
+    *cli.shared("memory"),
+    cli.Option(
+        "--labels", choices=("resample", "drop"), default="resample",
+        help="Resample the labels inside the image too, or drop them. [%(default)s]",
+    ),
+    *cli.shared("ngff_version", "cluster"),
+    cli.Option(
+        "--devices", type=_devices, metavar="all|N,N",
+        help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
+    ),
+    *cli.shared(*cli.VOLUME, "device", "verbose", "overwrite", channel="all", time="all"),
+)  # fmt: skip

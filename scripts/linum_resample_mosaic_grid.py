@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Resample an OCT mosaic grid to another voxel spacing, tile by tile.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: tiles side by side along y and x, not yet stitched,
@@ -13,21 +12,7 @@ For example:
   linum-resample-mosaic-grid mosaic.ome.zarr out.ome.zarr --resolution 5 10 10 --tile-shape 512 512 --levels 3
 """
 
-from __future__ import annotations
-
-import sys
-
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    cli.add_paths(parser, "OME-Zarr mosaic grid.", "OME-Zarr mosaic grid to write.")
-    parser.add_argument(
-        "--resolution", type=float, nargs="+", required=True, metavar="UM",
-        help="New voxel spacing in µm: one number, or three, along z, y and x.",
-    )  # fmt: skip
-    cli.add_tile_shape_argument(parser)
-    cli.add_image_arguments(parser, all_of_them=True)
 
 
 def _resample(parsed: cli.Namespace) -> None:
@@ -38,7 +23,12 @@ def _resample(parsed: cli.Namespace) -> None:
     command.close()
 
 
-main = cli.Command("linum-resample-mosaic-grid", __doc__, _options, _resample)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-resample-mosaic-grid", __doc__, _resample,
+    *cli.paths("OME-Zarr mosaic grid.", "OME-Zarr mosaic grid to write."),
+    cli.Option(
+        "--resolution", type=float, nargs="+", required=True, metavar="UM",
+        help="New voxel spacing in µm: one number, or three, along z, y and x.",
+    ),
+    *cli.shared("tile_shape", *cli.IMAGE, channel="all", time="all"),
+)  # fmt: skip

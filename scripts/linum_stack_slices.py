@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down. TRANSFORMS is the file that
@@ -11,27 +10,13 @@ For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --resolution 25 --device cuda
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms.")
-    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    parser.add_argument(
-        "--resolution", type=float, nargs="+", metavar="UM",
-        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
-    )  # fmt: skip
-    cli.add_image_arguments(parser)
-
-
 def _stack(parsed: cli.Namespace) -> None:
-    from linumpy.mosaic.common_space import open_stack, stack_registered
+    from linumpy.mosaic.alignment.stack import open_stack, stack_registered
 
     command = cli.TileCommand(parsed)
     steps, new_spacing = parsed.resolution, cli.new_spacing(parsed)
@@ -45,7 +30,14 @@ def _stack(parsed: cli.Namespace) -> None:
     command.close(sum(image.nbytes for image in images))
 
 
-main = cli.Command("linum-stack-slices", __doc__, _options, _stack)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-stack-slices", __doc__, _stack,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms."),
+    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    cli.Option(
+        "--resolution", type=float, nargs="+", metavar="UM",
+        help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",
+    ),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

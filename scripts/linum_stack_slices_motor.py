@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stack OCT slices into one volume, by the shifts of the motor and by their overlaps along z.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
@@ -17,26 +16,10 @@ For example:
   linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing-interval-mm 0.2 --search-range-mm 0.05
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import ZSearch
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
-    parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    cli.add_record(parser, ZSearch)
-    parser.add_argument(
-        "--decisions", type=Path, metavar="CSV",
-        help="Table of decisions to write. [beside OUTPUT, ending in _decisions.csv]",
-    )  # fmt: skip
-    cli.add_slice_tables(parser)
-    cli.add_image_arguments(parser)
 
 
 def _stack(parsed: cli.Namespace) -> None:
@@ -47,16 +30,25 @@ def _stack(parsed: cli.Namespace) -> None:
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
     slices = open_slices(find_slices(parsed.input, parsed.slice_config), **cli.volume_options(parsed))
-    stack = command.call(
+    nbytes = sum(image.nbytes for image in slices.values())
+    _, rows = command.call(
         "stack", stack_mosaics, parsed.input, parsed.shifts, parsed.output, search, decisions=decisions,
-        slice_config=parsed.slice_config, nbytes=sum(image.nbytes for image in slices.values()),
+        slice_config=parsed.slice_config, nbytes=nbytes,
     )  # fmt: skip
-    mended = sum(row.mended for row in stack.decisions)
-    print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
-    command.close(stack.nbytes)
+    mended = sum(row.mended for row in rows)
+    print(f"{len(rows)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
+    command.close(nbytes)
 
 
-main = cli.Command("linum-stack-slices-motor", __doc__, _options, _stack)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-stack-slices-motor", __doc__, _stack,
+    cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
+    cli.Option("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts."),
+    cli.Option("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    *cli.options_of(ZSearch),
+    cli.Option(
+        "--decisions", type=Path, metavar="CSV",
+        help="Table of decisions to write. [beside OUTPUT, ending in _decisions.csv]",
+    ),
+    *cli.shared("slice_config", *cli.IMAGE),
+)  # fmt: skip

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stitch the tiles of an OCT mosaic grid into one volume.
 
 Reads an OME-Zarr mosaic grid with axes z, y and x, in any order: overlapping tiles side by side along y and x, each of
@@ -11,40 +10,33 @@ For example:
   linum-stitch-3d mosaic.ome.zarr positions.json slice.ome.zarr --blending diffusion --levels 4 --device cuda
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.options import Stitch
 
 
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid.")
-    parser.add_argument("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv.")
-    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    cli.add_record(parser, Stitch)
-    cli.add_tile_shape_argument(parser)
-    parser.add_argument(
-        "--chunks", type=int, nargs=3, metavar="N", help="Chunks of the volume. [at most 8 MiB, about cubes]"
-    )
-    cli.add_image_arguments(parser)
-
-
 def _stitch(parsed: cli.Namespace) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
-    command, options = cli.TileCommand(parsed), cli.values_of(parsed, Stitch)
+    command, options = cli.TileCommand(parsed), cli.record_of(parsed, Stitch)
     stitched = command.call(
-        "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, chunks=parsed.chunks, **options
+        "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, options, chunks=parsed.chunks
     )
     height, width = stitched.plan.size
     print(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels")
     command.close(stitched.nbytes)
 
 
-main = cli.Command("linum-stitch-3d", __doc__, _options, _stitch)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-stitch-3d", __doc__, _stitch,
+    cli.Option("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid."),
+    cli.Option("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv."),
+    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    *cli.options_of(Stitch),
+    *cli.shared("tile_shape"),
+    cli.Option(
+        "--chunks", type=int, nargs=3, metavar="N", help="Chunks of the volume. [at most 8 MiB, about cubes]"
+    ),
+    *cli.shared(*cli.IMAGE),
+)  # fmt: skip

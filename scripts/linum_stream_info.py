@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Say what crops of arrays cost before any chunk is read, and propose chunks and shards.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
@@ -13,22 +12,11 @@ For example:
   linum-stream-info a.zarr b.zarr --crop 64 256 256 --crop 32 32 32
 """
 
-from __future__ import annotations
-
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images.")
-    parser.add_argument("--crop", nargs="+", type=int, action="append", required=True, metavar="N",
-                        help="Voxels of a crop along each axis; may be given several times.")  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
 
 
 def _print(arguments: cli.Namespace) -> None:
@@ -46,7 +34,13 @@ def _print(arguments: cli.Namespace) -> None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 
 
-main = cli.Command("linum-stream-info", __doc__, _options, _print)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-stream-info", __doc__, _print,
+    cli.Option("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images."),
+    cli.Option(
+        "--crop", nargs="+", type=int, action="append", required=True, metavar="N",
+        help="Voxels of a crop along each axis; may be given several times.",
+    ),
+    cli.Option("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]"),
+    cli.Option("--json", type=Path, metavar="FILE", help="Also write the table to this file."),
+)  # fmt: skip

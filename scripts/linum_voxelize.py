@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
 Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
@@ -14,36 +13,10 @@ For example:
   linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift -1500 0 0 --label 7 --levels 4
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 from pathlib import Path
 
 from linumpy import cli
-
-
-def _options(parser: cli.Parser) -> None:
-    parser.add_argument("input", type=Path, metavar="MESH", help="File with triangles.")
-    parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
-    parser.add_argument("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr label image to write.")
-    parser.add_argument(
-        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
-    )
-    parser.add_argument(
-        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("Z", "Y", "X"),
-        help="Shift of the mesh's coordinates in µm. [0 0 0]",
-    )  # fmt: skip
-    parser.add_argument("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]")
-    parser.add_argument(
-        "--fill-holes", action=argparse.BooleanOptionalAction, default=True,
-        help="Fill a mesh that is not watertight. [on]",
-    )  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser, "zstd")
-    cli.add_spacing_argument(parser)
-    cli.add_tile_arguments(parser)
 
 
 def _voxelize(parsed: argparse.Namespace) -> None:
@@ -69,7 +42,23 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     command.close(result.nbytes)
 
 
-main = cli.Command("linum-voxelize", __doc__, _options, _voxelize)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = cli.Command(
+    "linum-voxelize", __doc__, _voxelize,
+    cli.Option("input", type=Path, metavar="MESH", help="File with triangles."),
+    cli.Option("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid."),
+    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr label image to write."),
+    cli.Option(
+        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
+    ),
+    cli.Option(
+        "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("Z", "Y", "X"),
+        help="Shift of the mesh's coordinates in µm. [0 0 0]",
+    ),
+    cli.Option("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]"),
+    cli.Option(
+        "--fill-holes", action=argparse.BooleanOptionalAction, default=True,
+        help="Fill a mesh that is not watertight. [on]",
+    ),
+    cli.Option("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]"),
+    *cli.shared("levels", "codec", "spacing", *cli.TILES, codec="zstd"),
+)  # fmt: skip

@@ -10,10 +10,12 @@ from linumpy import device as devices
 from linumpy.declared import Count, Declared, Help, Positive
 
 
+def parsed_by(*options, words):
+    return cli.Command("linum-test", None, print, *options).parser().parse_args(words)
+
+
 def device_of(*words):
-    parser = cli.Parser("linum-test")
-    cli.add_device_argument(parser)
-    return cli.device_and_name(parser.parse_args(words))
+    return cli.device_and_name(parsed_by(*cli.shared("device"), words=words))
 
 
 @pytest.fixture
@@ -58,7 +60,9 @@ def test_the_environment_is_asked_where_the_arguments_say_nothing(gpu, monkeypat
 
 def test_no_gpu_where_one_is_asked_for_ends_a_script_with_2_and_the_reason(gpu, capsys):
     gpu("no wool\nin this machine")
-    command = cli.Command("linum-test", None, cli.add_tile_arguments, lambda parsed: print(cli.device_and_name(parsed)))
+    command = cli.Command(
+        "linum-test", None, lambda parsed: print(cli.device_and_name(parsed)), *cli.shared(*cli.TILES)
+    )
     assert command(["--device=cuda"]) == 2
     told = capsys.readouterr()
     assert told.err == "linum-test: error: no wool in this machine\n"
@@ -76,18 +80,15 @@ class Record(Declared):
 
 def test_options_of_a_record(capsys):
     """Its fields are declared once: names, types, choices, defaults, helps, and checks of values."""
-    parser = cli.Parser("linum-test")
-    cli.add_record(parser, Record, "a group")
+    options = list(cli.options_of(Record, "a group"))
+    parser = cli.Command("linum-test", None, print, *options).parser()
     text = " ".join(parser.format_help().split())
     for told in ("a group: --count N How many. --part S A share of 100 %. [estimated]", "--kind {a,b} Which. [b]",
                  "--is-on, --no-is-on Or not. [on]", "--is-off Or so."):  # fmt: skip
         assert told in text
     parsed = parser.parse_args(["--count", "2", "--part", "0.5", "--no-is-on"])
     assert cli.record_of(parsed, Record) == Record(2, 0.5, is_on=False)
-    assert cli.values_of(parsed, Record)["is_off"] is False
-    command = cli.Command(
-        "linum-test", None, lambda parser: cli.add_record(parser, Record), lambda parsed: cli.record_of(parsed, Record)
-    )
+    command = cli.Command("linum-test", None, lambda parsed: cli.record_of(parsed, Record), *options)
     assert command(["--count", "1", "--part", "-1"]) == 2
     assert capsys.readouterr().err == "linum-test: error: --part -1.0: pass a number above 0\n"
     with pytest.raises(SystemExit):
@@ -96,10 +97,9 @@ def test_options_of_a_record(capsys):
 
 
 def test_memory_is_in_gib():
-    parser = cli.Parser("linum-test")
-    cli.add_memory_argument(parser)
-    assert cli.memory_bytes(parser.parse_args(["--memory", "1.5"])) == 3 * 2**29
-    assert cli.memory_bytes(parser.parse_args([])) is None
+    options = list(cli.shared("memory"))
+    assert cli.memory_bytes(parsed_by(*options, words=["--memory", "1.5"])) == 3 * 2**29
+    assert cli.memory_bytes(parsed_by(*options, words=[])) is None
 
 
 def test_the_closing_line():
@@ -173,15 +173,11 @@ def test_an_error_is_one_line_that_says_something(error, said, capsys):
     ],
 )
 def test_errors_name_options(message, spelled, capsys):
-    parser = cli.Parser("program")
-    cli.add_volume_arguments(parser, all_of_them=True)
-    cli.add_common_arguments(parser)
-    parser.add_argument("--levels", type=int)
 
     def fail(parsed):
         raise ValueError(message)
 
-    assert cli.run(parser, fail, []) == 2
+    assert cli.Command("program", None, fail, *cli.shared(*cli.VOLUME, "levels", "overwrite"))([]) == 2
     assert capsys.readouterr().err == f"program: error: {spelled}\n"
 
 

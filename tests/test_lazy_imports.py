@@ -18,6 +18,7 @@ OPTIONAL = {
 #: Modules that another package loads, which they import; and kernels of Warp, which are imported inside functions.
 LOADED_BY = {
     "linumpy.voxel.backends.warp_kernels": "warp",
+    "linumpy.voxel.backends.warp_mesh_kernels": "warp",
     "linumpy.interop.monai": "monai",
     "linumpy.interop.nnunet": "nnunetv2",
     "linumpy.interop.xarray_backend": "xarray",

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from linumpy import device, warm_up
-from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
-from linumpy.pipeline.settings import Run
+from linumpy.pipeline.settings import OPTIONS, Run
 from linumpy.pipeline.stages import STAGES
 
 

@@ -15,10 +15,6 @@ def option(flag, value) {
     value == null ? '' : "--${flag} ${value}"
 }
 
-def device() {
-    params.use_gpu ? '--device cuda' : '--device cpu'
-}
-
 process check_slices {
     publishDir "${params.output}/check", mode: 'copy'
 
@@ -48,7 +44,7 @@ process fix_galvo_shift {
 
     script:
     """
-    linum-fix-galvo-shift ${mosaic} ${name}_galvo.ome.zarr ${option('tile-shape', params.tile_shape)} ${device()}
+    linum-fix-galvo-shift ${mosaic} ${name}_galvo.ome.zarr ${option('tile-shape', params.tile_shape)} --device ${params.device}
     """
 }
 
@@ -64,7 +60,7 @@ process resample_mosaic_grid {
 
     script:
     """
-    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile-shape', params.tile_shape)} --levels ${params.levels} ${device()}
+    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile-shape', params.tile_shape)} --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -82,7 +78,7 @@ process fix_focal_curvature {
 
     script:
     """
-    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --interpolate --s-xy ${params.s_xy} --s-z ${params.s_z} --levels ${params.levels} ${device()}
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --interpolate --s-xy ${params.s_xy} --s-z ${params.s_z} --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -99,7 +95,7 @@ process estimate_illumination {
 
     script:
     """
-    linum-estimate-illumination mosaics/*.ome.zarr brain.npz --report brain.png ${device()}
+    linum-estimate-illumination mosaics/*.ome.zarr brain.npz --report brain.png --device ${params.device}
     """
 }
 
@@ -116,7 +112,7 @@ process fix_illumination {
 
     script:
     """
-    linum-fix-illumination ${mosaic} ${name}_even.ome.zarr --fields ${fields} --levels ${params.levels} ${device()}
+    linum-fix-illumination ${mosaic} ${name}_even.ome.zarr --fields ${fields} --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -133,7 +129,7 @@ process find_tissue_interface {
 
     script:
     """
-    linum-find-tissue-interface ${mosaic} ${name}_surface.ome.zarr --overlay ${name}_surface.png --s-xy ${params.s_xy} --s-z ${params.s_z} ${device()}
+    linum-find-tissue-interface ${mosaic} ${name}_surface.ome.zarr --overlay ${name}_surface.png --s-xy ${params.s_xy} --s-z ${params.s_z} --device ${params.device}
     """
 }
 
@@ -149,7 +145,7 @@ process aip {
 
     script:
     """
-    linum-aip ${mosaic} ${name}_aip.ome.zarr ${device()}
+    linum-aip ${mosaic} ${name}_aip.ome.zarr --device ${params.device}
     """
 }
 
@@ -166,7 +162,7 @@ process estimate_transform {
 
     script:
     """
-    linum-estimate-transform ${mosaic} ${name}_positions.json --overlap ${params.overlap} ${device()}
+    linum-estimate-transform ${mosaic} ${name}_positions.json --overlap ${params.overlap} --device ${params.device}
     """
 }
 
@@ -183,7 +179,7 @@ process stitch_3d {
 
     script:
     """
-    linum-stitch-3d ${mosaic} ${positions} ${name}_stitched.ome.zarr --levels ${params.levels} ${device()}
+    linum-stitch-3d ${mosaic} ${positions} ${name}_stitched.ome.zarr --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -198,7 +194,7 @@ process estimate_beam {
 
     script:
     """
-    linum-estimate-beam slices brain.json --slicing-interval-mm ${params.slicing_interval_mm} ${device()}
+    linum-estimate-beam slices brain.json --slicing-interval-mm ${params.slicing_interval_mm} --device ${params.device}
     """
 }
 
@@ -216,7 +212,7 @@ process compensate_attenuation {
 
     script:
     """
-    linum-compensate-attenuation ${volume} ${name}_compensated.ome.zarr --beam ${beam} --json ${name}_compensated.json --levels ${params.levels} ${device()}
+    linum-compensate-attenuation ${volume} ${name}_compensated.ome.zarr --beam ${beam} --json ${name}_compensated.json --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -232,7 +228,7 @@ process register_slices {
 
     script:
     """
-    linum-register-pairwise slices transforms.json --shifts ${shifts} --slicing-interval-mm ${params.slicing_interval_mm} ${device()}
+    linum-register-pairwise slices transforms.json --shifts ${shifts} --slicing-interval-mm ${params.slicing_interval_mm} --device ${params.device}
     """
 }
 
@@ -248,7 +244,7 @@ process stack {
 
     script:
     """
-    linum-stack-slices slices ${transforms} stack.ome.zarr --levels ${params.levels} ${device()}
+    linum-stack-slices slices ${transforms} stack.ome.zarr --levels ${params.levels} --device ${params.device}
     """
 }
 
@@ -271,7 +267,7 @@ process report {
 
     script:
     """
-    linum-report results report.html --follow-links ${device()}
+    linum-report results report.html --follow-links --device ${params.device}
     """
 }
 

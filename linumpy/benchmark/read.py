@@ -34,6 +34,7 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy import cli
 from linumpy.arrays import Array
 from linumpy.benchmark.timing import GIB, Bench, Suite, peer_module
 from linumpy.device import is_device_array, require_cuda, to_host, usable_cores
@@ -247,15 +248,18 @@ def _run(bench: Bench, args: argparse.Namespace) -> None:
                 shutil.rmtree(path)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("array", metavar="ARRAY", nargs="?", help="Folder of a Zarr array or OME-Zarr image.")
-    parser.add_argument("--generate", metavar="DIR", type=Path, help="Make a store here, and leave it there.")
-    for name, default in (("shape", "512 512 512"), ("chunks", "128 128 128"), ("shards", "none")):
-        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=f"Voxels along each axis. [{default}]")
-    parser.add_argument("--dtype", help="Type of a voxel. [float32]")
-    parser.add_argument("--codec", choices=tuple(CODECS), help="none: random voxels; others: OCT-like. [none]")
-    parser.add_argument("--suite", choices=tuple(SUITES), help="Run the standard cases.")
-    parser.add_argument("--cold", action="store_true", help="Drop the files from the page cache before every run.")
-
-
-SUITE = Suite(run=_run, help=__doc__, cases=("flat", *WAYS), add_options=_add_options)
+SUITE = Suite(
+    run=_run, help=__doc__, cases=("flat", *WAYS),
+    options=(
+        cli.Option("array", metavar="ARRAY", nargs="?", help="Folder of a Zarr array or OME-Zarr image."),
+        cli.Option("--generate", metavar="DIR", type=Path, help="Make a store here, and leave it there."),
+        *(
+            cli.Option(f"--{name}", type=int, nargs="+", metavar="N", help=f"Voxels along each axis. [{default}]")
+            for name, default in (("shape", "512 512 512"), ("chunks", "128 128 128"), ("shards", "none"))
+        ),
+        cli.Option("--dtype", help="Type of a voxel. [float32]"),
+        cli.Option("--codec", choices=tuple(CODECS), help="none: random voxels; others: OCT-like. [none]"),
+        cli.Option("--suite", choices=tuple(SUITES), help="Run the standard cases."),
+        cli.Option("--cold", action="store_true", help="Drop the files from the page cache before every run."),
+    ),
+)  # fmt: skip

@@ -306,7 +306,7 @@ class Suite:
     cases: Sequence[str] = ()
     runs: int = 5
     device: str = "auto"
-    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    options: Sequence[cli.Option] = ()
 
 
 def run_suite(program: str, suite: Suite, argv: Sequence[str] | None = None) -> int:
@@ -328,7 +328,7 @@ def run_suite(program: str, suite: Suite, argv: Sequence[str] | None = None) -> 
         if args.plot is not None:
             draw(cases, args.plot)
 
-    code = cli.run(_parser(program, suite), body, words)
+    code = cli.Command(program, suite.help, body, *_options(suite))(words)
     bad = [
         row for case in cases for row in case.rows if row.verdict == WRONG or (row.verdict == FAILED and row.is_ours)
     ]
@@ -352,20 +352,20 @@ def _write_json(file: Path, command: Sequence[str], facts: str, cases: Sequence[
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _parser(program: str, suite: Suite) -> cli.Parser:
-    parser = cli.Parser(program, description=suite.help)
-    suite.add_options(parser)
+def _options(suite: Suite) -> Iterator[cli.Option]:
+    yield from suite.options
     if suite.cases:
         text = f"Only these, of {', '.join(suite.cases)}."
-        parser.add_argument("--only", nargs="+", default=(), choices=suite.cases, metavar="NAME", help=text)
+        yield cli.Option("--only", nargs="+", default=(), choices=suite.cases, metavar="NAME", help=text)
     text = "Make data in a new folder here, which is removed at the end. [among temporary files]"
-    parser.add_argument("--folder", type=Path, metavar="DIR", help=text)
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink the data. [%(default)s]")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default=suite.device, help="[%(default)s]")
-    parser.add_argument("--runs", type=int, default=suite.runs, metavar="N", help="Timed runs. [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times.")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="Draw the rates.")
-    return parser
+    yield from (
+        cli.Option("--folder", type=Path, metavar="DIR", help=text),
+        cli.Option("--scale", type=float, default=1.0, metavar="S", help="Shrink the data. [%(default)s]"),
+        cli.Option("--device", choices=("auto", "cuda", "cpu"), default=suite.device, help="[%(default)s]"),
+        cli.Option("--runs", type=int, default=suite.runs, metavar="N", help="Timed runs. [%(default)s]"),
+        cli.Option("--json", type=Path, metavar="FILE", help="Write all times."),
+        cli.Option("--plot", type=Path, metavar="FILE.png", help="Draw the rates."),
+    )
 
 
 def machine(folder: Path) -> str:

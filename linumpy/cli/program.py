@@ -16,10 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from linumpy import kernel_cache
+from linumpy.cli.options import Option
 from linumpy.errors import LinumpyError
 from linumpy.version import __version__
 
@@ -63,19 +63,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, one_line(self.prog, message) + "\n")
 
 
-@dataclass(frozen=True)
 class Command:
-    """A command: its name, its description, a function that adds its options to a parser, and what it does."""
+    """A command: its name, its description, what it does with the parsed arguments, and its options."""
 
-    name: str
-    description: str | None
-    add_options: Callable[[Parser], None]
-    body: Callable[[argparse.Namespace], None]
+    def __init__(
+        self, name: str, description: str | None, body: Callable[[argparse.Namespace], None], *options: Option
+    ) -> None:
+        self.name, self.description, self.body, self.options = name, description, body, options
 
     def parser(self) -> Parser:
         """Return the parser of the command."""
         parser = Parser(self.name, description=self.description)
-        self.add_options(parser)
+        groups: dict[str, argparse._ActionsContainer] = {"": parser}
+        for option in self.options:
+            if option.group not in groups:
+                groups[option.group] = parser.add_argument_group(option.group)
+            groups[option.group].add_argument(*option.names, **option.settings)
         return parser
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int:

@@ -15,14 +15,14 @@ from linumpy.io.paths import is_archive, is_zarr_folder
 Result = TypeVar("Result")
 
 #: Options that have the same name as the parameter of the library; a command has some of them.
-_SAME_NAME = ("level", "levels", "codec", "overwrite", "distributed")
+_SAME_NAME = ("level", "levels", "codec", "overwrite", "distributed", "tile_shape", "channel", "time", "spacing")
 
 
 class TileCommand:
     """A command that works in tiles, from its start to its last line.
 
-    - `parsed`: arguments of the command: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
-      :func:`add_tile_arguments`.
+    - `parsed`: arguments of the command: ``input``, ``output``, and the options
+      :data:`~linumpy.cli.options.VOLUME` and :data:`~linumpy.cli.options.TILES`.
     """
 
     def __init__(self, parsed: argparse.Namespace) -> None:
@@ -32,10 +32,7 @@ class TileCommand:
     def parameters(self) -> dict[str, Any]:
         """Return the shared options that the command has, and the device, as parameters of the library."""
         options = vars(self.parsed)
-        shared = {name: options[name] for name in _SAME_NAME if name in options} | {"device": self.device}
-        if "tile_shape" in options:
-            shared["tile_shape"] = self.parsed.tile_shape and tuple(self.parsed.tile_shape)
-        return shared | (volume_options(self.parsed) if "channel" in options else {})
+        return {name: options[name] for name in _SAME_NAME if name in options} | {"device": self.device}
 
     @cached_property
     def nbytes(self) -> int:

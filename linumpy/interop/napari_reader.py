@@ -17,16 +17,15 @@ import numpy as np
 import zarr
 
 from linumpy.errors import LinumpyError
-from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.interop.channels import channel_settings
-from linumpy.interop.outer import AxisIndex, read_outer
+from linumpy.interop.outer import LazyArray
 from linumpy.io.carried import carried_from
 from linumpy.io.layout import read_layout
 from linumpy.io.metadata import open_member
 from linumpy.io.ngff.axes import Placement
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ome import OmeZarrImage, open_image
-from linumpy.io.source import Source, path_of, written
+from linumpy.io.source import path_of, written
 from linumpy.io.volume import select_volumes
 from linumpy.packages import needs
 
@@ -37,32 +36,12 @@ if TYPE_CHECKING:
 _BLOCK_NBYTES = 16 * 2**20
 
 
-class LazyArray:
-    """A Zarr array that is read when it is indexed, with the attributes that dask uses.
-
-    - `array`: the array. Of an array in a local folder or ZIP file only the path is kept.
-    """
-
-    def __init__(self, array: zarr.Array) -> None:
-        layout = read_layout(array)
-        self.source: Source = path_of(array) or array
-        self.shape, self.ndim = layout.shape, layout.rank
-        self.dtype = layout.dtype.newbyteorder("=")
-        self.chunks = tuple(map(min, layout.chunk_shape, layout.shape))
-
-    def __getitem__(self, index: AxisIndex | tuple[AxisIndex, ...]) -> np.ndarray:
-        index = index if isinstance(index, tuple) else (index,)
-        layout = LAYOUTS.get(self.source, 0)
-        values: np.ndarray = read_outer(layout, (*index, *[slice(None)] * (self.ndim - len(index))))
-        return values
-
-
 def lazy_dask_array(array: zarr.Array) -> DaskArray:
     """Return a dask array of NumPy blocks; a slice of it reads only its own voxels."""
     with needs("dask", "dask"):
         import dask
         import dask.array as da
-    lazy = LazyArray(array)
+    lazy = LazyArray(path_of(array) or array, read_layout(array))
     token = dask.base.tokenize(str(array.store_path), repr(array.metadata.to_dict()), written(array))
     with dask.config.set({"array.chunk-size": _BLOCK_NBYTES}):
         meta = np.empty((0,) * lazy.ndim, lazy.dtype)

@@ -20,7 +20,10 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
+from linumpy.errors import StaleLayoutError
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.shared import shared_reader
+from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 
 AxisIndex = int | np.integer | slice | np.ndarray
@@ -33,6 +36,34 @@ ReadDevice = int | Literal["cpu"]
 _TARGET_NBYTES, _MIN_BOXES = 8 * 2**20, 16
 #: Maximum bytes and boxes of any batch; a single box may have more bytes.
 _MAX_NBYTES, _MAX_BOXES = 64 * 2**20, 4096
+
+
+class LazyArray:
+    """An array that is read where it is indexed; no file stays open.
+
+    - `source`, `layout`: the array, or the path that is kept of it, and its layout.
+    - `device`: as for :func:`read_outer`.
+    """
+
+    def __init__(self, source: Source, layout: ArrayLayout, device: ReadDevice = "cpu") -> None:
+        self.source, self.device = source, device
+        self.shape, self.dtype = layout.shape, layout.dtype.newbyteorder("=")
+        self.chunks = tuple(map(min, layout.chunk_shape, layout.shape))
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        layout = LAYOUTS.get(self.source, 0)
+        if (layout.shape, layout.dtype.newbyteorder("=")) != (self.shape, self.dtype):
+            raise StaleLayoutError(
+                f"{layout.name} was opened with shape {self.shape} and dtype {self.dtype} and has shape {layout.shape} "
+                f"and dtype {layout.dtype} now: open it again"
+            )
+        given = index if isinstance(index, tuple) else (index,)
+        return read_outer(layout, (*given, *[slice(None)] * (self.ndim - len(given))), self.device)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,9 @@ from xarray.backends import BackendArray, BackendEntrypoint
 from xarray.core import indexing
 
 from linumpy.device import resolve
-from linumpy.errors import StaleLayoutError
-from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.request import check_elements
 from linumpy.interop.channels import channel_names
-from linumpy.interop.outer import AxisIndex, ReadDevice, read_outer
+from linumpy.interop.outer import LazyArray, ReadDevice
 from linumpy.io.carried import other_attributes
 from linumpy.io.layout import read_layout
 from linumpy.io.ngff.axes import Spacing
@@ -32,7 +30,6 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.open import checked_level, open_source
 from linumpy.io.source import Source, folder_of, open_node
-from linumpy.plan.layout import ArrayLayout
 
 log = logging.getLogger(__name__)
 
@@ -40,31 +37,15 @@ log = logging.getLogger(__name__)
 VARIABLE = "image"
 
 
-class LazyZarrArray(BackendArray):
-    """An array whose regions are read when xarray indexes it; no file stays open.
-
-    - `source`, `layout`, `device`: as for :func:`linumpy.interop.outer.read_outer`.
-    """
-
-    def __init__(self, source: Source, layout: ArrayLayout, device: ReadDevice = "cpu") -> None:
-        self.source, self.device = source, device
-        self.shape = layout.shape
-        self.dtype = layout.dtype.newbyteorder("=")
+class LazyZarrArray(LazyArray, BackendArray):
+    """An array whose regions are read when xarray indexes it."""
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # xarray's adapter fails for empty slices with a negative step.
         if isinstance(key, (indexing.BasicIndexer, indexing.OuterIndexer)):
-            return self._read(key.tuple)
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
-
-    def _read(self, key: tuple[AxisIndex, ...]) -> Any:
-        layout = LAYOUTS.get(self.source, 0)
-        if (layout.shape, layout.dtype.newbyteorder("=")) != (self.shape, self.dtype):
-            raise StaleLayoutError(
-                f"{layout.name} was opened with shape {self.shape} and dtype {self.dtype} and has shape {layout.shape} "
-                f"and dtype {layout.dtype} now: open the dataset again"
-            )
-        return read_outer(layout, key, self.device)
+            return super().__getitem__(key.tuple)
+        outer = indexing.IndexingSupport.OUTER
+        return indexing.explicit_indexing_adapter(key, self.shape, outer, super().__getitem__)
 
 
 class LinumpyBackend(BackendEntrypoint):

@@ -7,7 +7,6 @@ columns, boxes of the whole depth. While one column is projected, the next is re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Unpack
@@ -21,7 +20,7 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.step import ImageOptions, Step, TileOptions
 from linumpy.mosaic.io.tiles import box_nbytes, read_box
 from linumpy.resample.tile_work import TileWork
 
@@ -31,27 +30,13 @@ WINDOW = (0.1, 99.9)
 _WHITE = 65535
 
 
-@dataclass(frozen=True)
-class MosaicProjection:
-    """Summary of a projection.
-
-    - `shape` (int, int): pixels of the output.
-    - `window` ((float, float) or None): intensities that are black and white in the picture; None for an OME-Zarr
-      image.
-    """
-
-    shape: tuple[int, int]
-    nbytes: int
-    window: tuple[float, float] | None = None
-
-
 def project_mosaic(
     source: str | Path,
     output: str | Path,
     *,
     level: int = 0,
     **common: Unpack[ImageOptions],
-) -> MosaicProjection:
+) -> None:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
 
     Voxels that focal correction filled, which the mosaic's metadata records, are excluded.
@@ -72,7 +57,6 @@ def project_mosaic(
     image = step.open(source, level)
     with step.work() as work, step.map_writer(image, work, finest=level == 0) as writer:
         project_columns(image, step, writer.write, work)
-    return MosaicProjection(image.lateral_shape, image.nbytes)
 
 
 def project_mosaic_to_png(
@@ -80,17 +64,19 @@ def project_mosaic_to_png(
     output: str | Path,
     *,
     level: int = 0,
-    **common: Unpack[StepOptions],
-) -> MosaicProjection:
+    **common: Unpack[TileOptions],
+) -> tuple[float, float]:
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
     Intensities from the 0.1st to the 99.9th percentile become black to white, one pixel for each voxel; non-finite
     values are black. Parameters and errors are those of :func:`project_mosaic`, except that the output is a PNG and
     that one of several times or channels must be selected.
+
+    Returns: The intensities that are black and white.
     """
     from PIL import Image
 
-    step = Step(**common)
+    step = Step.of(TileOptions, common)
     image = step.open(source, level, one="a picture shows one volume")
     check_picture(output, overwrite=step.overwrite, formats=(".png",))
     check_apart([output], [source])
@@ -104,7 +90,7 @@ def project_mosaic_to_png(
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=step.overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
-    return MosaicProjection(image.lateral_shape, image.nbytes, window)
+    return window
 
 
 def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:

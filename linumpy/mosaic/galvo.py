@@ -23,9 +23,10 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
 from linumpy.mosaic.io.image import MosaicImage, needed_tile, tile_attributes
-from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
+from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box
 from linumpy.mosaic.io.tiles import tile_shape as box_size
+from linumpy.mosaic.options import Galvo
 from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
@@ -76,9 +77,8 @@ def detect_galvo_shift(tiles: Array) -> GalvoShift:
 def fix_galvo_shift(
     source: str | Path,
     output: str | Path,
+    options: Galvo | None = None,
     *,
-    columns: int | None = None,
-    min_contrast: float = 1.5,
     tile_shape: Sequence[int] | None = None,
     **common: Unpack[ImageOptions],
 ) -> GalvoShift:
@@ -90,10 +90,8 @@ def fix_galvo_shift(
         A mosaic grid of one volume with axes z, y, x.
     output : str or Path
         The OME-Zarr mosaic grid to write.
-    columns : int, optional
-        Number of columns by which tiles are rotated; by default detected, as by :func:`find_galvo_shift`.
-    min_contrast : float
-        A detected shift of less contrast is not corrected.
+    options : Galvo, optional
+        The columns by which tiles are rotated, or the contrast from which a detected shift is corrected.
     tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
     **common
@@ -102,15 +100,15 @@ def fix_galvo_shift(
     Returns
     -------
     GalvoShift
-        The corrected shift: 0 columns if the contrast was too low; a contrast of 0 if `columns` was passed.
+        The corrected shift: 0 columns if the contrast was too low; a contrast of 0 if the columns were given.
     """
-    if not min_contrast >= 0:
-        raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")
+    options = options or Galvo()
     step = Step(output, **common)
     image, tile = _open(source, tile_shape, step)
     with step.work() as work:
+        columns = options.columns
         shift = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
-        if columns is None and shift.contrast < min_contrast:
+        if columns is None and shift.contrast < options.min_contrast:
             log.warning("%s: no clear seam (contrast %.2f), so columns are not rotated", source, shift.contrast)
             shift = GalvoShift(0, shift.contrast)
         _write(image, step, tile, shift.columns, work)
@@ -121,14 +119,14 @@ def find_galvo_shift(
     source: str | Path,
     *,
     tile_shape: Sequence[int] | None = None,
-    **common: Unpack[StepOptions],
+    device: str | None = "auto",
 ) -> GalvoShift:
     """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 
     Raises `FileNotFoundError`, `SourceError`, `MetadataError`, `ValueError`, `GpuUnavailableError`: As
     :func:`fix_galvo_shift`.
     """
-    step = Step(**common)
+    step = Step(device=device)
     image, tile = _open(source, tile_shape, step)
     with step.work() as work:
         return _detect(image, tile, work)

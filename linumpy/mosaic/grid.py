@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
@@ -28,17 +27,6 @@ from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ResampledGrid:
-    """Summary of a resampled mosaic grid.
-
-    - `grid`: the tiles before and after, along the axes of the mosaic.
-    """
-
-    grid: TileGrid
-    nbytes: int
-
-
 def resample_mosaic_grid(
     source: str | Path,
     output: str | Path,
@@ -46,7 +34,7 @@ def resample_mosaic_grid(
     *,
     tile_shape: tuple[int, int] | None = None,
     **common: Unpack[ImageOptions],
-) -> ResampledGrid:
+) -> TileGrid:
     """Resample an OME-Zarr mosaic grid to another voxel spacing, tile by tile.
 
     Parameters
@@ -68,6 +56,11 @@ def resample_mosaic_grid(
         of tiles if a tile has an odd number of voxels.
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
+
+    Returns
+    -------
+    TileGrid
+        The tiles before and after, along the axes of the mosaic.
     """
     step = Step(output, **common)
     image = step.open(source)
@@ -107,7 +100,7 @@ def resample_mosaic_grid(
             lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
             done=lambda part: step.advance(box_nbytes(array, part[1])),
         )
-    return ResampledGrid(grid, image.nbytes)
+    return grid
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
 
@@ -33,6 +33,7 @@ from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box, whole_tiles
 from linumpy.pictures import Picture
 from linumpy.resample.tile_work import TileWork
+from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def estimate_illumination(
     *,
     max_tiles: int = MAX_TILES,
     report: str | Path | None = None,
+    progress: Progress | None = None,
     **common: Unpack[StepOptions],
 ) -> Illumination:
     """Estimate the illumination that the tiles of several mosaics share, such as slices from one microscope.
@@ -61,6 +63,8 @@ def estimate_illumination(
         The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
     tile_shape, options, max_tiles, report
         As for :func:`fix_illumination`; `max_tiles` is the maximum for all mosaics together.
+    progress : callable, optional
+        Called with the number of bytes read since the last call.
     **common
         :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
@@ -71,7 +75,7 @@ def estimate_illumination(
     """
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
-    step = Step(**common)
+    step = replace(Step.of(StepOptions, common), progress=progress)
     images = [step.open(source, one=_ONE, picture=report) for source in sources]
     tiles = [needed_tile(image, tile_shape) for image in images]
     with step.work() as work:

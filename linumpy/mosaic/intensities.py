@@ -31,14 +31,13 @@ from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, read_box, stored, tile_shape
 from linumpy.mosaic.io.tiles import boxes as all_boxes
+from linumpy.mosaic.options import Normalization
 from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
 
 #: Maximum bytes of planes that are read at once, relative to the bytes of a tile.
 _PLANES = 8
-#: The sets of voxels whose percentiles are taken, as `per` names them.
-UNITS = ("plane", "slice")
 
 
 def normalize_intensities(
@@ -46,9 +45,7 @@ def normalize_intensities(
     output: str | Path,
     low: float = 1.0,
     high: float = 99.0,
-    *,
-    per: str = "plane",
-    clip: bool = True,
+    options: Normalization | None = None,
     **common: Unpack[ImageOptions],
 ) -> np.ndarray:
     """Map two percentiles of each plane, or of the slice, to 0 and 1.
@@ -61,10 +58,8 @@ def normalize_intensities(
         The OME-Zarr image to write, float32.
     low, high : float
         Percentiles of the finite voxels.
-    per : {"plane", "slice"}
-        Whether percentiles are taken of each plane along z, or of the whole slice.
-    clip : bool
-        Whether intensities below the first and above the second percentile become 0 and 1.
+    options : Normalization, optional
+        Whether percentiles are taken of each plane along z or of the whole slice, and whether intensities are clipped.
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
@@ -74,8 +69,8 @@ def normalize_intensities(
         The two intensities that become 0 and 1 in each plane; NaN where it has no finite voxel.
     """
     check_shares(low, high)
-    if per not in UNITS:
-        raise ValueError(f"per={per!r}: choose one of {', '.join(UNITS)}")
+    options = options or Normalization()
+    per, clip = options.per, options.clip
     step = Step(output, **common)
     image = step.open(source, one="intensities are normalised in one volume")
     shares, z, shape = (low, high), image.depth_axis, image.array.shape

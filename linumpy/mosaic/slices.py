@@ -3,7 +3,7 @@
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and the motor's table of lateral shifts. Out: one
 OME-Zarr volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that
 two neighbouring slices share; the stack is written box by box.
-:mod:`linumpy.mosaic.common_space` stacks slices that were registered.
+:mod:`linumpy.mosaic.alignment.stack` stacks slices that were registered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import csv
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -24,7 +24,7 @@ from linumpy.io.output.files import replacing
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.slice_table import Shift, find_slices, motor_shifts, open_slices, unreliable_warnings
 from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_shape
+from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, tile_shape
 from linumpy.mosaic.options import ZSearch
 from linumpy.mosaic.stacking import (
     StackPlan,
@@ -72,15 +72,6 @@ class PairDecision:
     x_start: int
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Summary of a stack."""
-
-    plan: StackPlan
-    decisions: tuple[PairDecision, ...]
-    nbytes: int
-
-
 def stack_mosaics(
     folder: str | Path,
     shifts: str | Path,
@@ -90,7 +81,7 @@ def stack_mosaics(
     decisions: str | Path | None = None,
     slice_config: str | Path | None = None,
     **common: Unpack[ImageOptions],
-) -> Stack:
+) -> tuple[StackPlan, tuple[PairDecision, ...]]:
     """Stack OME-Zarr slices into one volume.
 
     Parameters
@@ -112,6 +103,13 @@ def stack_mosaics(
         Table of the slices that are used, as for :func:`linumpy.mosaic.io.slice_table.read_slice_config`.
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
+
+    Returns
+    -------
+    plan : StackPlan
+        Where the slices lie in the stack.
+    decisions : tuple of PairDecision
+        The decision for each pair.
     """
     step, paths = Step(output, **common), find_slices(folder, slice_config)
     step.check([shifts, *paths.values(), *([] if slice_config is None else [slice_config])], file=decisions)
@@ -123,11 +121,18 @@ def stack_mosaics(
     with step.work() as work:
         candidates = search_overlaps(images, moves, search, work)
         plan, rows = _decide(images, moves, candidates, search)
+        device = work.device
+
+        def measured(number: int, part: Box) -> Array | bool:
+            voxels = images[number].measured(part)
+            return True if voxels is None else voxels.mask(array_module_of(device))
+
         with _stack_writer(step, images, plan) as writer:
-            _make_stack(step, writer, images, plan, work)
+            has_corrections = any(image.corrections for image in images)
+            make_stack(step, writer, images, plan, work, measured=measured if has_corrections else None)
             if decisions is not None:
                 _write_decisions(decisions, rows, step.overwrite)
-    return Stack(plan, rows, sum(image.nbytes for image in images))
+    return plan, rows
 
 
 def _decide(
@@ -182,25 +187,38 @@ def _stack_writer(step: Step, images: tuple[MosaicImage, ...], plan: StackPlan) 
     )  # fmt: skip
 
 
-def _make_stack(
-    step: Step, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork
+def make_stack(
+    step: Step,
+    writer: OmeZarrWriter,
+    images: Sequence[MosaicImage],
+    plan: StackPlan,
+    work: TileWork,
+    *,
+    needed: Callable[[int, Box], Box | None] = lambda number, part: part,
+    sample: Callable[[int, Box, Array], Array] = lambda number, part, voxels: voxels,
+    measured: Callable[[int, Box], Array | bool] | None = None,
 ) -> None:
-    """Blend and write the stack in boxes."""
+    """Read, sample, blend and write a stack in boxes.
+
+    - `needed`: takes the number of a slice and a box of its part of the stack; returns the box of the slice to read, or
+      None if the part has none of its voxels and is 0.
+    - `sample`: takes these and the voxels that were read; returns those of the part.
+    - `measured`: as for :func:`linumpy.mosaic.stacking.compose`.
+    """
     device, dtype = work.device, images[0].array.dtype.newbyteorder("=")
     size = tile_shape(plan.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
 
     def read(box: Box) -> dict[int, Array]:
-        return {number: read_box(images[number].array, part, device) for number, part in slices_in_box(plan, box)}
-
-    def measured(number: int, part: Box) -> Array | bool:
-        voxels = images[number].measured(part)
-        return True if voxels is None else voxels.mask(array_module_of(device))
-
-    measured_of = measured if any(image.corrections for image in images) else None
+        sources = {number: needed(number, part) for number, part in slices_in_box(plan, box)}
+        return {n: read_box(images[n].array, part, device) for n, part in sources.items() if part is not None}
 
     def blend(box: Box, voxels: dict[int, Array]) -> Array:
         xp = array_module_of(device)
-        return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
+
+        def part_of(number: int, part: Box) -> Array:
+            return sample(number, part, voxels[number]) if number in voxels else xp.zeros(box_shape(part), dtype)
+
+        return compose(plan, box, part_of, xp, dtype, measured)
 
     def done(box: Box) -> None:
         step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))

@@ -22,11 +22,11 @@ from linumpy.device import array_module, free_memory
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import Carried, carried_from
-from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
 from linumpy.mosaic.io.image import MosaicImage, needed_tile
 from linumpy.mosaic.io.step import ImageOptions, Step
 from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, whole_tiles
 from linumpy.mosaic.io.tiles import tile_shape as box_size
+from linumpy.mosaic.options import Stitch
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 
@@ -38,6 +38,9 @@ HOST_KEPT_BYTES, _KEPT_SHARE = 4 * 2**30, 0.4
 _MAX_EXTENT = 2
 #: Smaller fractions of a voxel count as 0.
 _MIN_FRACTION = 1e-4
+#: Diffusion weights are at least the distance weights scaled to this maximum. Without this limit all weights of a tile
+#: that other tiles cover completely would be 0.
+_DISTANCE_SHARE = 1e-3
 
 #: Row and column of a tile.
 Tile = tuple[int, int]
@@ -115,8 +118,7 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
 class Stitched:
     """Summary of a stitched mosaic.
 
-    - `nbytes`: bytes of the tiles that are not missing.
-    - `read_nbytes`: bytes that were read, decoded; 0 if workers of a cluster read.
+    - `nbytes`, `read_nbytes`: bytes of the tiles, and bytes that were read, decoded; 0 if workers of a cluster read.
     """
 
     plan: StitchPlan
@@ -128,9 +130,8 @@ def stitch_mosaic(
     source: str | Path,
     positions: str | Path | TilePositions,
     output: str | Path,
+    options: Stitch | None = None,
     *,
-    blending: str = "distance",
-    interpolate: bool = True,
     tile_shape: tuple[int, int] | None = None,
     chunks: Sequence[int] | None = None,
     kept_bytes: int | None = None,
@@ -148,11 +149,9 @@ def stitch_mosaic(
     output : str or Path
         The OME-Zarr image to write, of the mosaic's dtype and axes; 0 where no tile lies. Its origin is the smallest
         coordinate of a tile along each axis. It has the metadata of the mosaic that still apply.
-    blending : {"distance", "diffusion"}
-        Weights of tiles where they overlap: :mod:`linumpy.mosaic.blend_weights`. Diffusion takes about a second more
-        for each tile.
-    interpolate : bool
-        Whether tiles are placed to fractions of voxels, interpolated linearly; otherwise at the nearest whole voxel.
+    options : Stitch, optional
+        Weights of tiles where they overlap (diffusion takes about a second more for each tile), and whether tiles are
+        placed to fractions of voxels.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     chunks : (int, int, int), optional
@@ -166,12 +165,11 @@ def stitch_mosaic(
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
     """
-    step = Step(output, **common)
+    step, options = Step(output, **common), options or Stitch()
     image = step.open(source, one="the tiles of one volume are stitched")
     step.check([] if isinstance(positions, TilePositions) else [positions])
     tile = needed_tile(image, tile_shape)
-    plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=interpolate)
-    weights = _weights(plan, blending)
+    plan = plan_stitching(_checked_positions(image, positions, tile), interpolate=options.interpolate)
     if image.corrections:
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
     # Tile shape and corrections are dropped without a warning: the volume has no tiles.
@@ -189,6 +187,9 @@ def stitch_mosaic(
         max_kept = kept_bytes if work.client is None else 0
         todo, keep = _boxes(image, plan, shape, writer.stored, step.tile_nbytes(work), max_kept)
         tiles = _TileReader(image, plan, work.device, todo if keep else [])
+        weights = [distance_weights(tile)]
+        if options.blending == "diffusion":
+            weights = diffusion_weights(tile, np.array(list(plan.offsets.values())))
         maps = [work.xp.asarray(weight) for weight in weights]
         weight_of = {tile: maps[k % len(maps)] for k, tile in enumerate(plan.offsets)}
 
@@ -226,13 +227,56 @@ def _checked_positions(
     return located
 
 
-def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:
-    """Return one map of weights for all tiles, or one for each tile."""
-    if blending == "distance":
-        return [distance_weights(plan.tile_shape)]
-    if blending == "diffusion":
-        return diffusion_weights(plan.tile_shape, np.array(list(plan.offsets.values())))
-    raise ValueError(f"blending={blending!r}: choose distance or diffusion")
+def distance_weights(tile_shape: Sequence[int]) -> np.ndarray:
+    """Return the product of the distances to the nearest border along both axes, (height, width) of float32.
+
+    In the overlap of two tiles side by side the share of each tile falls linearly towards the border of the tile.
+    """
+    rows, columns = (np.minimum(np.arange(n) + 1, n - np.arange(n)).astype(np.float32) for n in tile_shape)
+    return np.outer(rows, columns)
+
+
+def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[np.ndarray]:
+    """Return for each tile the solution of Laplace's equation in the voxels that it shares with other tiles.
+
+    Boundary values are 1 where the tile lies alone, and 0 beyond its borders where other tiles continue. There is no
+    flux through the border of the mosaic. Weights have no kinks, even where tiles are displaced.
+
+    - `positions` (tiles, 2): first voxel of each tile; rounded to whole voxels.
+    """
+    corners = np.rint(positions).astype(np.int64)
+    minimum = distance_weights(tile_shape)
+    minimum *= _DISTANCE_SHARE / minimum.max()
+    return [np.maximum(_diffused(tile_shape, corner, corners), minimum).astype(np.float32) for corner in corners]
+
+
+def _diffused(tile_shape: Sequence[int], corner: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    """Solve Laplace's equation for the tile at `corner`; 0 everywhere if the tile lies alone nowhere."""
+    from scipy.sparse import coo_matrix, csgraph
+    from scipy.sparse.linalg import spsolve
+
+    height, width = tile_shape
+    # Number of other tiles at each voxel of the tile and of a rim of one voxel around it.
+    count = np.zeros((height + 2, width + 2), np.int64)
+    for other in corners - corner + 1:
+        if np.any(other != 1):
+            (top, left), (bottom, right) = np.maximum(other, 0), np.maximum(other + tile_shape, 0)
+            count[top:bottom, left:right] += 1
+    inside = np.zeros(count.shape, bool)
+    inside[1:-1, 1:-1] = True
+    weights = (inside & (count == 0)).astype(np.float64)
+    unknown = np.flatnonzero(inside & (count > 0))
+    exists, number = (inside | (count > 0)).ravel(), np.arange(count.size).reshape(count.shape)
+    first = np.concatenate([number[1:].ravel(), number[:, 1:].ravel()])
+    second = np.concatenate([number[:-1].ravel(), number[:, :-1].ravel()])
+    both = np.flatnonzero(exists[first] & exists[second])
+    links = coo_matrix((np.ones(both.size), (first[both], second[both])), (count.size, count.size))
+    links = (links + links.T).tocsr()
+    right_side = (links @ weights.ravel())[unknown]
+    if right_side.any():
+        laplacian = csgraph.laplacian(links).tocsr()[unknown][:, unknown]
+        weights.ravel()[unknown] = spsolve(laplacian.tocsc(), right_side)
+    return weights[1:-1, 1:-1]
 
 
 def _boxes(

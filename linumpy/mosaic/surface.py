@@ -14,7 +14,7 @@ in a few columns, in which the edge is compared with the mean intensity, and is 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Unpack
@@ -37,17 +37,6 @@ log = logging.getLogger(__name__)
 _PICTURE_VOXELS = 1024
 
 
-@dataclass(frozen=True)
-class MosaicSurface:
-    """Summary of a surface map.
-
-    - `shape` (int, int): voxels of the map.
-    """
-
-    shape: tuple[int, int]
-    nbytes: int
-
-
 def find_mosaic_surface(
     source: str | Path,
     output: str | Path,
@@ -56,7 +45,7 @@ def find_mosaic_surface(
     level: int = 0,
     overlay: str | Path | None = None,
     **common: Unpack[ImageOptions],
-) -> MosaicSurface:
+) -> None:
     """Find the tissue surface of an OME-Zarr mosaic and write it as a map.
 
     Parameters
@@ -115,7 +104,6 @@ def find_mosaic_surface(
         )
         if sketch is not None and overlay is not None:
             step.draw(sketch.picture(), overlay)
-    return MosaicSurface(image.lateral_shape, image.nbytes)
 
 
 def read_column(

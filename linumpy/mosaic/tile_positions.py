@@ -22,10 +22,11 @@ from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.io.image import needed_tile
 from linumpy.mosaic.io.measured import MeasuredVoxels
-from linumpy.mosaic.io.step import Step, StepOptions
+from linumpy.mosaic.io.step import Step, TileOptions
 from linumpy.mosaic.io.tiles import whole_tiles
+from linumpy.mosaic.options import Positions
 from linumpy.registration.position_files import check_positions_file, write_positions
-from linumpy.registration.positions import MIN_EVIDENCE, TilePositions, check_search, locate_tiles
+from linumpy.registration.positions import TilePositions, locate_tiles
 
 #: Maximum pixels along an axis of a tile that are compared.
 PIXELS = 192
@@ -42,11 +43,10 @@ log = logging.getLogger(__name__)
 def estimate_positions(
     source: str | Path,
     output: str | Path | None = None,
+    options: Positions | None = None,
     *,
-    overlap: float = 0.2,
-    min_evidence: float = MIN_EVIDENCE,
     tile_shape: tuple[int, int] | None = None,
-    **common: Unpack[StepOptions],
+    **common: Unpack[TileOptions],
 ) -> TilePositions:
     """Find the positions of the tiles of an OME-Zarr mosaic grid.
 
@@ -57,20 +57,20 @@ def estimate_positions(
         selected. Incomplete tiles at the end of an axis are ignored.
     output : str or Path, optional
         A file to write: ``*.json`` with the positions and all pairs, or ``*.csv`` with the positions only.
-    overlap, min_evidence
-        As for :func:`linumpy.registration.positions.locate_tiles`.
+    options : Positions, optional
+        The nominal overlap of tiles, and the evidence from which shifts are accepted.
     tile_shape : (int, int), optional
         As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     **common
-        :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
+        :class:`~linumpy.mosaic.io.step.TileOptions`, which also says what is raised.
 
     Returns
     -------
     TilePositions
         Positions in voxels along the lateral axes, in the order of the mosaic's axes.
     """
-    check_search(overlap, min_evidence)
-    step = Step(**common)
+    options = options or Positions()
+    step = Step.of(TileOptions, common)
     image = step.open(source, one="positions are those of the tiles of one volume")
     if output is not None:
         check_positions_file(output, overwrite=step.overwrite)
@@ -80,7 +80,9 @@ def estimate_positions(
         reduced = _ReducedTiles(work.xp, image.lateral_shape, tile)
         project_columns(image, step, reduced.add, work, project_structure)
         try:
-            positions = locate_tiles(reduced.tiles(), overlap, min_evidence=min_evidence, tile_shape=tile)
+            positions = locate_tiles(
+                reduced.tiles(), options.overlap, min_evidence=options.min_evidence, tile_shape=tile
+            )
         except ValueError as error:
             raise ValueError(f"{image.name}: {error}") from error
     rejected = sum(bool(pair.rejected) for pair in positions.pairs)
@@ -138,28 +140,20 @@ class _ReducedTiles:
     def add(self, index: tuple[int | slice, ...], part: Array) -> None:
         """Add a part of the projection; pixels that are not finite do not count."""
         finite = self._xp.isfinite(part)
+        down, across = self._reduction(0, index[-2]), self._reduction(1, index[-1])
         for target, pixels in ((self._sums, self._xp.where(finite, part, 0)), (self._counts, finite)):
-            box: list[slice] = []
-            for axis, extent in enumerate(index[-2:]):
-                assert isinstance(extent, slice)
-                reached, pixels = self._summed(pixels.astype(np.float32), axis, extent)
-                box.append(reached)
-            target[tuple(box)] += pixels
+            target[down[0], across[0]] += down[1] @ pixels.astype(np.float32) @ across[1].T
 
-    def _summed(self, pixels: Array, axis: int, extent: slice) -> tuple[slice, Array]:
-        """Sum pixels along an axis to reduced pixels; return the extent of these, and the sums."""
-        tile, size, factor = self._tile[axis], self._size[axis], self._factor
-        number, inside = np.divmod(np.arange(extent.start, extent.stop), tile)
-        target = number * size + inside // factor
-        target[(number >= self._grid[axis]) | (inside // factor >= size)] = -1
-        first, last = (int(target[target >= 0].min()), int(target.max()) + 1) if (target >= 0).any() else (0, 0)
-        shape = list(pixels.shape)
-        shape[axis] = last - first
-        sums, before = self._xp.zeros(shape, np.float32), (slice(None),) * axis
-        for k in range(factor):  # each of these pixels belongs to another reduced pixel
-            chosen = np.flatnonzero((target >= 0) & (inside % factor == k))
-            sums[(*before, self._xp.asarray(target[chosen] - first))] += pixels[(*before, self._xp.asarray(chosen))]
-        return slice(first, last), sums
+    def _reduction(self, axis: int, extent: int | slice) -> tuple[slice, Array]:
+        """Return the reduced pixels that an extent of the mosaic reaches, and the matrix that sums pixels to them."""
+        assert isinstance(extent, slice)
+        number, inside = np.divmod(np.arange(extent.start, extent.stop), self._tile[axis])
+        reduced, size = inside // self._factor, self._size[axis]
+        target = np.where((number < self._grid[axis]) & (reduced < size), number * size + reduced, -1)
+        known = target[target >= 0]
+        reached = slice(int(known.min()), int(known.max()) + 1) if known.size else slice(0, 0)
+        members = np.arange(reached.start, reached.stop)[:, None] == target
+        return reached, self._xp.asarray(members, np.float32)
 
     def tiles(self) -> Array:
         """Return the tiles (rows, columns, Y, X): means of the finite pixels, NaN where there are none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from linumpy.io.output.files import replacing
@@ -23,46 +22,29 @@ from linumpy.version import __version__
 FOLDER = ".pipeline"
 
 
-@dataclass(frozen=True)
-class Record:
-    """A finished task.
-
-    - `request`: digest of the stage, its options, the settings of the run, linumpy's version and the identities of the
-      inputs.
-    - `outputs`: the identity of each output, by its path in the folder of the results.
-    """
-
-    request: str
-    outputs: dict[str, str]
-    seconds: float
-
-
 class Records:
     """The records of a folder; made by :func:`open_records`."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
 
-    def find(self, task: Task) -> Record | None:
-        """Return the record of a task; None if there is none, or if inputs, options or outputs have changed."""
-        try:
-            record = Record(**json.loads(self._path(task).read_text()))
-            if record.request != request_of(task) or record.outputs != self._identities(task):
-                return None
-        except (OSError, ValueError, TypeError):
-            return None
-        return record
+    def find(self, task: Task) -> float | None:
+        """Return how many seconds a finished task took; None if inputs, options or outputs have changed since."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            record = json.loads(self._path(task).read_text())
+            if record["request"] == request_of(task) and record["outputs"] == self._identities(task):
+                return float(record["seconds"])
+        return None
 
-    def add(self, task: Task, request: str, seconds: float) -> Record:
+    def add(self, task: Task, request: str, seconds: float) -> None:
         """Record that a task is finished, which means that all its outputs are complete.
 
         - `request`: result of :func:`request_of` from before the task began. If an input changes while the task runs,
           the record does not match, and the next run repeats the task.
         """
-        record = Record(request, self._identities(task), round(seconds, 3))
+        record = {"request": request, "outputs": self._identities(task), "seconds": round(seconds, 3)}
         with replacing(self._path(task), overwrite=True) as path:
-            path.write_text(json.dumps(asdict(record), indent=1))
-        return record
+            path.write_text(json.dumps(record, indent=1))
 
     def clear(self) -> None:
         """Remove all records, so that every task is repeated."""

@@ -14,20 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
 from linumpy.mosaic.io.slice_table import check_mosaics
-from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.record import Records, open_records, request_of
-from linumpy.pipeline.settings import Run
-from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out, is_empty
-from linumpy.resample.tile_work import TileWork, tile_work
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
+from linumpy.pipeline.settings import OPTIONS, Run
+from linumpy.pipeline.stages import STAGES, Common, Task, carry_out, is_empty
+from linumpy.resample.tile_work import TileWork, Workers, tile_work
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +81,7 @@ def run_pipeline(
     *,
     device: str | None = "auto",
     overwrite: bool = False,
-    distributed: Client | Cluster | str | None = None,
+    distributed: Workers = None,
     progress: Callable[[str], object] | None = None,
 ) -> Summary:
     """Carry out a run, without the tasks that an earlier run finished.
@@ -200,8 +194,8 @@ def _carry_out_all(
 ) -> StageSummary:
     """Carry out the unfinished tasks of a stage, and record each of them."""
     begin, seconds = time.perf_counter(), 0.0
-    kept_records = {task.name: record for task in tasks if (record := records.find(task)) is not None}
-    unfinished = [task for task in tasks if task.name not in kept_records]
+    kept = {task.name: found for task in tasks if (found := records.find(task)) is not None}
+    unfinished = [task for task in tasks if task.name not in kept]
 
     def add(task: Task, request: str, task_seconds: float) -> None:
         nonlocal seconds
@@ -213,29 +207,29 @@ def _carry_out_all(
 
     if STAGES[name].of_brain:
         for task in unfinished:
-            add(task, *_timed(task, Where(work.device, work.client)))
+            add(task, *_timed(task, work))
     else:
-        where = Where(work.device)
+        here = TileWork(work.device)
         # A task reads, computes and writes by itself, so the step to read returns the task, and the step to write
         # records it.
         TileWork("cpu", work.client)(
-            unfinished, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
+            unfinished, lambda task: task, lambda _, task: _timed(task, here), lambda task, result: add(task, *result)
         )
-    seconds += sum(record.seconds for record in kept_records.values())
+    seconds += sum(kept.values())
     return StageSummary(
         name=name,
         done=len(unfinished),
-        kept=len(kept_records),
+        kept=len(kept),
         seconds=round(seconds, 3),
         wall_seconds=round(time.perf_counter() - begin, 3),
     )
 
 
-def _timed(task: Task, where: Where) -> tuple[str, float]:
+def _timed(task: Task, work: TileWork) -> tuple[str, float]:
     """Carry out a task; return its request (:func:`request_of`) from before it began, and the duration in seconds."""
     request, begin = request_of(task), time.perf_counter()
     try:
-        carry_out(task, where)
+        carry_out(task, work)
     except Exception as error:
         log.error("%s of %s failed: %s", task.stage, task.name, error)
         raise

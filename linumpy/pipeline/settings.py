@@ -1,7 +1,8 @@
 """Settings of a run of the pipeline, from a TOML, YAML or JSON file.
 
-In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage. Errors name the
-key and the valid keys or values.
+In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage, with the parameters
+and defaults of the library. A record is checked when it is made (:mod:`linumpy.declared`), which is before the first
+stage of a run. Errors name the key and the valid keys or values.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from linumpy.declared import Count, Parsed, Positive, check_value
-from linumpy.pipeline.options import OPTIONS
+from linumpy.correction.shading import ShadingOptions
+from linumpy.declared import Count, Declared, Parsed, Positive, check_value
+from linumpy.mosaic.options import (
+    AttenuationMethod,
+    Definition,
+    Galvo,
+    Positions,
+    Registration,
+    Smoothing,
+    Spacing,
+    Stitch,
+)
 from linumpy.plan.codecs import parse_codec
 
 #: Keys whose values are paths.
@@ -24,6 +35,66 @@ _PATHS = ("mosaics", "output", "shifts", "slice_config")
 _NEEDED = {"illumination": "shading", "stitch": "positions", "stack": "register"}
 #: Stages that need stitched slices. Where positions are left out, too, the mosaics may be stitched slices.
 _STITCHED = ("beam", "attenuation", "register")
+
+
+@dataclass(frozen=True)
+class NoOptions(Declared):
+    """Of a stage without options."""
+
+
+@dataclass(frozen=True)
+class Resample(Declared):
+    """Options of ``resample``: :func:`linumpy.mosaic.grid.resample_mosaic_grid`."""
+
+    new_spacing: Spacing = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Focal(Smoothing):
+    """Options of ``focal``: :class:`linumpy.mosaic.options.SurfaceMethod` and ``FocalCorrection``."""
+
+    interpolate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface(Smoothing):
+    """Options of ``surface``: :class:`linumpy.mosaic.options.SurfaceMethod`."""
+
+    definition: Definition = "linumpy"
+
+
+@dataclass(frozen=True)
+class Attenuation(Declared):
+    """Options of ``attenuation``: :func:`linumpy.mosaic.attenuation.compensate_attenuation`."""
+
+    dtype: Literal["float32", "uint8", "uint16"] | None = None
+
+
+@dataclass(frozen=True)
+class Stack(Declared):
+    """Options of ``stack``: :func:`linumpy.mosaic.alignment.stack.stack_registered`."""
+
+    new_spacing: Spacing | None = None
+
+
+#: The type of each stage's record, in the order in which stages run.
+OPTIONS: dict[str, type] = {
+    "galvo": Galvo,
+    "resample": Resample,
+    "survey": NoOptions,
+    "focal": Focal,
+    "shading": ShadingOptions,
+    "illumination": NoOptions,
+    "positions": Positions,
+    "aip": NoOptions,
+    "surface": Surface,
+    "stitch": Stitch,
+    "beam": AttenuationMethod,
+    "attenuation": Attenuation,
+    "register": Registration,
+    "stack": Stack,
+    "report": NoOptions,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +124,7 @@ class Run:
         Stages that are left out.
     options : mapping of str to object
         Records of options by the name of the stage; a stage that is left out has the defaults of its record in
-        :mod:`linumpy.pipeline.options`.
+        :data:`OPTIONS`.
 
     Raises
     ------

@@ -13,15 +13,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from linumpy.io.output.results import read_result, write_result
-from linumpy.pipeline import options
-
-if TYPE_CHECKING:
-    from distributed import Client
+from linumpy.mosaic.options import Galvo
+from linumpy.pipeline.settings import Focal
+from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class Task:
     """One stage of one slice, or of the brain.
 
     - `name`: name of the slice, or ``"brain"``.
-    - `options`: one of :mod:`linumpy.pipeline.options`.
+    - `options`: one of :mod:`linumpy.pipeline.settings`.
     - `common`: settings that all tasks share.
     - `inputs`: by role. In a task of a slice a role has one path; in a task of the brain it has one path for each
       slice, or one path that belongs to the brain.
@@ -64,18 +63,6 @@ class Task:
         return path
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where a task is carried out: the device and the cluster.
-
-    - `device`: ``"cuda"`` or ``"cpu"``; of a cluster, the device of each worker.
-    - `distributed`: the caller's cluster, for tasks of the brain; None for tasks of a slice.
-    """
-
-    device: str
-    distributed: Client | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage.
@@ -85,33 +72,33 @@ class Stage:
     - `optional`: roles of further inputs, which may be missing.
     """
 
-    call: Callable[[Task, Where], object]
+    call: Callable[[Task, TileWork], object]
     needs: tuple[str, ...]
     makes: Mapping[str, str]
     of_brain: bool = False
     optional: tuple[str, ...] = ()
 
 
-def carry_out(task: Task, where: Where) -> None:
-    """Carry out a task; existing outputs are replaced."""
+def carry_out(task: Task, work: TileWork) -> None:
+    """Carry out a task, a task of the brain also on a cluster; existing outputs are replaced."""
     for path in task.outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
-    STAGES[task.stage].call(task, where)
+    STAGES[task.stage].call(task, work)
 
 
-def _shared(task: Task, where: Where) -> dict[str, Any]:
+def _shared(task: Task, work: TileWork) -> dict[str, Any]:
     """Return the parameters of all steps."""
-    return {"device": where.device, "overwrite": True, "distributed": where.distributed}
+    return {"device": work.device, "overwrite": True, "distributed": work.client}
 
 
-def _map(task: Task, where: Where) -> dict[str, Any]:
+def _map(task: Task, work: TileWork) -> dict[str, Any]:
     """Return the parameters of all steps that write an image of one resolution."""
-    return _shared(task, where) | {"codec": task.common.codec}
+    return _shared(task, work) | {"codec": task.common.codec}
 
 
-def _volume(task: Task, where: Where) -> dict[str, Any]:
+def _volume(task: Task, work: TileWork) -> dict[str, Any]:
     """Return the parameters of all steps that write a volume."""
-    return _map(task, where) | {"levels": task.common.levels}
+    return _map(task, work) | {"levels": task.common.levels}
 
 
 def _unlink(output: Path) -> None:
@@ -128,7 +115,7 @@ def _link(source: Path, output: Path) -> None:
     output.symlink_to(source.resolve())
 
 
-def _galvo(task: Task, where: Where) -> None:
+def _galvo(task: Task, work: TileWork) -> None:
     """Rotate the columns of a mosaic's tiles back.
 
     A mosaic whose shift is 0, or cannot be detected because there is no clear seam, is not copied: the output is a link
@@ -136,30 +123,31 @@ def _galvo(task: Task, where: Where) -> None:
     """
     from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
 
-    settings: options.Galvo = task.options
+    settings: Galvo = task.options
     tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
     _unlink(output)
-    shift = find_galvo_shift(source, tile_shape=tile_shape, device=where.device)
+    shift = find_galvo_shift(source, tile_shape=tile_shape, device=work.device)
     if settings.columns is not None or shift.contrast < settings.min_contrast:
         shift = GalvoShift(settings.columns or 0, shift.contrast)
     if shift.columns:
-        fix_galvo_shift(source, output, columns=shift.columns, tile_shape=tile_shape, **_map(task, where))
+        columns = Galvo(columns=shift.columns)
+        fix_galvo_shift(source, output, columns, tile_shape=tile_shape, **_map(task, work))
     else:
         _link(source, output)
     write_result(task.outputs["galvo"], asdict(shift), overwrite=True)
 
 
-def _resample(task: Task, where: Where) -> None:
+def _resample(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
     resample_mosaic_grid(
         task.one("image"), task.outputs["image"], tile_shape=task.common.tile_shape, **asdict(task.options),
-        **_volume(task, where),
+        **_volume(task, work),
     )  # fmt: skip
 
 
-def _survey(task: Task, where: Where) -> None:
+def _survey(task: Task, work: TileWork) -> None:
     """Write which tiles of a mosaic grid were recorded: those with more than one value."""
     from linumpy.device import to_host
     from linumpy.mosaic.grid import tile_of
@@ -172,7 +160,7 @@ def _survey(task: Task, where: Where) -> None:
     recorded = np.zeros(grid, bool).ravel()
     for volume in image.volumes.values():
         for number, box in enumerate(boxes(image.array.shape, tile)):
-            voxels = read_box(volume, box, where.device)
+            voxels = read_box(volume, box, work.device)
             recorded[number] |= bool(to_host((voxels != voxels.ravel()[0]) & (voxels == voxels)).any())
     write_result(task.outputs["survey"], {"tiles": recorded.reshape(grid).tolist()}, overwrite=True)
 
@@ -182,30 +170,30 @@ def is_empty(survey: Path) -> bool:
     return not np.any(read_result(survey)["tiles"])
 
 
-def _focal(task: Task, where: Where) -> None:
+def _focal(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.focal import correct_mosaic
     from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
 
-    settings: options.Focal = task.options
+    settings: Focal = task.options
     correct_mosaic(
         task.one("image"), task.outputs["image"], method=SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z),
         correction=FocalCorrection(interpolate=settings.interpolate), report=task.outputs["focal_picture"],
-        **_volume(task, where),
+        **_volume(task, work),
     )  # fmt: skip
 
 
-def _shading(task: Task, where: Where) -> None:
+def _shading(task: Task, work: TileWork) -> None:
     """Estimate the illumination that the tiles of all slices share."""
     from linumpy.mosaic.illumination import estimate_illumination, write_fields
 
     fields = estimate_illumination(
         task.inputs["image"], None, task.options,
-        report=task.outputs["shading_picture"], **_shared(task, where),
+        report=task.outputs["shading_picture"], **_shared(task, work),
     )  # fmt: skip
     write_fields(fields, task.outputs["fields"], task.outputs["shading"], overwrite=True)
 
 
-def _illumination(task: Task, where: Where) -> None:
+def _illumination(task: Task, work: TileWork) -> None:
     """Correct the illumination; if the fields are left out, the output is a link."""
     from linumpy.mosaic.illumination import fix_illumination, read_fields
 
@@ -214,45 +202,43 @@ def _illumination(task: Task, where: Where) -> None:
         _link(source, output)
         return
     _unlink(output)
-    fix_illumination(source, output, fields=fields, **_volume(task, where))
+    fix_illumination(source, output, fields=fields, **_volume(task, work))
 
 
-def _aip(task: Task, where: Where) -> None:
+def _aip(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
-    project_mosaic(task.one("image"), task.outputs["projection"], **_map(task, where))
+    project_mosaic(task.one("image"), task.outputs["projection"], **_map(task, work))
 
 
-def _surface(task: Task, where: Where) -> None:
+def _surface(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.options import SurfaceMethod
     from linumpy.mosaic.surface import find_mosaic_surface
 
     method = SurfaceMethod(**asdict(task.options))
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
-        **_map(task, where),
+        **_map(task, work),
     )  # fmt: skip
 
 
-def _positions(task: Task, where: Where) -> None:
+def _positions(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
 
     estimate_positions(
-        task.one("image"), task.outputs["positions"], **asdict(task.options),
-        **_shared(task, where),
+        task.one("image"), task.outputs["positions"], task.options, **_shared(task, work),
     )  # fmt: skip
 
 
-def _stitch(task: Task, where: Where) -> None:
+def _stitch(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
     stitch_mosaic(
-        task.one("image"), task.one("positions"), task.outputs["image"], **asdict(task.options),
-        **_volume(task, where),
+        task.one("image"), task.one("positions"), task.outputs["image"], task.options, **_volume(task, work),
     )  # fmt: skip
 
 
-def _beam(task: Task, where: Where) -> None:
+def _beam(task: Task, work: TileWork) -> None:
     """Estimate the beam and the attenuation that all slices share."""
     from linumpy.mosaic.beam import estimate_brain_light
     from linumpy.mosaic.io.slice_table import find_slices
@@ -262,16 +248,16 @@ def _beam(task: Task, where: Where) -> None:
     slices = {number: path for number, path in find_slices(images[0].parent).items() if path in images}
     estimate_brain_light(
         slices, task.outputs["beam"], task.options, interval_um=1e3 * interval,
-        device=where.device if where.distributed is None else "cpu", overwrite=True,
+        device=work.device_here, overwrite=True,
     )  # fmt: skip
 
 
-def _attenuation(task: Task, where: Where) -> None:
+def _attenuation(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.attenuation import compensate_attenuation
 
     compensate_attenuation(
         task.one("image"), task.outputs["image"], light=task.one("beam") if "beam" in task.inputs else None,
-        report=task.outputs["attenuation"], **asdict(task.options), **_volume(task, where),
+        report=task.outputs["attenuation"], **asdict(task.options), **_volume(task, work),
     )  # fmt: skip
 
 
@@ -284,7 +270,7 @@ def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
         (folder / path.name).symlink_to(os.path.relpath(path, folder))
 
 
-def _register(task: Task, where: Where) -> None:
+def _register(task: Task, work: TileWork) -> None:
     from linumpy.mosaic.alignment.register import register_slices
     from linumpy.mosaic.options import Alignment
 
@@ -295,29 +281,29 @@ def _register(task: Task, where: Where) -> None:
     register_slices(
         folder, task.outputs["transforms"], Alignment(interval_mm=interval, **asdict(task.options)),
         shifts=task.one("shifts") if "shifts" in task.inputs else None,
-        **_shared(task, where),
+        **_shared(task, work),
     )  # fmt: skip
 
 
-def _stack(task: Task, where: Where) -> None:
-    from linumpy.mosaic.common_space import stack_registered
+def _stack(task: Task, work: TileWork) -> None:
+    from linumpy.mosaic.alignment.stack import stack_registered
 
     folder = task.outputs["stack"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
     stack_registered(
-        folder, task.one("transforms"), task.outputs["stack"], **asdict(task.options), **_volume(task, where),
+        folder, task.one("transforms"), task.outputs["stack"], **asdict(task.options), **_volume(task, work),
     )  # fmt: skip
 
 
-def _report(task: Task, where: Where) -> None:
+def _report(task: Task, work: TileWork) -> None:
     from linumpy.quality.report import write_report
 
     page = task.outputs["report"]
-    write_report(page.parent.parent, page, device=where.device, overwrite=True)
+    write_report(page.parent.parent, page, device=work.device, overwrite=True)
 
 
 _IMAGE = ".ome.zarr"
-#: The stages by name, in the order in which they run, which is also that of :data:`linumpy.pipeline.options.OPTIONS`.
+#: The stages by name, in the order in which they run, which is also that of :data:`linumpy.pipeline.settings.OPTIONS`.
 STAGES: dict[str, Stage] = {
     "galvo": Stage(call=_galvo, needs=("image",), makes={"image": _IMAGE, "galvo": ".json"}),
     "resample": Stage(call=_resample, needs=("image",), makes={"image": _IMAGE}),

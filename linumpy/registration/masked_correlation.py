@@ -154,7 +154,7 @@ class _Search:
         self.shifts = math.prod(self.window)
         self.blocks = [_blocks(n) for n in self.window]
         self.axes = tuple(range(-len(limits), 0))
-        self.size = tuple(_fast_length(n + limit) for n, limit in zip(fixed.shape[1:], limits, strict=True))
+        self.size = tuple(fast_length(n + limit) for n, limit in zip(fixed.shape[1:], limits, strict=True))
         image, mask = standardized(fixed, masks[0])
         self.fixed = [self._spectrum(part).conj() for part in (mask, image, image * image)]
         self.voxels = mask.sum(axis=self.axes)
@@ -237,7 +237,8 @@ def _fft(xp: ModuleType) -> Any:
     return xp.fft
 
 
-def _fast_length(n: int) -> int:
+def fast_length(n: int) -> int:
+    """Return the smallest length from `n` on of which a transform of real numbers is fast."""
     import scipy.fft
 
     return int(scipy.fft.next_fast_len(n, real=True))

@@ -164,7 +164,8 @@ def locate_tiles(
     """
     if tiles.ndim != 4:
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
-    check_search(overlap, min_evidence)
+    check_value("overlap", overlap, Overlap)
+    check_value("min_evidence", min_evidence, Share)
     rows, columns, height, width = tiles.shape
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
@@ -180,12 +181,6 @@ def locate_tiles(
     measured = replace(measured, shifts=measured.shifts * factor, deviations=measured.deviations * factor)
     found = solve_positions(present, whole, nominal, measured, min_evidence=min_evidence)
     return replace(found, warnings=_warnings(found, measured, overlap))
-
-
-def check_search(overlap: float, min_evidence: float) -> None:
-    """Refuse options of :func:`locate_tiles` that are out of range, which needs no tiles."""
-    check_value("overlap", overlap, Overlap)
-    check_value("min_evidence", min_evidence, Share)
 
 
 def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
+from linumpy.registration.masked_correlation import fast_length
 
 #: Share of the window, at each end, over which the window decreases to 0.
 _TAPER = 0.25
@@ -56,7 +57,7 @@ def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[
     - `low`, `high` (2,): bounds of the shifts.
     """
     xp, shape = array_module(fixed[0]), fixed[0].shape[1:]
-    padded = [_fast_length(size + max(abs(a), abs(b))) for size, a, b in zip(shape, low, high, strict=True)]
+    padded = [fast_length(size + max(abs(a), abs(b))) for size, a, b in zip(shape, low, high, strict=True)]
     window = [
         xp.asarray(np.arange(a, b + 1) % size).reshape((-1, 1) if axis == 0 else (1, -1))
         for axis, (a, b, size) in enumerate(zip(low, high, padded, strict=True))
@@ -85,12 +86,6 @@ def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[
     area = xp.maximum(area / xp.maximum(totals[0] * totals[1], 1e-12), 1)
     variance = area * xp.maximum(correlate(*variances) / product, 1 / count)
     return ScoreMaps(z.astype(np.float32), xp.sqrt(variance).astype(np.float32), area[:, 0, 0])
-
-
-def _fast_length(size: int) -> int:
-    from scipy.fft import next_fast_len
-
-    return int(next_fast_len(size, real=True))
 
 
 @dataclass(frozen=True)

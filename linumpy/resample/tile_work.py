@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from linumpy.device import array_module_of, is_device_array, requested_kind, resolve, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
@@ -21,6 +21,9 @@ from linumpy.write.tasks import Finish
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.deploy import Cluster
+
+#: A dask client, a cluster, or the address of a scheduler; None for this process.
+Workers: TypeAlias = "Client | Cluster | str | None"
 
 Name = TypeVar("Name")
 Source = TypeVar("Source")
@@ -82,7 +85,7 @@ class TileWork:
 
 
 @contextmanager
-def tile_work(distributed: Client | Cluster | str | None, *, device: str | None) -> Iterator[TileWork]:
+def tile_work(distributed: Workers, *, device: str | None) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
     - `distributed`: as for :func:`linumpy.resample.workers.client_of`.

@@ -182,9 +182,9 @@ def _noise(spec: BrainSpec, stream: int, period_um: float, at: _Points) -> Array
 def _sum_of_waves(spec: BrainSpec, stream: int, number: int, periods_um: tuple[float, float], at: _Points) -> Array:
     """Sum plane waves, each a product of a line along Z and a plane."""
     total = array_module(at.y).zeros((len(at.z), *at.y.shape), np.float32)
-    for wave in plane_waves((spec.seed, stream), number, *periods_um):
-        turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, wave.periods_um, strict=True)]
-        plane = turns[1] * at.y + turns[2] * at.x + wave.phase - turns[0] * at.above
+    for periods, phase in plane_waves((spec.seed, stream), number, *periods_um):
+        turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, periods, strict=True)]
+        plane = turns[1] * at.y + turns[2] * at.x + phase - turns[0] * at.above
         _add_cosine(total, turns[0] * at.z, plane)
     return total
 

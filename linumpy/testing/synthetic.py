@@ -14,14 +14,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
-from linumpy.plan.codecs import BY_CODEC
 from linumpy.testing.texture import Dtype, plane_waves, speckle
 
 if TYPE_CHECKING:
@@ -158,13 +157,13 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
     """Return the reflectivity of the tissue, of mean 1 and about log-normal: a few plane waves, equal in all slices."""
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
-    for wave in plane_waves((spec.seed, 1), _WAVES, 40, 300):
+    for periods_um, phase in plane_waves((spec.seed, 1), _WAVES, 40, 300):
         factors = []
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
             position = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
-            factor = np.exp(2j * np.pi * position / wave.periods_um[axis]).astype(np.complex64)
+            factor = np.exp(2j * np.pi * position / periods_um[axis]).astype(np.complex64)
             factors.append(factor.reshape([-1 if k == axis else 1 for k in range(3)]))
-        lateral = factors[1] * factors[2] * np.complex64(np.exp(1j * wave.phase))
+        lateral = factors[1] * factors[2] * np.complex64(np.exp(1j * phase))
         total += (factors[0] * lateral).real
     # Each wave has a variance of 1/2.
     return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
@@ -181,15 +180,12 @@ def write_mosaic(
     *,
     chunks: tuple[int, int, int] | None = None,
     shards: tuple[int, int, int] | None = None,
-    codec: str | None = None,
-    compressors: Any = BY_CODEC,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Write a mosaic as an OME-Zarr image, chunk by chunk.
 
-    - `chunks`, `shards`, `codec`, `compressors`, `overwrite`, `progress`: As for
-      :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `chunks`, `shards`, `overwrite`, `progress`: As for :class:`linumpy.write.writer.OmeZarrWriter`.
 
     Returns: `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the
     tile shape.
@@ -199,8 +195,8 @@ def write_mosaic(
 
     attributes = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
     with OmeZarrWriter(
-        path, spec.shape, spec.dtype, spec.spacing_um, chunks=chunks, shards=shards, codec=codec,
-        compressors=compressors, overwrite=overwrite, attributes=attributes,
+        path, spec.shape, spec.dtype, spec.spacing_um, chunks=chunks, shards=shards, overwrite=overwrite,
+        attributes=attributes,
     ) as writer:  # fmt: skip
 
         def write(box: tuple[slice, ...]) -> int:

@@ -8,46 +8,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
-
-from linumpy.declared import Parsed
 
 #: Speckle is drawn in cells (Z, Y, X) of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
 
 
-def _check_dtype(name: str) -> None:
-    if name not in ("float32", "uint16"):
-        raise ValueError(f"dtype={name!r}: pass 'float32' or 'uint16'")
-
-
 #: Data type of synthetic voxels.
-Dtype = Annotated[str, Parsed(_check_dtype)]
+Dtype = Literal["float32", "uint16"]
 
 
-@dataclass(frozen=True)
-class Wave:
-    """A plane wave ``cos(2π Σ position / period + phase)``.
+def plane_waves(
+    seed: Sequence[int], number: int, shortest_um: float, longest_um: float
+) -> list[tuple[list[float], float]]:
+    """Draw plane waves ``cos(2π Σ position / period + phase)``: signed periods along (Z, Y, X) in µm, and phases.
 
-    - `periods_um`: signed period along each axis (Z, Y, X), in µm.
+    Periods along each axis are uniform between two lengths.
     """
-
-    periods_um: tuple[float, ...]
-    phase: float
-
-
-def plane_waves(seed: Sequence[int], number: int, shortest_um: float, longest_um: float) -> tuple[Wave, ...]:
-    """Draw plane waves, whose periods along each axis are uniform between two lengths."""
     rng = np.random.default_rng(list(seed))
     waves = []
     for _ in range(number):
         periods = rng.uniform(shortest_um, longest_um, 3) * rng.choice([-1, 1], 3)
-        waves.append(Wave(tuple(map(float, periods)), float(rng.uniform(0, 2 * np.pi))))
-    return tuple(waves)
+        waves.append((periods.tolist(), float(rng.uniform(0, 2 * np.pi))))
+    return waves
 
 
 @lru_cache(maxsize=32)

@@ -8,11 +8,10 @@ whose unit neither the file nor the caller gives, and for an image without the a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,21 +24,19 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.packages import install_line
 from linumpy.resample.blocks.overlap import nothing
-from linumpy.resample.tile_work import tile_work
+from linumpy.resample.tile_work import Workers, tile_work
 from linumpy.voxel.backends.choose import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import OPEN, TriangleMesh, make_mesh
 from linumpy.write.writer import OmeZarrWriter
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
 #: Lengths of the units of a mesh, in µm.
 UNITS = {"nm": 1e-3, "um": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 
+#: Approximate memory of a slab in the backend.
+_SLAB_BYTES = 2 * 2**30
 #: Slabs are this many times smaller on a worker, whose threads voxelize several slabs at a time and hold the masks.
 _ON_WORKERS = 8
 
@@ -142,10 +139,8 @@ def voxelize_onto_image(
     levels: int = 1,
     codec: str | None = None,
     backend: Backend | None = None,
-    slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
-    progress: Callable[[int], object] | None = None,
-    distributed: Client | Cluster | str | None = None,
+    distributed: Workers = None,
     device: str | None = "auto",
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
@@ -157,9 +152,8 @@ def voxelize_onto_image(
     - `label`: value of the voxels in the mesh, 1 to 2^32 - 1.
     - `fill_holes`: whether a mesh that is not watertight is filled; else its shell is written.
     - `levels`: number of resolutions; a coarser voxel takes the most frequent label.
-    - `codec`, `overwrite`, `progress`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
+    - `codec`, `overwrite`: as for :class:`linumpy.write.writer.OmeZarrWriter`.
     - `backend`: by default the choice of :func:`~linumpy.voxel.get_backend`.
-    - `slab_bytes`: approximate memory of a slab in the backend; on workers of `distributed`, of eight slabs.
     - `distributed`: a dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs; this
       process writes.
     - `device`: where workers of `distributed` compute: "auto", which is the GPU if all have one, "cuda" or "cpu".
@@ -184,7 +178,7 @@ def voxelize_onto_image(
         device = "cpu" if backend.xp is np else "cuda"
     with tile_work(distributed, device=device) as work, OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
-        downsampling="label", codec=codec, overwrite=overwrite, progress=progress,
+        downsampling="label", codec=codec, overwrite=overwrite,
         carried=Carried(
             ngff_version=metadata.ngff_version, units=metadata.units, orientations=metadata.orientations
         ),
@@ -192,7 +186,6 @@ def voxelize_onto_image(
         if work.client is None:
             voxelize = partial(backend.voxelize, mesh, fill_holes=fill_holes)
         else:
-            slab_bytes //= _ON_WORKERS
             sent = replace(mesh, corners=to_host(mesh.corners))
             voxelize = partial(_voxelize_on_worker, work.device, sent, fill_holes=fill_holes)
 
@@ -201,7 +194,7 @@ def voxelize_onto_image(
             voxels += int(mask.sum())
             writer.write(slice(slab.z_offset, slab.z_offset + slab.shape[0]), mask * dtype.type(label))
 
-        slabs = _slabs(grid, writer.stored[0], slab_bytes)
+        slabs = _slabs(grid, writer.stored[0], _SLAB_BYTES // (1 if work.client is None else _ON_WORKERS))
         work(slabs, nothing, lambda slab, _: voxelize(slab), write)
     if not voxels:
         log.warning("no voxel centre of %s lies in the mesh: are its unit and its position right?", image.name)

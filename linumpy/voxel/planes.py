@@ -34,33 +34,16 @@ class Planes:
         if self._volume is None and not isinstance(array, np.ndarray) and not is_device_array(array):
             raise TypeError(f"{name} is {type(array).__name__}: a NumPy, CuPy or Zarr array is needed")
         self._array: Any = array  # in memory; unused where there is a volume
+        held: Any = self._volume or array
+        self.shape: tuple[int, ...] = tuple(held.shape)
+        self.dtype = np.dtype(held.dtype)
         if len(self.shape) != 3 or self.dtype.kind not in "biu" or min(self.shape) < 1:
             raise TypeError(f"{name} of shape {self.shape}, {self.dtype}: bool or integers (Z, Y, X) are needed")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of voxels along (Z, Y, X)."""
-        return tuple((self._volume or self._array).shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Data type of the voxels."""
-        return np.dtype((self._volume or self._array).dtype)
-
-    @property
-    def step(self) -> int:
-        """Number of planes of a stored object (a shard or a chunk); 1 in memory."""
-        return 1 if self._volume is None else int((self._volume.shards or self._volume.chunks)[0])
-
-    @property
-    def writes_in_parts(self) -> bool:
-        """Whether a write that fails may have stored some of its planes."""
-        return self._volume is not None
-
-    @property
-    def writable(self) -> bool:
-        """Whether :meth:`write` works."""
-        return is_writable(self._array) if self._volume is None else not self._volume.array.read_only
+        #: Number of planes of a stored object (a shard or a chunk); 1 in memory.
+        self.step = 1 if self._volume is None else int((self._volume.shards or self._volume.chunks)[0])
+        #: Whether a write that fails may have stored some of its planes.
+        self.writes_in_parts = self._volume is not None
+        self.writable = is_writable(held) if self._volume is None else not self._volume.array.read_only
 
     def shares(self, other: Planes) -> bool:
         """Return whether writing to one of the volumes may change the other."""

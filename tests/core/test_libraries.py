@@ -199,7 +199,7 @@ def test_environment_of_python(arrays, tmp_path):
 def test_gpu_info_names_the_libraries(tmp_path):
     (tmp_path / "liblz4.so.1").write_text("no library\n")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/linum_gpu_info.py")],
+        [sys.executable, str(ROOT / "scripts/linum.py"), "gpu-info"],
         capture_output=True, text=True, timeout=200, env=environment(LD_LIBRARY_PATH=str(tmp_path)),
     )  # fmt: skip
     assert f"zstd        {native.library().opened['zstd']}\n" in done.stdout

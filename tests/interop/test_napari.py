@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 import linumpy.interop
-from linumpy.interop import napari_reader
+from linumpy.interop import outer
 from linumpy.interop.napari_reader import get_reader
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.write.new_image import create_labels_group
@@ -69,14 +69,14 @@ def test_an_image_is_a_multiscale_layer_in_micrometers(image, manager):
 def test_of_a_plane_only_the_plane_is_read(image):
     ((data, *_),) = get_reader(image)(image)
     read = []
-    read_outer = napari_reader.read_outer
+    read_outer = outer.read_outer
 
-    def watched(layout, index):
-        block = read_outer(layout, index)
+    def watched(*arguments):
+        block = read_outer(*arguments)
         read.append(block.size)
         return block
 
-    with patch.object(napari_reader, "read_outer", watched):
+    with patch.object(outer, "read_outer", watched):
         np.testing.assert_array_equal(np.asarray(data[0][7]), values()[7])
     assert sum(read) == 50 * 60
 

@@ -249,7 +249,7 @@ def test_a_broken_chunk_is_an_error_that_names_it(brain):
 def test_an_array_of_another_shape_by_now_is_an_error(brain, tmp_path):
     dataset = opened(brain)
     zarr.create_array(f"{brain}/0", shape=(3, 3, 3), dtype="u2", overwrite=True)
-    with pytest.raises(StaleLayoutError, match="open the dataset again"):
+    with pytest.raises(StaleLayoutError, match="open it again"):
         dataset["image"].load()
 
 

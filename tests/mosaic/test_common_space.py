@@ -11,8 +11,8 @@ from scipy import ndimage
 
 from linumpy.errors import SourceError
 from linumpy.mosaic.alignment.register import register_slices
+from linumpy.mosaic.alignment.stack import stack_registered
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms, read_transforms, write_scene
-from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.options import Alignment
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.testing.brain import BrainSpec, Faults, reference, truth_transform

@@ -8,6 +8,7 @@ import zarr
 
 from linumpy.mosaic.galvo import detect_galvo_shift, fix_galvo_shift
 from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.options import Galvo
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, mosaic, tile, truth_galvo
 from linumpy.testing.brain_files import write_brain
 from linumpy.write.writer import write_omezarr
@@ -76,15 +77,15 @@ def test_one_of_several_channels_is_mended_as_asked(tmp_path, capsys):
     np.testing.assert_array_equal(zarr.open_group(tmp_path / "out", mode="r")["0"][...], straight)
 
 
-def test_a_contrast_that_is_no_number_is_refused(tmp_path):
+def test_a_contrast_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="min_contrast"):
-        fix_galvo_shift(tmp_path / "a", tmp_path / "b", min_contrast=float("nan"))
+        Galvo(min_contrast=float("nan"))
 
 
 def test_an_incomplete_last_tile_is_rotated_within_its_width(tmp_path):
     voxels = np.random.default_rng(0).random((3, 4, 11)).astype("f4")
     source = write_omezarr(tmp_path / "m.zarr", voxels, (10, 10, 10))
-    fix_galvo_shift(source, tmp_path / "o.zarr", columns=2, tile_shape=(4, 8))
+    fix_galvo_shift(source, tmp_path / "o.zarr", Galvo(columns=2), tile_shape=(4, 8))
     found = zarr.open_group(tmp_path / "o.zarr", mode="r")["0"][...]
     expected = [np.roll(part, -2, axis=2) for part in (voxels[..., :8], voxels[..., 8:])]
     np.testing.assert_array_equal(found, np.concatenate(expected, axis=2))

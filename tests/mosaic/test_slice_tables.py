@@ -11,7 +11,7 @@ import pytest
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.mosaic.alignment.register import register_slices
-from linumpy.mosaic.common_space import stack_registered
+from linumpy.mosaic.alignment.stack import stack_registered
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io import slice_table
 from linumpy.mosaic.io.slice_table import (
@@ -162,20 +162,20 @@ def test_all_ways_to_a_volume_place_slices_alike(folder, tmp_path, caplog):
     alignment = Alignment(interval_mm=0.06, crop=False)
     with caplog.at_level(logging.WARNING):
         registered = register_slices(folder, None, alignment, **tables)
-        stacked = stack_mosaics(folder, output=tmp_path / "o.zarr", search=ZSearch(0.06, 0.02), **tables)
+        plan, stacked = stack_mosaics(folder, output=tmp_path / "o.zarr", search=ZSearch(0.06, 0.02), **tables)
     assert sum("marks 1 of 3 shifts as not reliable (between slices 3 and 6)" in line for line in caplog.messages) == 2
     assert [one.reliable_shift for one in registered.slices] == [True, True, False, True]
     for n, (one, other) in enumerate(itertools.pairwise(used)):
         expected = positions[other] - positions[one]
-        above, below = np.array(stacked.plan.offsets[n : n + 2])
+        above, below = np.array(plan.offsets[n : n + 2])
         np.testing.assert_array_equal((below - above)[1:], expected)
         a, b = (np.array(registered.slices[k].matrix)[1:3, 3] for k in (n, n + 1))
         np.testing.assert_allclose((b - a) / 5.0, expected, atol=1e-6)
     # 12 planes are 0.12 mm: slices 3 and 6 lie 0.18 mm apart, with a gap of 6 planes.
-    row = stacked.decisions[1]
+    row = stacked[1]
     assert (row.fixed_id, row.moving_id, row.overlap, row.mended) == (3, 6, -6, False)
     assert np.isnan(row.correlation)
-    assert stacked.decisions[2].z_start - row.z_start == 12 - stacked.decisions[2].overlap
+    assert stacked[2].z_start - row.z_start == 12 - stacked[2].overlap
     # The same slices are stacked by their transforms, without the table.
     caplog.clear()
     space = stack_registered(folder, registered, tmp_path / "r.zarr")
@@ -294,7 +294,7 @@ def test_millimetres(folder, tmp_path):
             transform[key] = [value / 1e3 for value in transform[key]]
     (source / "zarr.json").write_text(json.dumps(document))
     made = resample_mosaic_grid(source, tmp_path / "mm", 10, tile_shape=(48, 50))
-    np.testing.assert_allclose(made.grid.spacing, (10, 10, 10))
+    np.testing.assert_allclose(made.spacing, (10, 10, 10))
     one, other = (open_image(tmp_path / name) for name in ("um", "mm"))
     np.testing.assert_allclose(one.spacing, other.spacing)
     np.testing.assert_array_equal(one.levels[0][...], other.levels[0][...])
@@ -310,11 +310,11 @@ def test_a_stack_with_missing_slices_against_the_truth(tmp_path, seed):
     spec = BrainSpec(slices=6, tiles=(1, 1), tile_shape=(24, 40, 44), interval_um=160.0, seed=seed, faults=faults)
     write_brain(spec, tmp_path / "b")
     search = ZSearch(0.16, 0.03)
-    made = stack_mosaics(tmp_path / "b/mosaics", tmp_path / "b/shifts.csv", tmp_path / "o.zarr", search)
+    made, _ = stack_mosaics(tmp_path / "b/mosaics", tmp_path / "b/shifts.csv", tmp_path / "o.zarr", search)
     there = [number for number in range(6) if number not in absent]
     steps = np.cumsum([(0.0, 0.0), *(truth_shift(spec, number) for number in range(1, 6))], axis=0)[there]
     depths = np.array(there) * 160.0 / spec.spacing_um[0]
-    offsets = np.array(made.plan.offsets, float)
+    offsets = np.array(made.offsets, float)
     error = offsets - offsets[0] - np.column_stack([depths, steps - steps[0]])
     assert np.abs(error[:, 1:]).max() <= 0.5 + 1e-9
     assert np.abs(error[:, 0]).max() <= 2
@@ -334,3 +334,8 @@ def test_the_check_of_slices_reads_the_table_of_shifts_once(folder, monkeypatch,
     assert "5 slices can be processed" in capsys.readouterr().out
     assert read == [table]
     assert caplog.text.count("marks 1 of 4 shifts as not reliable (between slices 2 and 3)") == 1
+
+
+def test_parameters_that_a_step_has_no_use_for_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="codec=: this step has no use"):
+        register_slices(tmp_path, None, Alignment(interval_mm=0.1), codec="zstd")

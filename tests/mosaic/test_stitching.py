@@ -7,8 +7,8 @@ from scipy import ndimage
 
 from linumpy.errors import SourceError
 from linumpy.io.ome import open_image
-from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.stitching import stitch_mosaic
+from linumpy.mosaic.options import Stitch
+from linumpy.mosaic.stitching import diffusion_weights, distance_weights, stitch_mosaic
 from linumpy.registration.position_files import write_positions
 from linumpy.registration.positions import AcquisitionModel, TilePositions
 from linumpy.write.writer import write_omezarr
@@ -125,7 +125,7 @@ def test_without_interpolation_voxels_are_not_mixed_within_a_tile(tmp_path):
     found = TilePositions(positions=found.positions + 0.4, present=found.present, tile_shape=TILE, model=found.model)
     tiles = np.random.default_rng(3).integers(0, 255, (1, 1, DEPTH, *TILE)).astype("u1")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
-    stitch_mosaic(source, found, tmp_path / "out.ome.zarr", interpolate=False)
+    stitch_mosaic(source, found, tmp_path / "out.ome.zarr", Stitch(interpolate=False))
     np.testing.assert_array_equal(values(tmp_path / "out.ome.zarr"), tiles[0, 0])
 
 
@@ -206,7 +206,7 @@ def test_on_the_device(tmp_path, memory, blending):
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     for device, name in (("cpu", "host"), ("cuda", "device")):
         stitch_mosaic(
-            source, found, tmp_path / name, chunks=(4, 16, 16), levels=2, device=device, blending=blending, **memory
+            source, found, tmp_path / name, Stitch(blending), chunks=(4, 16, 16), levels=2, device=device, **memory
         )
     for level in (0, 1):
         host, device = (values(tmp_path / name, level).astype(int) for name in ("host", "device"))

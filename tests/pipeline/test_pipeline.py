@@ -17,10 +17,10 @@ from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.mosaic.beam import read_brain_light
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Galvo, NoOptions, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
-from linumpy.pipeline.settings import Run
-from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out
+from linumpy.pipeline.settings import OPTIONS, Focal, Galvo, NoOptions, Positions, Run, Surface
+from linumpy.pipeline.stages import STAGES, Common, Task, carry_out
+from linumpy.resample.tile_work import TileWork
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults, truth_galvo
 from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
@@ -50,7 +50,7 @@ def run_of(folder, spec=SPEC, **changes):
 def carry_out_one(stage, name, options, inputs, outputs):
     common = Common(levels=1, codec=None)
     task = Task(stage=stage, name=name, options=options, common=common, inputs=inputs, outputs=outputs)
-    carry_out(task, Where("cpu"))
+    carry_out(task, TileWork("cpu"))
 
 
 def done(summary):
@@ -210,7 +210,7 @@ def test_killed_and_started_again(tmp_path):
     text += 'skip = ["focal", "shading", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
-    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--device=cpu"]
+    command = [sys.executable, "-m", "linumpy_scripts.linum", "pipeline", tmp_path / "killed.toml", "--device=cpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout.readline().startswith("galvo of slice_z00")
     process.send_signal(signal.SIGKILL)

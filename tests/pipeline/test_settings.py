@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from linumpy.declared import Count, Range, Share, check_value
-from linumpy.pipeline.options import OPTIONS, Resample
-from linumpy.pipeline.settings import Run, read_run
+from linumpy.pipeline.settings import OPTIONS, Resample, Run, read_run
 from linumpy.pipeline.stages import STAGES
 
 ASKED = {

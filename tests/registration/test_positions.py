@@ -8,6 +8,7 @@ import pytest
 from scipy import ndimage
 
 from linumpy.errors import SourceError
+from linumpy.mosaic.options import Positions
 from linumpy.mosaic.tile_positions import estimate_positions, project_structure
 from linumpy.registration.position_files import read_positions, table_of, write_positions
 from linumpy.registration.positions import AcquisitionModel, _leave_one_out, _Solver, locate_tiles, solve_positions
@@ -395,7 +396,7 @@ def test_texture_in_small_tiles_is_still_accepted(size, noise, least):
 
 
 @pytest.mark.parametrize("option", [{"overlap": 0.7}, {"overlap": "0.2"}, {"min_evidence": -0.1}])
-def test_options_are_refused_before_the_mosaic_is_opened(tmp_path, option):
+def test_options_are_refused(option):
     (name,) = option
     with pytest.raises(ValueError, match=f"^{name}="):
-        estimate_positions(tmp_path / "absent.ome.zarr", **option)
+        Positions(**option)

@@ -1,41 +1,25 @@
 """If this fails, the demo does not run as people call it."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def run(script, *arguments, **environment):
-    import os
-
-    root = str(SCRIPTS.parent)
-    return subprocess.run(
-        [sys.executable, SCRIPTS / script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": root} | environment,
-    )
+from tests.support.script_runs import run_script
 
 
 def test_a_run(tmp_path):
-    result = run("linum_demo.py", "--out", tmp_path / "o", "--device=cpu")
+    result = run_script("linum_demo", "--out", tmp_path / "o", "--device=cpu")
     assert result.returncode == 0, result.stderr
     assert "median absolute error" in result.stdout
     assert result.stderr == ""
-    again = run("linum_demo.py", "--out", tmp_path / "o", "--device=cpu")
+    again = run_script("linum_demo", "--out", tmp_path / "o", "--device=cpu")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.count("\n") == 1
     assert "mosaic.ome.zarr exists: choose another path, or replace it with --overwrite" in again.stderr
 
 
-@pytest.mark.parametrize("script", ["linum_demo.py", "linum_gpu_info.py", "linum_benchmark_kvikio_zarr.py"])
+@pytest.mark.parametrize("script", ["linum_demo", "linum_gpu_info", "linum_benchmark_kvikio_zarr"])
 def test_help(script):
-    result = run(script, "--help")
+    result = run_script(script, "--help")
     assert result.returncode == 0
     assert "For example:" in result.stdout
 
@@ -51,7 +35,7 @@ def test_help(script):
 )
 def test_bad_input_is_one_line(tmp_path, arguments, message):
     # No device to be seen: so too on a machine that has one.
-    result = run("linum_demo.py", "--out", tmp_path / "o", *arguments, CUDA_VISIBLE_DEVICES="")
+    result = run_script("linum_demo", "--out", tmp_path / "o", *arguments, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
@@ -65,13 +49,13 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
 
 
 def test_the_device_of_the_environment(tmp_path):
-    result = run("linum_demo.py", "--out", tmp_path / "o", LINUMPY_DEVICE="tpu")
+    result = run_script("linum_demo", "--out", tmp_path / "o", LINUMPY_DEVICE="tpu")
     assert result.returncode == 2
     assert result.stderr == "linum-demo: error: LINUMPY_DEVICE='tpu' is unknown: set it to one of auto, cuda, cpu\n"
 
 
 def test_gpu_info(tmp_path):
-    result = run("linum_gpu_info.py", "--path", tmp_path)
+    result = run_script("linum_gpu_info", "--path", tmp_path)
     assert result.returncode == 0, result.stderr
     for part in ("device", "driver", "CuPy", "kvikio", "GDS", f"folder      {tmp_path}", "path  "):
         assert part in result.stdout

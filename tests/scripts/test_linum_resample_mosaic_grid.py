@@ -88,8 +88,8 @@ def test_the_same_however_axes_lie_and_batches_are_cut(tmp_path, axes, tile_byte
     made = resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), tile_bytes=tile_bytes, progress=told.append)
     expected, _ = expected_grid(tiles().astype("f4"), (5, 10, 12), (10, 22, 25))
     np.testing.assert_allclose(np.moveaxis(values(tmp_path / "o.zarr"), order, (0, 1, 2)), expected, rtol=2e-5)
-    assert sum(told) == made.nbytes == turned.nbytes
-    assert sorted(made.grid.new_tile) == [7, 7, 10]
+    assert sum(told) == turned.nbytes
+    assert sorted(made.new_tile) == [7, 7, 10]
 
 
 @pytest.mark.parametrize("dtype", ["u1", ">u2", "i4", "f4", ">f8"])

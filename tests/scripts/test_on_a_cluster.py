@@ -20,6 +20,7 @@ import linumpy.voxel.mesh_image
 from linumpy.errors import WorkerError
 from linumpy.io.ome import open_image
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
+from linumpy.mosaic.options import Positions
 from linumpy.mosaic.tile_positions import estimate_positions
 from linumpy.resample.tile_work import tile_work
 from linumpy.testing.synthetic import MosaicSpec, block, write_mosaic
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
     """A mosaic, and two slices of a tissue with their shifts."""
     folder = tmp_path_factory.mktemp("sources")
     write_mosaic(folder / "mosaic", SPEC, chunks=(20, 16, 16))
-    estimate_positions(folder / "mosaic", folder / "positions.csv", min_evidence=0)
+    estimate_positions(folder / "mosaic", folder / "positions.csv", Positions(min_evidence=0))
     volume = block(TISSUE, (0, 0, 0), TISSUE.shape).astype("f4")
     (folder / "slices").mkdir()
     for number, (z, y, x) in enumerate([(0, 2, 4), (24, 5, 2)], 1):

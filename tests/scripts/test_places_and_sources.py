@@ -260,7 +260,7 @@ def test_what_cannot_be_printed_is_no_error(tmp_path):
 
 
 def test_a_closed_stderr_is_no_error(tmp_path, mosaic):
-    words = [sys.executable, ROOT / "scripts/linum_aip.py", mosaic, tmp_path / "a.zarr"]
+    words = [sys.executable, ROOT / "scripts/linum.py", "aip", mosaic, tmp_path / "a.zarr"]
     closed = ["sh", "-c", '"$@" 2>&-', "sh", *map(str, words)]
     assert subprocess.run(closed, stdout=subprocess.DEVNULL, check=False, env=environment()).returncode == 0
     assert (tmp_path / "a.zarr").is_dir()

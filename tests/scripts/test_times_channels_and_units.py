@@ -233,7 +233,7 @@ def test_tiles_are_kept_and_taken(tmp_path, caplog):
     assert tiles(tmp_path / "flat") == {"y": 12, "x": 10}
     with caplog.at_level(logging.WARNING):
         made = resample_mosaic_grid(tmp_path / "flat", tmp_path / "coarse", 20)
-    assert made.grid.tile == (20, 12, 10)
+    assert made.tile == (20, 12, 10)
     assert tiles(tmp_path / "coarse") == {"y": 6, "x": 5}
     assert not caplog.records
     # As with the sizes named, and not as chunks would have it.
@@ -260,7 +260,7 @@ def test_tiles_that_differ_from_the_metadata_are_told(tmp_path, caplog):
     write_mosaic(tmp_path / "m", MosaicSpec(tiles=(2, 2), tile_shape=(8, 12, 10)))
     with caplog.at_level(logging.WARNING):
         made = resample_mosaic_grid(tmp_path / "m", tmp_path / "x", 20, tile_shape=(6, 10))
-    assert made.grid.tile == (8, 6, 10)
+    assert made.tile == (8, 6, 10)
     assert "tiles of (6, 10) voxels are taken as given; its metadata has (12, 10)" in caplog.text
 
 

@@ -13,7 +13,6 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 #: The functions that scripts call, as they must stand there, and what they do.
 FUNCTIONS = {
     "option(flag, value)": "value == null ? '' : \"--${flag} ${value}\"",
-    "device()": "params.use_gpu ? '--device cuda' : '--device cpu'",
 }
 
 
@@ -135,11 +134,9 @@ def defaults(config):
 
 
 def render(text, params, variables):
-    """Substitute ``${...}`` as Groovy does, for what the workflow uses: variables, params and its two functions."""
+    """Substitute ``${...}`` as Groovy does, for what the workflow uses: variables, params and its function."""
 
     def value(expression):
-        if expression == "device()":
-            return "--device cuda" if params["use_gpu"] else "--device cpu"
         option = re.fullmatch(r"option\('([\w-]+)', (?:params\.(\w+)|(\w+) \?: null)\)", expression)
         if option:
             given = params[option[2]] if option[2] else variables[option[3]] or None

@@ -50,10 +50,15 @@ def environment(**more):
     return os.environ | {"PYTHONPATH": str(ROOT)} | more
 
 
+def command_of(name):
+    """Return the command of a script, as ``linum`` takes it."""
+    return name.removeprefix("linum_").replace("_", "-")
+
+
 def run_script(name, *words, **more):
     """Run a script; returns the finished process."""
     return subprocess.run(
-        [sys.executable, ROOT / f"scripts/{name}.py", *map(str, words)],
+        [sys.executable, ROOT / "scripts/linum.py", command_of(name), *map(str, words)],
         capture_output=True, text=True, timeout=200, check=False, env=environment(**more),
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.options import SurfaceMethod
 from linumpy.mosaic.surface import find_mosaic_surface
-from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.runner import run_pipeline
+from linumpy.pipeline.settings import OPTIONS
 from linumpy.testing import brain
 from linumpy.testing.brain import BrainSpec, Faults, draw_brain
 from linumpy.testing.brain_errors import errors_of, flat_field_error, tissue_tiles

@@ -14,14 +14,14 @@ import zarr
 
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.alignment.register import register_slices
+from linumpy.mosaic.alignment.stack import stack_registered
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.beam import estimate_brain_light
-from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.illumination import estimate_illumination, fix_illumination
-from linumpy.mosaic.options import Alignment, FocalCorrection, SurfaceMethod
+from linumpy.mosaic.options import Alignment, FocalCorrection, Positions, SurfaceMethod
 from linumpy.mosaic.stitching import stitch_mosaic
 from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.mosaic.tile_positions import estimate_positions
@@ -80,23 +80,22 @@ def test_the_processes_are_there():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("use_gpu", [True, False])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_commands_and_options_exist(name, use_gpu):
+def test_commands_and_options_exist(name, device):
     """Parsed by the script's own parser, which refuses what it does not know."""
     given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused", "slice_config": "c"}
     given |= {"name": "slice_z00", "beam": "b.json", "fields": "f.npz"}
     variables = given | {"positions": "p.json", "transforms": "t.json"}
-    command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
+    command, *words = shlex.split(rendered(name, variables, device=device, tile_shape="24 24", resolution="10 15 15"))
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
     }
     parser = script_of(command).main.parser()
-    device = "cuda" if use_gpu else "cpu"
     assert getattr(parser.parse_args(words), "device", device) == device
     for word in words:
         assert not word.startswith("--") or word in parser._option_string_actions, word  # no abbreviation
-    assert ("${device()}" in PROCESSES[name].script) == ("--device" in parser._option_string_actions)
+    assert ("--device ${params.device}" in PROCESSES[name].script) == ("--device" in parser._option_string_actions)
 
 
 def test_parameters_are_those_of_the_configuration():
@@ -174,7 +173,7 @@ def test_forks():
     for name in re.findall(r"withName: (\w+)", CONFIG):
         line = nf.block(CONFIG, f"withName: {name}").strip()
         (forks[name],) = re.fullmatch(
-            r"maxForks = params\.use_gpu \? \(params\.gpu_forks \?: (\d+)\) : null", line
+            r"maxForks = params\.device == 'cuda' \? \(params\.gpu_forks \?: (\d+)\) : null", line
         ).groups()
     assert forks == dict.fromkeys(PER_SLICE, "3")  # there is one stack
     assert f"{sum(map(int, forks.values()))} GiB" in GUIDE
@@ -184,7 +183,7 @@ def test_profiles():
     profiles = nf.block(CONFIG, "profiles")
     assert re.findall(r"^    (\w+) \{", profiles, re.MULTILINE) == ["standard", "slurm", "docker", "apptainer"]
     for name in ("docker", "apptainer"):
-        assert "params.use_gpu ?" in nf.block(profiles, name)
+        assert "params.device == 'cuda' ?" in nf.block(profiles, name)
     for name in ("standard", "slurm", "docker", "apptainer"):
         assert f"`{name}`" in GUIDE
 
@@ -282,7 +281,7 @@ def test_the_whole_chain(tmp_path):
     spec = BrainSpec(slices=2, faults=USUAL_FAULTS)
     write_brain(spec, tmp_path / "brain")
     mosaics, shifts = tmp_path / "brain" / "mosaics", tmp_path / "brain" / "shifts.csv"
-    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "5", "overlap": "0.25", "levels": "2"}
+    asked = {"device": "cpu", "resolution": "10 15 15", "s_xy": "5", "overlap": "0.25", "levels": "2"}
     asked |= {"shifts": shifts, "slicing_interval_mm": "0.2"}
     channels = run_workflow(mosaics, tmp_path / "work", PARAMS | GIVEN | asked)
 
@@ -308,7 +307,7 @@ def test_the_whole_chain(tmp_path):
         fix_illumination(steps["flat"], steps["even"], fields=fields, levels=2)
         find_mosaic_surface(steps["even"], steps["surface"], method)
         project_mosaic(steps["even"], steps["aip"])
-        positions = estimate_positions(steps["even"], overlap=0.25)
+        positions = estimate_positions(steps["even"], options=Positions(0.25))
         stitch_mosaic(steps["even"], positions, steps["stitched"], levels=2)
     stitched = {number: here / "stitched" / f"slice_z{number:02d}.ome.zarr" for number in range(2)}
     light = estimate_brain_light(stitched, interval_um=200.0)
@@ -343,7 +342,7 @@ def test_slices_and_corrections_left_out(tmp_path):
     write_brain(spec, tmp_path / "brain")
     (tmp_path / "slice_config.csv").write_text("slice_id,use\n00,true\n01,false\n02,true\n")
     asked = dict.fromkeys(SKIPS, True) | {
-        "use_gpu": False, "s_xy": "5", "overlap": "0.25", "slicing_interval_mm": "0.2",
+        "device": "cpu", "s_xy": "5", "overlap": "0.25", "slicing_interval_mm": "0.2",
         "shifts": tmp_path / "brain/shifts.csv", "slice_config": tmp_path / "slice_config.csv",
     }  # fmt: skip
     channels = run_workflow(tmp_path / "brain/mosaics", tmp_path / "work", PARAMS | GIVEN | asked)

@@ -96,7 +96,7 @@ def register_slices(
         :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised, for each slice. Workers of
         `distributed` read the slices; pairs are registered here.
     """
-    step, paths = Step(**common), find_slices(folder, slice_config)
+    step, paths = Step.of(StepOptions, common), find_slices(folder, slice_config)
     step.check([*paths.values(), *(table for table in (shifts, slice_config) if table is not None)], file=output)
     slices = open_slices(paths, least=1, **step.selection)
     numbers, images = tuple(slices), tuple(slices.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from numpy.typing import DTypeLike
 
@@ -20,16 +20,12 @@ from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
 from linumpy.pictures import Picture, save
-from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.resample.tile_work import TileWork, Workers, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 
 class StepOptions(TypedDict, total=False):
-    """Keyword parameters of every step; a step ignores those that it has no use for.
+    """Keyword parameters of every step.
 
     Every step raises FileExistsError for an existing output, FileNotFoundError and SourceError for a source that cannot
     be read, MetadataError for one whose metadata lack what is needed, ValueError or TypeError for parameters that do
@@ -46,12 +42,6 @@ class StepOptions(TypedDict, total=False):
         Where voxels are read to and computed; ``"auto"`` is the GPU if there is one.
     overwrite : bool
         Whether to replace existing outputs.
-    progress : callable, optional
-        Called with the number of bytes done since the last call; their sum is the bytes of the source, unless the step
-        says otherwise.
-    tile_bytes : int, optional
-        Approximate bytes of the boxes that are read, computed and written one by one; by default 256 MiB on a GPU and
-        32 MiB on the CPU. About three are in memory.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
         compute; this process writes. With ``"cuda"`` each worker needs a GPU; ``"auto"`` uses GPUs if all have one.
@@ -62,13 +52,28 @@ class StepOptions(TypedDict, total=False):
     spacing: Sequence[float] | None
     device: str | None
     overwrite: bool
+    distributed: Workers
+
+
+class TileOptions(StepOptions, total=False):
+    """Keyword parameters of every step that reads a mosaic box by box, besides :class:`StepOptions`.
+
+    Attributes
+    ----------
+    progress : callable, optional
+        Called with the number of bytes done since the last call; their sum is the bytes of the source, unless the step
+        says otherwise.
+    tile_bytes : int, optional
+        Approximate bytes of the boxes that are read, computed and written one by one; by default 256 MiB on a GPU and
+        32 MiB on the CPU. About three are in memory.
+    """
+
     progress: Progress | None
     tile_bytes: int | None
-    distributed: Client | Cluster | str | None
 
 
-class ImageOptions(StepOptions, total=False):
-    """Keyword parameters of every step that writes an OME-Zarr image, besides :class:`StepOptions`.
+class ImageOptions(TileOptions, total=False):
+    """Keyword parameters of every step that writes an OME-Zarr image, besides :class:`TileOptions`.
 
     Attributes
     ----------
@@ -97,7 +102,15 @@ class Step:
     overwrite: bool = False
     progress: Progress | None = None
     tile_bytes: int | None = None
-    distributed: Client | Cluster | str | None = None
+    distributed: Workers = None
+
+    @classmethod
+    def of(cls, options: type, common: Mapping[str, Any]) -> Step:
+        """Make a step that writes no image. `TypeError`: a parameter that is none of `options`."""
+        known: frozenset[str] = options.__optional_keys__  # type: ignore[attr-defined]
+        for name in common.keys() - known:
+            raise TypeError(f"{name}=: this step has no use for it, but for {', '.join(sorted(known))}")
+        return cls(**common)
 
     @property
     def selection(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,9 @@ class WarpBackend(Backend):
         self._index = None if device == "cpu" else int(self.xp.cuda.Device().id)
         self.name = "warp on the cpu" if self._index is None else f"cuda:{self._index}"
         self._device = "cpu" if self._index is None else self.name
-        from linumpy.voxel.backends import warp_kernels
+        from linumpy.voxel.backends import warp_kernels, warp_mesh_kernels
 
-        self._wp, self._kernels = wp, warp_kernels
+        self._wp, self._kernels = wp, SimpleNamespace(**vars(warp_kernels) | vars(warp_mesh_kernels))
 
     def _check(self, name: str, mask: Mask, kinds: str = "b") -> None:
         super()._check(name, mask, kinds)
@@ -318,21 +318,16 @@ class TransferBackend(WarpBackend):
     to the device once, and copies the result or the mask that it changes in place back once.
     """
 
-    boolean = _transferred(Backend.boolean)
-    dilate = _transferred(Backend.dilate)
-    erode = _transferred(Backend.erode)
-    open = _transferred(Backend.open)
-    close = _transferred(Backend.close)
-    fill_holes = _transferred(Backend.fill_holes)
-    subtract_swept_capsule = _transferred(Backend.subtract_swept_capsule)
-    subtract_swept_polyline = _transferred(Backend.subtract_swept_polyline)
-    distance_transform = _transferred(Backend.distance_transform)
-    connected_components = _transferred(Backend.connected_components)
-    marching_cubes = _transferred(Backend.marching_cubes)
-
     def voxelize_mesh(self, *args: Any, **options: Any) -> Any:
         """Voxelize a mesh as :meth:`.Backend.voxelize_mesh`; the result lies in the memory of the vertices."""
         args = with_triangles(args)
         mask = super().voxelize_mesh(*args, **options)
         vertices = args[0] if args else options["vertices"]
         return mask if is_device_array(vertices) else _on_host(mask)
+
+
+for _name in (
+    "boolean", "dilate", "erode", "open", "close", "fill_holes", "subtract_swept_capsule", "subtract_swept_polyline",
+    "distance_transform", "connected_components", "marching_cubes",
+):  # fmt: skip
+    setattr(TransferBackend, _name, _transferred(getattr(Backend, _name)))

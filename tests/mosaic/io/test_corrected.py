@@ -14,7 +14,7 @@ from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.illumination import fix_illumination, read_fields
 from linumpy.mosaic.intensities import normalize_intensities
 from linumpy.mosaic.io.corrected import as_dtype
-from linumpy.mosaic.options import AttenuationMethod
+from linumpy.mosaic.options import AttenuationMethod, Normalization
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load, run_script
@@ -88,10 +88,11 @@ def test_normalised_in_one_pass_and_by_histograms(tmp_path, grid, per):
     low, high = np.percentile(grid, (1, 99), axis=axis, keepdims=True)
     expected = np.clip((grid - low) / (high - low), 0, 1)
     for name, tile_bytes, near in (("once", 2**30, 1e-5), ("twice", 1, 0.01)):
-        bounds = normalize_intensities(source, tmp_path / name, per=per, tile_bytes=tile_bytes)
+        bounds = normalize_intensities(source, tmp_path / name, options=Normalization(per=per), tile_bytes=tile_bytes)
         assert np.allclose(bounds, np.broadcast_to(np.stack([low, high])[..., 0, 0], (2, 10)), rtol=near)
         assert np.allclose(voxels(tmp_path / name, "yzx"), expected, atol=2 * near)
-        normalize_intensities(source, tmp_path / name, per=per, clip=False, tile_bytes=tile_bytes, overwrite=True)
+        unclipped = Normalization(per=per, clip=False)
+        normalize_intensities(source, tmp_path / name, options=unclipped, tile_bytes=tile_bytes, overwrite=True)
         assert np.allclose(voxels(tmp_path / name, "yzx").max(), ((grid - low) / (high - low)).max(), rtol=2 * near)
 
 
@@ -152,7 +153,7 @@ def test_what_is_refused(tmp_path, grid):
     with pytest.raises(ValueError, match="max_tiles"):
         fix_illumination(bare, tmp_path / "a.zarr", TILE[1:], max_tiles=0)
     with pytest.raises(ValueError, match="per='row'"):
-        normalize_intensities(bare, tmp_path / "a.zarr", per="row")
+        Normalization(per="row")
     with pytest.raises(ValueError, match="end_per_mm=-1"):
         compensate_attenuation(
             bare, tmp_path / "a.zarr", AttenuationMethod(focus_um=0.0, rayleigh_um=1.0, end_per_mm=-1.0)

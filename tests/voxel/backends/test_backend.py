@@ -67,11 +67,13 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
     wp = pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
     if not hasattr(wp, "compile_aot_module"):
         pytest.skip("this Warp compiles only for devices that are there")
-    from linumpy.voxel.backends import warp_kernels
+    from linumpy.voxel.backends import warp_kernels, warp_mesh_kernels
 
-    wp.compile_aot_module(warp_kernels, arch=90, module_dir=tmp_path, use_ptx=True)
-    (ptx,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
-    assert ptx.count(".visible .entry") == sum(isinstance(one, wp.Kernel) for one in vars(warp_kernels).values())
+    kernels = {**vars(warp_kernels), **vars(warp_mesh_kernels)}.values()
+    for module in (warp_kernels, warp_mesh_kernels):
+        wp.compile_aot_module(module, arch=90, module_dir=tmp_path, use_ptx=True)
+    ptx = "".join(path.read_text() for path in tmp_path.glob("*.ptx"))
+    assert ptx.count(".visible .entry") == sum(isinstance(one, wp.Kernel) for one in kernels)
     assert "mul.rn.f64" in ptx
     for entry in ptx.split(".visible .entry")[1:]:
         if "wind_open" not in entry.split("(")[0]:  # there CUDA's atan2 has some, and sums have a tolerance

@@ -26,13 +26,13 @@ import zarr
 
 from linumpy.core import native
 from linumpy.core.records import metadata_path, why_gone
-from linumpy.errors import ChunkError, UnsupportedLayoutError
+from linumpy.errors import ChunkError, StaleLayoutError, UnsupportedLayoutError
 from linumpy.gpu.read.outputs import Event, Regions, view_of
 from linumpy.gpu.read.report import ReaderStats, ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.ticket import JobList
 from linumpy.io.budget import PROCESS, Share
-from linumpy.io.open import open_source
+from linumpy.io.source import open_node
 from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
@@ -267,7 +267,10 @@ def array_of(layout: ArrayLayout) -> zarr.Array:
         array: zarr.Array = layout.array
         return array
     remote = layout.remote
-    return open_source(str(layout.root) if remote is None else (remote.store, remote.path))
+    node = open_node(str(layout.root) if remote is None else (remote.store, remote.path))
+    if not isinstance(node, zarr.Array):
+        raise StaleLayoutError(f"{layout.name} was an array when its metadata were read, and is a group now")
+    return node
 
 
 def read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:

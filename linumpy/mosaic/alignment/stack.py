@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,14 +26,13 @@ from linumpy.mosaic.alignment.transforms import SliceTransforms, read_transforms
 from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.slice_table import find_slices, open_slices
 from linumpy.mosaic.io.step import ImageOptions, Step, carried_from_slices
-from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_shape
-from linumpy.mosaic.stacking import StackPlan, compose, slices_in_box
+from linumpy.mosaic.io.tiles import Box
+from linumpy.mosaic.slices import make_stack
+from linumpy.mosaic.stacking import StackPlan
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.grid.blocks import AffineGrid, Block, source_box
 from linumpy.plan.grid.regrid import without_rounding
 from linumpy.resample.blocks.block import make_box
-from linumpy.resample.tile_work import TileWork
-from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class CommonSpace:
       transforms, in µm along z, y and x.
     - `plan`: the box of each slice in the stack: its planes, and the whole lateral grid.
     - `grids`: for each slice the map from the voxels of its box to the voxels of the slice.
+    - `nbytes`: bytes of all boxes.
     """
 
     spacing: tuple[float, float, float]
@@ -94,7 +94,7 @@ def plan_common_space(
         _grid(matrix, image, spacing, origin, offset, shape)
         for matrix, image, offset, shape in zip(maps, images, offsets, shapes, strict=True)
     )
-    nbytes = math.prod(plan.shape) * images[0].array.dtype.itemsize
+    nbytes = sum(map(math.prod, plan.shapes)) * images[0].array.dtype.itemsize
     return CommonSpace(
         spacing=tuple(spacing.tolist()), origin=tuple(origin.tolist()), plan=plan, grids=grids, nbytes=nbytes
     )
@@ -169,7 +169,6 @@ def stack_registered(
     **common
         :class:`~linumpy.mosaic.io.step.ImageOptions`, which also says what is raised.
 
-
     Notes
     -----
     Voxels that are 0, not finite or filled by focal correction are not valid, and are not interpolated. Where valid
@@ -187,39 +186,18 @@ def stack_registered(
         axes="zyx", origin=space.origin,
         chunks=tuple(min(chunk, n) for chunk, n in zip(array.chunks, space.plan.shape, strict=True)),
     ) as writer:  # fmt: skip
-        _make_stack(space, images, step, writer, work)
-    return space
+        device, dtype = work.device, writer.dtype
 
-
-def _make_stack(
-    space: CommonSpace, images: Sequence[MosaicImage], step: Step, writer: OmeZarrWriter, work: TileWork
-) -> None:
-    """Resample, blend and write the stack in boxes."""
-    device, dtype = work.device, images[0].array.dtype.newbyteorder("=")
-    size = tile_shape(space.plan.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
-
-    def read(box: Box) -> dict[int, tuple[Block, Array]]:
-        sources = {}
-        for number, part in slices_in_box(space.plan, box):
+        def needed(number: int, part: Box) -> Box | None:
             block = _block(space.grids[number], part)
-            if math.prod(block.source_shape):
-                sources[number] = block, read_box(images[number].array, block.source_box, device)
-        return sources
+            return block.source_box if math.prod(block.source_shape) else None
 
-    def blend(box: Box, sources: Mapping[int, tuple[Block, Array]]) -> Array:
-        xp = array_module_of(device)
+        def sample(number: int, part: Box, voxels: Array) -> Array:
+            grid = space.grids[number]
+            return resampled(grid, _block(grid, part), voxels, images[number], array_module_of(device), dtype)
 
-        def sample(number: int, part: Box) -> Array:
-            if number not in sources:
-                return xp.zeros(box_shape(part), dtype)
-            return resampled(space.grids[number], *sources[number], images[number], xp, dtype)
-
-        return compose(space.plan, box, sample, xp, dtype)
-
-    work(
-        boxes(space.plan.shape, size), read, blend, writer.write,
-        done=lambda box: step.advance(math.prod(box_shape(box)) * dtype.itemsize),
-    )  # fmt: skip
+        make_stack(step, writer, images, space.plan, work, needed=needed, sample=sample)
+    return space
 
 
 def _block(grid: AffineGrid, part: Box) -> Block:
