@@ -354,6 +354,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         stats.chunks += execution.chunks_read();
         stats.bytes_read += execution.bytes_read;
         stats.files_opened += execution.files_opened;
+        stats.hedges += execution.hedges;
         stats.decoded += execution.decoded;
         stats.read_seconds.fetch_add(execution.seconds.read);
         stats.decode_seconds.fetch_add(execution.seconds.decode);

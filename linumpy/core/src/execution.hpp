@@ -97,7 +97,7 @@ public:
     void run();
     i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
 
-    i64 bytes_read = 0, files_opened = 0, decoded = 0;
+    i64 bytes_read = 0, files_opened = 0, hedges = 0, decoded = 0;
     Seconds seconds;
 
 private:

@@ -540,7 +540,7 @@ def test_urls_that_cannot_be_opened(served, monkeypatch):
         with pytest.raises(SourceError, match=r"'http://127\.0\.0\.1:1/a' cannot be opened"):
             read_zarr(f"http://{user}127.0.0.1:1/a", storage_options=options(1), device="cpu")
     served.faults = Faults(status=403)
-    with pytest.raises(SourceError, match=r"raw' cannot be opened: \S+/zarr.json cannot be read: .*403 Forbidden$"):
+    with pytest.raises(SourceError, match=r"raw' cannot be opened: \S+/zarr.json cannot be read: .*403 Forbidden: check the credentials in"):
         open_source(f"{served.url}/raw")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)
