@@ -24,7 +24,7 @@ extern "C" {
 // Why a job failed. `number`, `a`, `b` and `text` are fields of `lc_error`, from which Python writes the message.
 enum lc_error_code {
     LC_OK = 0,
-    LC_OPEN = 1,  // number: errno
+    LC_OPEN = 1,  // number: errno; a: number of files that the process may have open, if they are; else 0
     LC_NOT_FILE = 2,  // a folder or a pipe, not a file
     LC_SIZE = 3,  // a: bytes of the file; b: bytes that a raw chunk has
     LC_REPLACED = 4,  // the file or object has changed since it was located; a: bytes then; b: bytes now

@@ -52,6 +52,9 @@ struct FailedRead { Failure failure; };
     throw FailedRead{{code, number, a, b, {}}};
 }
 
+// Throw for a file that could not be opened.
+[[noreturn]] inline void fail_open(int number) { fail(LC_OPEN, number, number == EMFILE ? max_open_files() : 0); }
+
 // Throw if an open file has changed since its stored object was located.
 void check_unchanged(const StoredObject &object, const File &file);
 // Read exactly `nbytes` bytes of a stored object, and check after the read that its file is unchanged; throws

@@ -41,12 +41,6 @@ i64 memory_nbytes() {
     return nbytes;
 }
 
-i64 max_open_files() {
-    rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
-                                                                          : static_cast<i64>(limit.rlim_cur);
-}
-
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<i64> max_waits{256};
 std::atomic<Limit *> shared_memory{nullptr};
@@ -55,6 +49,12 @@ std::atomic<Limit *> shared_memory{nullptr};
 std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 }  // namespace
+
+i64 max_open_files() {
+    rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
+                                                                          : static_cast<i64>(limit.rlim_cur);
+}
 
 ThreadMemory *&thread_memory() {
     static thread_local ThreadMemory *memory = nullptr;

@@ -49,6 +49,9 @@ private:
 struct ThreadMemory { virtual ~ThreadMemory() = default; };
 ThreadMemory *&thread_memory();
 
+// Number of files that this process may have open.
+i64 max_open_files();
+
 class Pool {
 public:
     // `waits`: maximum number of threads that wait for storage while others work in their place.
