@@ -226,7 +226,9 @@ def explained(error: BaseException) -> str:
     """
     if not _is_of_obstore(error):
         return without_credentials(str(error))
-    text = re.sub(r"(status code: \d+[^:]*).*", r"\1", str(error).split("\n\nDebug source")[0].split("<")[0], flags=re.S)
+    text = re.sub(
+        r"(status code: \d+[^:]*).*", r"\1", str(error).split("\n\nDebug source")[0].split("<")[0], flags=re.S
+    )
     text = re.sub(r"Error performing (\w+) \S+ in ([\d.]+)\S*?(\w+?)(?=[ ,])", r"\1 took \2 \3", text)
     text = " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__
     if _is_denied(error):
