@@ -131,6 +131,7 @@ private:
     StoredRange wanted_bytes(const WantedChunk &chunk) const;
     bool is_read_at_once(i64 nbytes) const;
     i64 gap() const;
+    void await_turn() const;
     bool is_remote() const { return object_.array->store != 0; }
     void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);
