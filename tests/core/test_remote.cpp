@@ -230,6 +230,7 @@ TEST(few_requests_are_sent_again) {
     lc_reader *reader = new_reader();
     server.late_each = 5;
     server.late_ms = 150;
+    server.usual_ms = 3;
     few.read(random, reader);
     CHECK(hedges_of(reader) == 0);
     many.read(random, reader);

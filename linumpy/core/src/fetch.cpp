@@ -20,6 +20,8 @@ constexpr double BYTES_PER_SECOND = 5e7;  // of a slow connection: the time of t
 // after LATE_SECONDS. Fewer than MIN_PEERS responses tell nothing.
 constexpr double LATE_FACTOR = 3, LATE_SECONDS = 0.02, FIRST_LATE_SECONDS = 0.1;
 constexpr size_t PEERS = 128, MIN_PEERS = 16;
+// Where the median latency is less, requests are sent by the threads that wait for them, which costs less, and once.
+constexpr double DIRECT_SECONDS = 1e-3;
 // Second requests: this part of all requests, and one more; saved up for later to a maximum; and at most so many in
 // flight.
 constexpr double HEDGED_PART = 0.02, MAX_SAVED = 8;
@@ -99,6 +101,11 @@ double late_after(i64 nbytes) {
     return std::max(least, LATE_FACTOR * shared.slow) + static_cast<double>(nbytes) / BYTES_PER_SECOND;
 }
 
+bool are_direct() {
+    const std::lock_guard lock(requests().mutex);
+    return requests().median < DIRECT_SECONDS;
+}
+
 // Whether one more second request may be sent, which is then counted.
 bool may_hedge() {
     Requests &shared = requests();
@@ -120,7 +127,7 @@ public:
         request_.capacity = capacity;
         request_.code = LC_REMOTE;
     }
-    // Have another thread send the request, by a work that calls `carry_out`.
+    // Send the request: on another thread, by a work that calls `carry_out`, or without a work on this thread.
     void send(std::shared_ptr<Work> sending);
     void carry_out();
     // Wait for the answer; false if there is none after these seconds.
@@ -155,7 +162,8 @@ void Race::send(std::shared_ptr<Work> sending) {
         ++sent_;
         ++awaited_;
     }
-    if (requests().threads.add(std::move(sending), false)) carry_out();  // no thread could be started
+    // In the second case no thread could be started.
+    if (!sending || requests().threads.add(std::move(sending), false)) carry_out();
 }
 
 void Race::carry_out() {
@@ -188,7 +196,7 @@ bool is_short(const lc_fetch &answer) {
 
 // The answer to a request, which is sent a second time if the response is late.
 lc_fetch answer_to(const std::shared_ptr<Race> &race, i64 &hedges, const std::function<bool()> &is_cancelled) {
-    race->send(std::make_shared<Sending>(race));
+    race->send(are_direct() ? nullptr : std::make_shared<Sending>(race));
     bool is_hedged = false;
     for (double factor = 1; !race->wait(factor * late_after(race->max_nbytes())); factor *= 2) {
         if (is_hedged || is_cancelled()) continue;

@@ -322,6 +322,7 @@ def test_a_late_response_is_requested_again(served):
     """Once there is something to compare with; the late response is not waited for."""
     with Reader("cpu") as reader:
         layout = reader.layout_of(f"{served.url}/zstd")
+        served.faults = Faults("/zstd/c/", seconds=0.005)
         reader.submit(layout).result()
         served.faults = Faults("/zstd/c/", seconds=5, each=60)
         begin = time.monotonic()
