@@ -292,6 +292,7 @@ _QUICK: _Signatures = {
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
     "lc_set_fetch": (None, [FetchObject]),
     "lc_set_reads": (None, [c_int64]),
+    "lc_set_hedging": (None, [c_int64]),
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }

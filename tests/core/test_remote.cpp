@@ -233,6 +233,10 @@ TEST(few_requests_are_sent_again) {
     server.usual_ms = 3;
     few.read(random, reader);
     CHECK(hedges_of(reader) == 0);
+    lc_set_hedging(0);
+    many.read(random, reader);
+    CHECK(hedges_of(reader) == 0);
+    lc_set_hedging(1);
     many.read(random, reader);
     CHECK(hedges_of(reader) >= 1);
     CHECK(hedges_of(reader) <= 1 + server.requests / 50);

@@ -132,7 +132,8 @@ def serve(folder):
             if time.monotonic() < faults.busy_until:
                 return self._send(503, b"slow down", {"Retry-After": "2"})
             if faults.status:
-                return self._send(faults.status, b"no, token=secret " + self.headers.get("Authorization", "").encode())
+                page = "<html>" * (faults.status == 200) + "no, token=secret " + self.headers.get("Authorization", "")
+                return self._send(faults.status, page.encode())
             if faults.redirects and not path.startswith("/moved"):
                 return self._send(307, b"", {"Location": "/moved" + self.path})
             if faults.loops or faults.elsewhere:

@@ -45,6 +45,8 @@ void lc_set_fetch(lc_fetch_object function) { lc::set_fetch(function); }
 
 void lc_set_reads(int64_t count) { lc::Pool::set_waits(count); }
 
+void lc_set_hedging(int64_t allowed) { lc::set_hedging(allowed != 0); }
+
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
     try {
         return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes, device)};

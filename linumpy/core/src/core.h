@@ -307,6 +307,8 @@ LC_API void lc_set_fetch(lc_fetch_object);
 // Set the maximum number of reads of slow storage, and of requests, in flight in the process. Has an effect before the
 // first reader is made.
 LC_API void lc_set_reads(int64_t count);
+// Set whether requests are sent a second time if the response is late (1, the default, or 0).
+LC_API void lc_set_hedging(int64_t allowed);
 
 // Create a reader. `threads`: number of threads that work is cut for; `index_nbytes`: memory for shard indexes;
 // `device`: NULL for outputs in host memory. On failure returns NULL and writes the reason to `text` (256 bytes).

@@ -12,6 +12,7 @@ namespace lc {
 namespace {
 
 std::atomic<lc_fetch_object> fetch_object{nullptr};
+std::atomic<bool> hedging{true};
 // Requests in flight: at least this many, and more where a response takes long.
 constexpr i64 MIN_REQUESTS = 32;
 constexpr double REQUESTS_PER_SECOND = 10'000;  // what Python carries out: more in flight would only wait for its lock
@@ -199,7 +200,7 @@ lc_fetch answer_to(const std::shared_ptr<Race> &race, i64 &hedges, const std::fu
     race->send(are_direct() ? nullptr : std::make_shared<Sending>(race));
     bool is_hedged = false;
     for (double factor = 1; !race->wait(factor * late_after(race->max_nbytes())); factor *= 2) {
-        if (is_hedged || is_cancelled()) continue;
+        if (is_hedged || !hedging || is_cancelled()) continue;
         auto second = std::make_shared<Sending>(race);
         if (!may_hedge()) continue;
         is_hedged = true;
@@ -229,6 +230,8 @@ private:
 }  // namespace
 
 void set_fetch(lc_fetch_object function) { fetch_object.store(function); }
+
+void set_hedging(bool allowed) { hedging.store(allowed); }
 
 void forget_requests() { shared_requests.store(nullptr); }
 

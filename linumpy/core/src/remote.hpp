@@ -42,6 +42,7 @@ private:
 };
 
 void set_fetch(lc_fetch_object function);
+void set_hedging(bool allowed);
 // In a forked child: forget the requests of the parent.
 void forget_requests();
 // Wait for the requests in flight, also those whose responses nobody awaits, and end their threads.

@@ -28,9 +28,9 @@ from linumpy.plan.layout import RemoteArray
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 _AZURE = ("az", "adl", "azure", "abfs", "abfss")
 #: How often, and how long, a request is repeated after a server error (5xx) or a broken connection. obstore does not
-#: read Retry-After: pauses of about 15 s together outlast a server that asks for a few seconds.
-_BACKOFF = {"base": 3.0, "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=15)}
-_RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2), "backoff": _BACKOFF}
+#: read Retry-After: pauses of 5 to 40 s together outlast a server that asks for a few seconds.
+_BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5)}
+_RETRIES = {"max_retries": 16, "retry_timeout": timedelta(minutes=2), "backoff": _BACKOFF}
 #: Time-outs: a request may take long, but fails if no byte comes for a while.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
 #: Maximum number of stores that stay open, with their connections.

@@ -313,13 +313,14 @@ def test_a_poor_server_is_read_all_the_same(served, kind, faults):
 @pytest.mark.slow
 def test_a_server_that_is_busy_for_seconds(served):
     """By default requests are repeated for longer than obstore does by itself, 1 to 2 s."""
-    served.faults = Faults("/c/0/0/0", busy_until=time.monotonic() + 5)
+    served.faults = Faults("/c/0/0/0", busy_until=time.monotonic() + 4)
     assert np.array_equal(read_zarr(f"{served.url}/raw", device="cpu"), expected())
 
 
 @pytest.mark.needs_core
-def test_a_late_response_is_requested_again(served):
+def test_a_late_response_is_requested_again(served, monkeypatch):
     """Once there is something to compare with; the late response is not waited for."""
+    monkeypatch.setenv("LINUMPY_HEDGING", "1")
     with Reader("cpu") as reader:
         layout = reader.layout_of(f"{served.url}/zstd")
         served.faults = Faults("/zstd/c/", seconds=0.005)
