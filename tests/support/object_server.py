@@ -40,8 +40,8 @@ class Faults:
         Objects are missing after so many requests for each.
     changes_after : int or None
         The ETag of each object is another one after so many requests for it.
-    seconds, each : float, int
-        Before each response, or before one of so many.
+    seconds, late, each : float, float, int
+        Before a response; before one of so many.
     hold : threading.Event or None
         Which is waited for before each response.
     """
@@ -62,7 +62,8 @@ class Faults:
     gone_after: int | None = None
     changes_after: int | None = None
     seconds: float = 0.0
-    each: int = 1
+    late: float = 0.0
+    each: int = 10**9
     hold: threading.Event | None = None
 
 
@@ -124,7 +125,7 @@ def serve(folder):
             faults = served.faults if served.faults.where in path else Faults()
             if faults.hold is not None:
                 faults.hold.wait(30)
-            time.sleep(0 if self.number % faults.each else faults.seconds)
+            time.sleep(faults.seconds if self.number % faults.each else faults.late)
             with lock:
                 busy, faults.busy = faults.busy > 0, faults.busy - 1
             if busy:
