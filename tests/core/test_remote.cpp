@@ -24,6 +24,8 @@ struct Server {
     std::atomic<int64_t> usual_ms{0};   // of an answer
     std::atomic<int64_t> late_each{0}, late_ms{0};  // one answer of so many comes late
     std::atomic<bool> held{false}, tells{true}, sized{true}, late_is_wrong{false};
+    std::atomic<bool> second_fails{false};  // of two requests for the same bytes at the same time
+    std::map<std::pair<std::string, int64_t>, int> now;  // requests under way, by their bytes
     std::mutex mutex;
     std::map<int64_t, std::string> lent;
 } server;
@@ -89,8 +91,16 @@ void carry_out(lc_fetch *request) {
     }
     if (const int64_t gather = server.gather) wait_until([&] { return server.most >= gather; });
     wait_until([] { return !server.held; });
+    const auto bytes = std::pair(std::string(request->key), request->offset);
+    bool is_second;
+    {
+        const std::lock_guard lock(server.mutex);
+        is_second = ++server.now[bytes] > 1 && server.second_fails;
+    }
     usleep(static_cast<useconds_t>(number % 7 * 50 + 1000 * (is_late(number) ? server.late_ms : server.usual_ms)));
-    respond(request, number);
+    if (!is_second) respond(request, number);
+    const std::lock_guard lock(server.mutex);
+    --server.now[bytes];
     --server.under_way;
 }
 
@@ -220,6 +230,22 @@ TEST(a_late_answer_holds_nobody_up) {
     lc_shutdown();
     CHECK(server.under_way == 0);
     CHECK(all_is_given_back());
+}
+
+// Where the second request fails, the late answer to the first one counts.
+TEST(a_second_request_that_fails) {
+    lc_set_fetch(carry_out);
+    Random random(5);
+    ManyChunks store(random, 8);
+    lc_reader *reader = new_reader();
+    server.usual_ms = 3;
+    server.late_each = 100;
+    server.late_ms = 300;
+    server.second_fails = true;
+    store.read(random, reader);
+    CHECK(hedges_of(reader) >= 1);
+    close_reader(reader);
+    CHECK(server.under_way == 0);
 }
 
 // Without answers to compare with, or where late answers are usual, none or few requests are sent again.
