@@ -42,8 +42,6 @@ _SOURCE = Path(__file__).with_name("slow_reads.c")
 
 
 def _run(bench: Bench, args: argparse.Namespace) -> None:
-    if any(args.latency) and "slow_reads" not in os.environ.get("LD_PRELOAD", ""):
-        _run_preloaded()
     with bench.work_folder() as folder:
         os.environ["SLOW_FOLDER"] = str(folder.resolve())
         for name, spec in ARRAYS.items():
@@ -57,13 +55,17 @@ def _run(bench: Bench, args: argparse.Namespace) -> None:
                 shutil.rmtree(path)
 
 
-def _run_preloaded() -> None:
-    """Run this process again, with the library that delays reads."""
-    library = Path(tempfile.mkdtemp()) / "slow_reads.so"
-    compiled = subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"], check=False)
-    if compiled.returncode:
-        raise CannotRunError("cc did not build slow_reads.c: install a C compiler")
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": str(library)})
+def _preload(args: argparse.Namespace) -> None:
+    """Run this command in another process, with the library that delays reads, and end this one."""
+    if not any(args.latency) or "slow_reads" in os.environ.get("LD_PRELOAD", ""):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "slow_reads.so"
+        compiled = subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _SOURCE, "-ldl"], check=False)
+        if compiled.returncode:
+            raise CannotRunError("cc did not build slow_reads.c: install a C compiler")
+        command = [sys.executable, *sys.orig_argv[1:]]
+        sys.exit(subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(library)}, check=False).returncode)
 
 
 def _time(bench: Bench, name: str, path: Path, latency: float, without: dict[str, float]) -> None:
@@ -101,4 +103,5 @@ SUITE = Suite(
     help=__doc__,
     cases=tuple(ARRAYS),
     options=[cli.Option("--latency", type=float, nargs="+", default=[1.0, 5.0, 20.0], metavar="MS", help=_TEXT)],
+    prepare=_preload,
 )

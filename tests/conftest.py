@@ -10,6 +10,8 @@ import threading
 # Before anything imports NumPy. BLAS and OpenMP take a thread for each core and spin while they wait: beside another
 # worker, small products take ten times as long. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests count requests: on a busy machine responses are late.
+os.environ.setdefault("LINUMPY_HEDGING", "0")
 # Before anything imports dask. Workers are forked from one process that has imported dask: each need not import it.
 os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 

@@ -299,7 +299,10 @@ def drop_from_page_cache(files: Iterable[Path]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A sub-command: what it runs, its help, the names of its cases, and defaults of the common options."""
+    """A sub-command: what it runs, its help, the names of its cases, and defaults of the common options.
+
+    `prepare`: is called before anything is printed.
+    """
 
     run: Callable[[Bench, argparse.Namespace], None]
     help: str
@@ -307,6 +310,7 @@ class Suite:
     runs: int = 5
     device: str = "auto"
     options: Sequence[cli.Option] = ()
+    prepare: Callable[[argparse.Namespace], object] = lambda args: None
 
 
 def run_suite(program: str, suite: Suite, argv: Sequence[str] | None = None) -> int:
@@ -318,6 +322,7 @@ def run_suite(program: str, suite: Suite, argv: Sequence[str] | None = None) -> 
         for folder in [args.folder, *(file.absolute().parent for file in (args.json, args.plot) if file)]:
             if folder is not None and not folder.is_dir():
                 raise FileNotFoundError(f"there is no folder {str(folder)!r}")
+        suite.prepare(args)
         options = {name: value for name, value in vars(args).items() if name in Bench.__dataclass_fields__}
         bench = Bench(**options, cases=cases)
         facts = machine(bench.folder or Path())

@@ -24,6 +24,6 @@ from linumpy.cli.tiles import TileCommand, closing_line, size_text
 
 __all__ = [
     "EXPECTED", "IMAGE", "TILES", "VOLUME", "Command", "Namespace", "Option", "Parser", "TileCommand", "closing_line",
-    "device_and_name", "image_output", "memory_bytes", "new_spacing", "one_line", "options_of", "paths", "record_of", "run",
-    "shared", "size_text", "source", "spacing_of_axes", "volume_options",
+    "device_and_name", "image_output", "memory_bytes", "new_spacing", "one_line", "options_of", "paths", "record_of",
+    "run", "shared", "size_text", "source", "spacing_of_axes", "volume_options",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 13
+ABI = 14
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
@@ -61,8 +61,8 @@ DECODERS = {
 # Codes of the reasons why a job failed: lc_error_code.
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
-    DEVICE, CHANGED, ENTRY, MISSING, REMOTE,
-) = range(20)  # fmt: skip
+    DEVICE, CHANGED, ENTRY, MISSING, REMOTE, BROKEN,
+) = range(21)  # fmt: skip
 
 _Axes = c_int64 * MAX_RANK
 
@@ -244,8 +244,8 @@ class Stats(ctypes.Structure):
 
     _fields_ = (
         *_integers(
-            "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened", "decoded",
-            "kept_hits", "kept_misses", "kept_nbytes", "slabs", "copies", "copied_nbytes", "slabs_decoded",
+            "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened", "hedges",
+            "decoded", "kept_hits", "kept_misses", "kept_nbytes", "slabs", "copies", "copied_nbytes", "slabs_decoded",
             "decoded_nbytes",
         ),
         *_doubles(
@@ -292,6 +292,7 @@ _QUICK: _Signatures = {
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
     "lc_set_fetch": (None, [FetchObject]),
     "lc_set_reads": (None, [c_int64]),
+    "lc_set_hedging": (None, [c_int64]),
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }

@@ -36,6 +36,8 @@ Pointers = ctypes.Array[ctypes.c_void_p]
 #: Maximum number of reads of slow storage in flight in the process, and the environment variable that replaces it.
 _READS = 256
 READS_VARIABLE = "LINUMPY_READS"
+#: Environment variable; with the value "0" no request is sent a second time because its response is late.
+HEDGING_VARIABLE = "LINUMPY_HEDGING"
 #: Maximum bytes of the shard indexes that a reader keeps.
 _INDEX_NBYTES = 64 * 2**20
 #: Maximum number of layouts whose records a reader keeps.
@@ -81,6 +83,7 @@ class CoreReader:
         self._device = device  # keeps alive the function in it that the core calls for direct reads
         reason = ctypes.create_string_buffer(256)
         self._library.quick.lc_set_reads(max_reads())
+        self._library.quick.lc_set_hedging(os.environ.get(HEDGING_VARIABLE) != "0")
         self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, reason)
         if not self._pointer:
             raise RuntimeError(f"the native core could not be started: {reason.value.decode(errors='replace')}")

@@ -141,7 +141,10 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
             name += f", bytes {error.offset} to {error.offset + error.nbytes}"
         return ChunkError(f"{name} cannot be decoded ({layout.chain}): {text}")
     sentences = {
-        native.OPEN: f"{name} cannot be opened: {os.strerror(error.number)}",
+        native.OPEN: (
+            f"{name} cannot be opened: {os.strerror(error.number)}"
+            + (f": {error.a} are allowed, raise the limit by ulimit -n" if error.a else "")
+        ),
         native.NOT_FILE: f"{name} cannot be read: it is no regular file",
         native.SIZE: (
             f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}"

@@ -2,7 +2,8 @@
 
 In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, lent
 to the core until it returns them, with the size and version of the object; or an error code and a text. Python's lock
-is released while a request waits for the network.
+is released while a request waits for the network. obstore repeats what a server answers by an error; the core repeats
+requests whose response broke off, and late ones.
 
 A request has a number of bytes ``nbytes`` and an ``offset``. It asks for a range of an object if ``nbytes`` is above 0,
 counted from the end of the object if ``offset`` is -1; for the whole object if ``nbytes`` is -1; and only for its size
@@ -29,7 +30,7 @@ from zarr.storage import MemoryStore
 
 from linumpy.core import native
 from linumpy.device import call_after_fork
-from linumpy.io.stores.remote import check_process, explained
+from linumpy.io.stores.remote import check_process, explained, is_broken
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -87,7 +88,7 @@ class Stores:
         except FileNotFoundError:
             request.code = native.MISSING
         except BaseException as error:
-            request.code = native.REMOTE
+            request.code = native.BROKEN if is_broken(error) else native.REMOTE
             request.text = explained(error).encode()[:255]
 
     def _fetch(self, request: native.Fetch) -> None:

@@ -680,6 +680,42 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
     CHECK(stopped && !pool.begin_help(*work));
 }
 
+// Threads whose reads end at the same time compute one after another, unless those that compute wait for others.
+TEST(pool_has_threads_compute_in_turns) {
+    struct Turns : Counted {
+        using Counted::Counted;
+        void run(i64 step) noexcept override {
+            pool->begin_wait();
+            ++waiting;
+            while (waiting < steps) usleep(100);
+            pool->end_wait();
+            pool->await_turn();
+            crowded += ++computing > 2;
+            ++computed;
+            if (stuck)
+                for (int n = 0; n < 20'000 && computed < 3; ++n) usleep(500);
+            else usleep(200);
+            --computing;
+            Counted::run(step);
+        }
+        Pool *pool = nullptr;
+        bool stuck = false;
+        std::atomic<i64> waiting{0}, computing{0}, computed{0}, crowded{0};
+    };
+    for (bool stuck : {false, true}) {
+        Pool pool(2, 62);
+        const auto work = std::make_shared<Turns>(64);
+        work->pool = &pool;
+        work->stuck = stuck;
+        const auto begin = std::chrono::steady_clock::now();
+        CHECK(pool.add(work, false) == 0);
+        wait_for([&] { return work->done == work->steps; });
+        CHECK(stuck || work->crowded < 32);
+        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));
+        pool.stop();
+    }
+}
+
 // Threads that wait for storage have others work in their place, up to a limit, and these end when no longer needed.
 TEST(pool_works_while_threads_wait) {
     struct Waits : Counted {

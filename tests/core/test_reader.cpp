@@ -1,4 +1,6 @@
 // The reader as its callers see it: jobs over raw chunks and shards; each has the right voxels or an error, none hangs.
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -417,4 +419,61 @@ static void file_changes_at_each_read(bool sharded, bool in_place) {
 TEST(files_change_at_each_read) {
     for (int sharded = 0; sharded < 2; ++sharded)
         for (int in_place = 0; in_place < 2; ++in_place) file_changes_at_each_read(sharded, in_place);
+}
+
+// Hold all descriptors but a few.
+static std::vector<int> hold_descriptors(int64_t spare) {
+    std::vector<int> held;
+    for (int descriptor; (descriptor = open("/dev/null", O_RDONLY)) >= 0;) held.push_back(descriptor);
+    CHECK(errno == EMFILE);
+    for (; spare > 0; --spare, held.pop_back()) close(held.back());
+    return held;
+}
+
+static void release(std::vector<int> &held) {
+    for (int descriptor : held) close(descriptor);
+    held.clear();
+}
+
+// More threads than descriptors: reads wait until others close their files.
+TEST(reads_share_few_descriptors) {
+    Random random(21);
+    Store store(random, false, 30);
+    lc_reader *reader = new_reader(8);
+    const rlimit limit{64, 64};
+    CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+    std::vector<int> held = hold_descriptors(2);
+    lc_fail_next(6, 2000, 500);  // each read takes 0.5 ms more
+    Jobs jobs = whole(store, random);
+    CHECK(jobs.submit(reader) == 0);
+    CHECK(jobs.settle()[0] == LC_OK);
+    release(held);
+    close_reader(reader);
+}
+
+// Others hold all descriptors for a while, or for longer: then an error tells the limit.
+TEST(reads_without_descriptors) {
+    Random random(22);
+    Store store(random, false, 20);
+    lc_reader *reader = new_reader();
+    const rlimit limit{64, 64};
+    CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+    std::vector<int> held = hold_descriptors(0);
+    std::thread later([&] {
+        usleep(300'000);
+        release(held);
+    });
+    Jobs jobs = whole(store, random);
+    CHECK(jobs.submit(reader) == 0);
+    CHECK(jobs.settle()[0] == LC_OK);
+    later.join();
+    held = hold_descriptors(0);
+    Jobs others = whole(store, random);
+    CHECK(others.submit(reader) == 0);
+    CHECK(others.settle()[0] == LC_OPEN);
+    lc_error error;
+    lc_job_error(others.jobs[0], &error);
+    CHECK(error.number == EMFILE && error.a == 64);
+    release(held);
+    close_reader(reader);
 }

@@ -18,9 +18,14 @@ struct Server {
     std::atomic<int64_t> requests{0}, under_way{0}, most{0};
     std::atomic<int64_t> fail_at{0};    // number of the request that fails
     std::atomic<int64_t> change_at{0};  // number of the request from which on objects are other ones
-    std::atomic<int64_t> cut_at{0};     // number of the request that brings too little
+    std::atomic<int64_t> cut_at{0};     // number of the request that brings too little; all if below 0
     std::atomic<int64_t> gather{0};     // requests that are waited for before any is answered
-    std::atomic<bool> held{false}, tells{true}, sized{true};
+    std::atomic<int64_t> broken{0};     // so many answers break off
+    std::atomic<int64_t> usual_ms{0};   // of an answer
+    std::atomic<int64_t> late_each{0}, late_ms{0};  // one answer of so many comes late
+    std::atomic<bool> held{false}, tells{true}, sized{true}, late_is_wrong{false};
+    std::atomic<bool> second_fails{false};  // of two requests for the same bytes at the same time
+    std::map<std::pair<std::string, int64_t>, int> now;  // requests under way, by their bytes
     std::mutex mutex;
     std::map<int64_t, std::string> lent;
 } server;
@@ -41,6 +46,8 @@ void wait_until(const std::function<bool()> &over) {
     for (int n = 0; n < 20'000 && !over(); ++n) usleep(500);
 }
 
+bool is_late(int64_t number) { return server.late_each && number % server.late_each == server.late_each / 2; }
+
 void respond(lc_fetch *request, int64_t number) {
     bool found;
     const std::string bytes = bytes_of(request->key, found);
@@ -48,8 +55,9 @@ void respond(lc_fetch *request, int64_t number) {
         request->code = LC_MISSING;
         return;
     }
-    if (number == server.fail_at) {
+    if (number == server.fail_at || --server.broken >= 0) {
         std::strcpy(request->text, "503");
+        if (number != server.fail_at) request->code = LC_BROKEN;
         return;
     }
     request->code = LC_OK;
@@ -62,10 +70,10 @@ void respond(lc_fetch *request, int64_t number) {
     nbytes = std::min(nbytes, request->size - offset);
     if (!server.sized && request->nbytes > 0) request->size = -1;
     if (nbytes > request->capacity) return;
-    if (number == server.cut_at) nbytes /= 2;
+    if (number == server.cut_at || server.cut_at < 0) nbytes /= 2;
     const std::lock_guard lock(server.mutex);
-    const std::string &part = server.lent[number] =
-        bytes.substr(static_cast<size_t>(offset), static_cast<size_t>(nbytes));
+    std::string &part = server.lent[number] = bytes.substr(static_cast<size_t>(offset), static_cast<size_t>(nbytes));
+    if (is_late(number) && server.late_is_wrong) part.assign(part.size(), 'x');
     request->loan = number;
     request->got = nbytes;
     request->address = reinterpret_cast<int64_t>(part.data());
@@ -83,8 +91,16 @@ void carry_out(lc_fetch *request) {
     }
     if (const int64_t gather = server.gather) wait_until([&] { return server.most >= gather; });
     wait_until([] { return !server.held; });
-    usleep(static_cast<useconds_t>(number % 7 * 50));
-    respond(request, number);
+    const auto bytes = std::pair(std::string(request->key), request->offset);
+    bool is_second;
+    {
+        const std::lock_guard lock(server.mutex);
+        is_second = ++server.now[bytes] > 1 && server.second_fails;
+    }
+    usleep(static_cast<useconds_t>(number % 7 * 50 + 1000 * (is_late(number) ? server.late_ms : server.usual_ms)));
+    if (!is_second) respond(request, number);
+    const std::lock_guard lock(server.mutex);
+    --server.now[bytes];
     --server.under_way;
 }
 
@@ -92,8 +108,6 @@ struct RemoteStore : Store {
     using Store::Store;
     RemoteStore(Random &random, bool sharded, int64_t longest = 40) : Store(random, sharded, longest) { number = 7; }
 };
-
-}  // namespace
 
 TEST(remote_jobs) {
     lc_set_reads(5);
@@ -139,35 +153,151 @@ TEST(an_array_that_is_gone) {
     }
 }
 
+// A store of so many chunks of 2³ along each axis, of which an eighth is missing, and a job of all of it.
+struct ManyChunks : RemoteStore {
+    ManyChunks(Random &random, int64_t count) : RemoteStore(random, false) {
+        for (int a = 0; a < RANK; ++a) {
+            shape[a] = 2 * count;
+            chunk[a] = geometry.chunk_shape[a] = 2;
+        }
+        voxels.assign(static_cast<size_t>(8 * count * count * count), FILL);
+        std::filesystem::remove_all(folder.path);
+        std::filesystem::create_directory(folder.path);
+        write_file(metadata, "{}");
+        write(random);
+    }
+    // Read all, and return the seconds.
+    double read(Random &random, lc_reader *reader, int64_t expected = LC_OK) {
+        Jobs jobs(*this, random, 1);
+        for (int a = 0; a < RANK; ++a) {
+            jobs.start[static_cast<size_t>(a)] = 0;
+            jobs.stop[static_cast<size_t>(a)] = shape[a];
+        }
+        jobs.strides = {2 * shape[1] * shape[2], 2 * shape[2], 2};
+        jobs.outputs[0].assign(voxels.size(), 0);
+        jobs.address[0] = reinterpret_cast<int64_t>(jobs.outputs[0].data());
+        const double begin = seconds();
+        CHECK(jobs.submit(reader) == 0);
+        CHECK(jobs.settle()[0] == expected);
+        return seconds() - begin;
+    }
+    static double seconds() {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+};
+
 // Many requests are under way, on however few cores.
 TEST(requests_have_threads_of_their_own) {
     constexpr int64_t REQUESTS = 32;
     lc_set_fetch(carry_out);
     Random random(3);
-    RemoteStore store(random, false);
-    for (int a = 0; a < RANK; ++a) {
-        store.shape[a] = 10;
-        store.chunk[a] = store.geometry.chunk_shape[a] = 2;
-    }
-    store.voxels.assign(1000, FILL);
-    std::filesystem::remove_all(store.folder.path);
-    std::filesystem::create_directory(store.folder.path);
-    write_file(store.metadata, "{}");
-    store.write(random);  // an eighth of 125 chunks is missing
+    ManyChunks store(random, 5);
     server.gather = REQUESTS;
     lc_reader *reader = new_reader();
-    Jobs jobs(store, random, 1);
-    for (int a = 0; a < RANK; ++a) {
-        jobs.start[a] = 0;
-        jobs.stop[a] = 10;
-    }
-    jobs.strides = {200, 20, 2};
-    jobs.outputs[0].assign(1000, 0);
-    jobs.address[0] = reinterpret_cast<int64_t>(jobs.outputs[0].data());
-    CHECK(jobs.submit(reader) == 0);
-    CHECK(jobs.settle()[0] == LC_OK);
+    store.read(random, reader);
     CHECK(server.most >= REQUESTS);
     close_reader(reader);
+}
+
+int64_t hedges_of(lc_reader *reader) {
+    lc_stats stats;
+    lc_reader_stats(reader, &stats);
+    return stats.hedges;
+}
+
+// One answer of a thousand takes 2 s: the request is sent again, and the late answer, of wrong bytes, is not used.
+TEST(a_late_answer_holds_nobody_up) {
+    lc_set_fetch(carry_out);
+    Random random(3);
+    ManyChunks store(random, 13);
+    lc_reader *reader = new_reader();
+    server.usual_ms = 5;
+    const double without = store.read(random, reader);
+    CHECK(hedges_of(reader) <= 1 + server.requests / 50);
+    const int64_t before = hedges_of(reader), requests = server.requests;
+    server.late_each = 1000;
+    server.late_ms = 2000;
+    server.late_is_wrong = true;
+    const double with_late = store.read(random, reader);
+    const int64_t hedges = hedges_of(reader) - before;
+    std::printf("%.3f s, with late answers %.3f s, %d hedges of %d\n", without, with_late, static_cast<int>(hedges),
+                static_cast<int>(server.requests - requests));
+    CHECK(with_late < without + 0.5);
+    CHECK(hedges >= 2);
+    CHECK(hedges <= 9 + (server.requests - requests) / 50);
+    CHECK(server.under_way >= 1);  // nobody waits for it
+    close_reader(reader);
+    lc_shutdown();
+    CHECK(server.under_way == 0);
+    CHECK(all_is_given_back());
+}
+
+// Where the second request fails, the late answer to the first one counts.
+TEST(a_second_request_that_fails) {
+    lc_set_fetch(carry_out);
+    Random random(5);
+    ManyChunks store(random, 8);
+    lc_reader *reader = new_reader();
+    server.usual_ms = 3;
+    server.late_each = 100;
+    server.late_ms = 300;
+    server.second_fails = true;
+    store.read(random, reader);
+    CHECK(hedges_of(reader) >= 1);
+    close_reader(reader);
+    CHECK(server.under_way == 0);
+}
+
+// Without answers to compare with, or where late answers are usual, none or few requests are sent again.
+TEST(few_requests_are_sent_again) {
+    lc_set_fetch(carry_out);
+    Random random(4);
+    ManyChunks few(random, 2), many(random, 8);
+    lc_reader *reader = new_reader();
+    server.late_each = 5;
+    server.late_ms = 150;
+    server.usual_ms = 3;
+    few.read(random, reader);
+    CHECK(hedges_of(reader) == 0);
+    lc_set_hedging(0);
+    many.read(random, reader);
+    CHECK(hedges_of(reader) == 0);
+    lc_set_hedging(1);
+    many.read(random, reader);
+    CHECK(hedges_of(reader) >= 1);
+    CHECK(hedges_of(reader) <= 1 + server.requests / 50);
+    close_reader(reader);
+}
+
+// A response that breaks off, or brings too little, is requested again, a bounded number of times; others are not.
+TEST(broken_responses_are_repeated) {
+    lc_set_fetch(carry_out);
+    Random random(6);
+    ManyChunks store(random, 1);
+    while (!std::filesystem::exists(store.prefix + "0.0.0")) store.write(random);
+    lc_reader *reader = new_reader();
+    const auto requests_of = [&](int64_t code) {
+        server.requests = 0;
+        store.read(random, reader, code);
+        return server.requests.load();
+    };
+    for (int64_t count = 0; count <= 3; ++count) {
+        server.broken = count;
+        CHECK(requests_of(LC_OK) == 1 + count);
+    }
+    server.broken = 1000;
+    CHECK(requests_of(LC_REMOTE) == 4);
+    server.broken = 0;
+    server.fail_at = 1;
+    CHECK(requests_of(LC_REMOTE) == 1);
+    server.fail_at = 0;
+    server.cut_at = 1;
+    CHECK(requests_of(LC_OK) == 2);
+    server.cut_at = -1;
+    CHECK(requests_of(LC_SHORT) == 4);
+    server.cut_at = 0;
+    close_reader(reader);
+    CHECK(all_is_given_back());
 }
 
 TEST(requests_fail_once) {
@@ -185,9 +315,9 @@ TEST(requests_fail_once) {
                 Jobs jobs(store, random, 6);
                 CHECK(jobs.submit(reader) == 0);
                 for (int64_t code : jobs.settle()) {
-                    // An index that is cut is no index; raw chunks are read by one request, which no other one contradicts.
+                    // Raw chunks are read by one request, which no other one contradicts.
                     if (kind == 0) CHECK(code == LC_OK || code == LC_REMOTE);
-                    if (kind == 1) CHECK(code == LC_OK || code == LC_SHORT || (sharded && code == LC_INDEX));
+                    if (kind == 1) CHECK(code == LC_OK);
                     if (kind == 2) CHECK(code == LC_OK || (sharded && code == LC_REPLACED));
                 }
                 close_reader(reader);
@@ -264,3 +394,5 @@ TEST(a_remote_chunk_of_another_size) {
     CHECK(wrong);
     close_reader(reader);
 }
+
+}  // namespace

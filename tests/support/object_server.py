@@ -2,7 +2,9 @@
 
 import hashlib
 import re
+import socket
 import socketserver
+import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -20,12 +22,14 @@ class Faults:
     ----------
     busy : int
         So many requests get 503 first.
+    busy_until : float
+        Requests get 503 with Retry-After until this time (``time.monotonic()``).
     status : int
         Of all responses; 0 for what is right.
     no_ranges, no_etags, weak_etags : bool
         All of an object comes whatever is asked for; no ETags and no times; weak ones.
     cut : int
-        So many responses end early.
+        So many responses end early; with ``resets`` by a reset of the connection.
     short, moved : bool
         Ranges come without their last byte, or begin a byte later, and say so.
     redirects, loops : bool
@@ -36,18 +40,20 @@ class Faults:
         Objects are missing after so many requests for each.
     changes_after : int or None
         The ETag of each object is another one after so many requests for it.
-    seconds : float
-        Before each response.
+    seconds, late, each : float, float, int
+        Before a response; before one of so many.
     hold : threading.Event or None
         Which is waited for before each response.
     """
 
     where: str = ""
     busy: int = 0
+    busy_until: float = 0.0
     status: int = 0
     no_ranges: bool = False
     no_etags: bool = False
     cut: int = 0
+    resets: bool = False
     short: bool = False
     moved: bool = False
     redirects: bool = False
@@ -56,6 +62,8 @@ class Faults:
     gone_after: int | None = None
     changes_after: int | None = None
     seconds: float = 0.0
+    late: float = 0.0
+    each: int = 10**9
     hold: threading.Event | None = None
 
 
@@ -101,6 +109,7 @@ def serve(folder):
             path = unquote(self.path.partition("?")[0])
             with lock:
                 served.requests.append((self.command, path, self.headers.get("Range")))
+                self.number = len(served.requests)
                 served.credentials.add(self.headers.get("Authorization", ""))
                 served.under_way += 1
                 served.most_under_way = max(served.most_under_way, served.under_way)
@@ -116,13 +125,16 @@ def serve(folder):
             faults = served.faults if served.faults.where in path else Faults()
             if faults.hold is not None:
                 faults.hold.wait(30)
-            time.sleep(faults.seconds)
+            time.sleep(faults.seconds if self.number % faults.each else faults.late)
             with lock:
                 busy, faults.busy = faults.busy > 0, faults.busy - 1
             if busy:
                 return self._send(503, b"<html>slow down</html>")
+            if time.monotonic() < faults.busy_until:
+                return self._send(503, b"slow down", {"Retry-After": "2"})
             if faults.status:
-                return self._send(faults.status, b"<html>no, token=secret</html>")
+                page = "<html>" * (faults.status == 200) + "no, token=secret " + self.headers.get("Authorization", "")
+                return self._send(faults.status, page.encode())
             if faults.redirects and not path.startswith("/moved"):
                 return self._send(307, b"", {"Location": "/moved" + self.path})
             if faults.loops or faults.elsewhere:
@@ -155,6 +167,8 @@ def serve(folder):
                     faults.cut -= 1
             sent = b"" if self.command == "HEAD" else body[: len(body) // 2] if cut else body
             self.wfile.write(head.encode() + sent)
+            if cut and faults.resets:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection |= cut
 
     with _Server(("127.0.0.1", 0), Handler) as server:

@@ -45,6 +45,8 @@ void lc_set_fetch(lc_fetch_object function) { lc::set_fetch(function); }
 
 void lc_set_reads(int64_t count) { lc::Pool::set_waits(count); }
 
+void lc_set_hedging(int64_t allowed) { lc::set_hedging(allowed != 0); }
+
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
     try {
         return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes, device)};
@@ -78,6 +80,7 @@ void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
     stats->index_hits = indexes.hits();
     stats->index_misses = indexes.misses();
     stats->files_opened = from.files_opened.load();
+    stats->hedges = from.hedges.load();
     stats->decoded = from.decoded.load();
     stats->plan_seconds = from.plan_seconds.load();
     stats->read_seconds = from.read_seconds.load();
@@ -185,7 +188,10 @@ void lc_after_fork(void) {
     lc::forget_requests();
 }
 
-void lc_shutdown(void) { lc::Pool::stop_shared(); }
+void lc_shutdown(void) {
+    lc::Pool::stop_shared();  // first: its threads wait for requests
+    lc::stop_requests();
+}
 
 void lc_fail_next(int64_t kind, int64_t nth, int64_t number) {
     lc::faults::armed[kind].number = number;

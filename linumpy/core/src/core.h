@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 13
+#define LC_ABI 14
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -24,7 +24,7 @@ extern "C" {
 // Why a job failed. `number`, `a`, `b` and `text` are fields of `lc_error`, from which Python writes the message.
 enum lc_error_code {
     LC_OK = 0,
-    LC_OPEN = 1,  // number: errno
+    LC_OPEN = 1,  // number: errno; a: number of files that the process may have open, if they are; else 0
     LC_NOT_FILE = 2,  // a folder or a pipe, not a file
     LC_SIZE = 3,  // a: bytes of the file; b: bytes that a raw chunk has
     LC_REPLACED = 4,  // the file or object has changed since it was located; a: bytes then; b: bytes now
@@ -43,6 +43,7 @@ enum lc_error_code {
     LC_ENTRY = 17,  // text: what is wrong with the local header of an entry of a ZIP file
     LC_MISSING = 18,  // the object store has no such object
     LC_REMOTE = 19,  // text: why a request to an object store failed
+    LC_BROKEN = 20,  // only of lc_fetch: the response broke off, so that the request is repeated; text as of LC_REMOTE
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -205,7 +206,7 @@ typedef struct {
     const int64_t *returned;
     int64_t returned_count;
     // Written by the call:
-    int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE
+    int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE, LC_BROKEN
     int64_t address, got;  // address and number of the lent bytes
     int64_t loan;  // handle of the lent bytes, which a later request returns; 0: nothing was lent
     int64_t size;  // bytes of the object; -1: unknown
@@ -281,6 +282,7 @@ typedef struct {
     int64_t index_hits;  // shard indexes that the cache of the host had
     int64_t index_misses;
     int64_t files_opened;  // files that were opened, or requests to object stores
+    int64_t hedges;  // requests that were sent a second time because the response was late
     int64_t decoded;  // chunks that the host decoded
     int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that the cache had, or not; its bytes in use
     int64_t slabs;  // completed on the device
@@ -305,6 +307,8 @@ LC_API void lc_set_fetch(lc_fetch_object);
 // Set the maximum number of reads of slow storage, and of requests, in flight in the process. Has an effect before the
 // first reader is made.
 LC_API void lc_set_reads(int64_t count);
+// Set whether requests are sent a second time if the response is late (1, the default, or 0).
+LC_API void lc_set_hedging(int64_t allowed);
 
 // Create a reader. `threads`: number of threads that work is cut for; `index_nbytes`: memory for shard indexes;
 // `device`: NULL for outputs in host memory. On failure returns NULL and writes the reason to `text` (256 bytes).

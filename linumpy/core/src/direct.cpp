@@ -17,14 +17,14 @@ StoredObject &object_of(const DirectRead &read) { return read.wave->objects[read
 void check_path(const StoredObject &object, const std::string &path) {
     if (version_at(path) == object.version) return;
     File file;
-    if (const int number = file.open(path)) fail(LC_OPEN, number);
+    if (const int number = file.open(path)) fail_open(number);
     check_unchanged(object, file);
 }
 
 // Read by system calls.
 void read_by_system_calls(const DirectRead &read, const std::string &path, u8 *to) {
     File file;
-    if (const int number = file.open(path)) fail(LC_OPEN, number);
+    if (const int number = file.open(path)) fail_open(number);
     read_checked(object_of(read), file, to, read.nbytes, read.offset);
 }
 

@@ -100,6 +100,12 @@ void Execution::read_stored(u8 *to, i64 nbytes, i64 offset) {
     if (nbytes) std::memcpy(to, fetch_exactly(nbytes, offset), static_cast<size_t>(nbytes));
 }
 
+// After a read of slow storage: wait for other threads that compute, if they are as many as cores.
+void Execution::await_turn() const {
+    const Storage *storage = object_.file.storage();
+    if (is_remote() || (storage && storage->is_slow())) Pool::shared().await_turn();
+}
+
 // The range from the first to the last wanted byte of a raw chunk; empty if all jobs that want it were abandoned.
 StoredRange Execution::wanted_bytes(const WantedChunk &chunk) const {
     const WantedBox *first = &wave_.boxes[chunk.first_box];
@@ -180,6 +186,7 @@ void Execution::read_group(const Span *spans, size_t count) {
     const i64 needed = nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0);
     const MemoryGuard memory(is_remote() ? 0 : needed);
     const u8 *stored = read_exactly(nbytes, spans->offset);
+    await_turn();
     seconds.read += lap_.take();
     for (size_t n = 0; n < count; ++n) {
         const Span &span = spans[n];
@@ -250,6 +257,7 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
         Box layout = layout_of(geometry_, *box);
         for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, max_read_nbytes_)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
+            await_turn();
             seconds.read += lap_.take();
             std::copy(piece.extent, piece.extent + LC_MAX_RANK, layout.extent);
             copy_box(box->batch->regions.conversion, layout, stored, box->target + piece.target_offset);
@@ -354,6 +362,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         stats.chunks += execution.chunks_read();
         stats.bytes_read += execution.bytes_read;
         stats.files_opened += execution.files_opened;
+        stats.hedges += execution.hedges;
         stats.decoded += execution.decoded;
         stats.read_seconds.fetch_add(execution.seconds.read);
         stats.decode_seconds.fetch_add(execution.seconds.decode);

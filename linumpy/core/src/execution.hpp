@@ -52,6 +52,9 @@ struct FailedRead { Failure failure; };
     throw FailedRead{{code, number, a, b, {}}};
 }
 
+// Throw for a file that could not be opened.
+[[noreturn]] inline void fail_open(int number) { fail(LC_OPEN, number, number == EMFILE ? max_open_files() : 0); }
+
 // Throw if an open file has changed since its stored object was located.
 void check_unchanged(const StoredObject &object, const File &file);
 // Read exactly `nbytes` bytes of a stored object, and check after the read that its file is unchanged; throws
@@ -97,7 +100,7 @@ public:
     void run();
     i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
 
-    i64 bytes_read = 0, files_opened = 0, decoded = 0;
+    i64 bytes_read = 0, files_opened = 0, hedges = 0, decoded = 0;
     Seconds seconds;
 
 private:
@@ -128,6 +131,7 @@ private:
     StoredRange wanted_bytes(const WantedChunk &chunk) const;
     bool is_read_at_once(i64 nbytes) const;
     i64 gap() const;
+    void await_turn() const;
     bool is_remote() const { return object_.array->store != 0; }
     void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "pool.hpp"
 
@@ -20,6 +21,11 @@ namespace {
 
 std::array<Storage, 64> storages;  // the last one also for all devices for which there is no other
 std::atomic<bool> any_slow{false};
+std::atomic<i64> closed{0};  // number of files that were closed
+// While no descriptor is free: the interval of attempts to open a file, the seconds after the last close of a file after
+// which they end, and the seconds after which they end in any case.
+constexpr std::chrono::milliseconds FULL_INTERVAL{5};
+constexpr double FULL_SECONDS = 2, MAX_FULL_SECONDS = 30;
 
 // Counts how often this thread slept, in a file system or elsewhere.
 i64 sleeps() {
@@ -62,16 +68,32 @@ bool Storage::is_measured() {
     return ++count % 8 == 0;
 }
 
+int File::open_once(const std::string &path) {
+    if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
+    do descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    while (descriptor_ < 0 && errno == EINTR);
+    return descriptor_ < 0 ? errno : 0;
+}
+
 int File::open(const std::string &path, Storage *storage) {
     close();
-    const StorageWait wait(storage && storage->is_slow());
-    if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
-    int descriptor;
-    do descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    while (descriptor < 0 && errno == EINTR);
-    if (descriptor < 0) return errno;
-    descriptor_ = descriptor;
-    return 0;
+    {
+        const StorageWait wait(storage && storage->is_slow());
+        if (const int number = open_once(path); number != EMFILE && number != ENFILE) return number;
+    }
+    // Other reads close their files soon, unless others than the core hold the descriptors.
+    const StorageWait wait(true);
+    const double begin = now();
+    i64 known = -1;
+    for (double last_close = begin;;) {
+        std::this_thread::sleep_for(FULL_INTERVAL);
+        const int number = open_once(path);
+        const double time = now();
+        if (const i64 count = closed.load(std::memory_order_relaxed); count != std::exchange(known, count))
+            last_close = time;
+        const bool is_over = time - last_close > FULL_SECONDS || time - begin > MAX_FULL_SECONDS;
+        if ((number != EMFILE && number != ENFILE) || is_over) return number;
+    }
 }
 
 static Version version_of(const struct stat &status) {
@@ -136,6 +158,7 @@ void File::close() {
     if (descriptor_ < 0) return;
     faults::due(faults::CLOSE);  // Linux has closed the descriptor even where close reports an error
     ::close(descriptor_);
+    closed.fetch_add(1, std::memory_order_relaxed);
     descriptor_ = -1;
 }
 

@@ -45,7 +45,8 @@ public:
     File &operator=(const File &) = delete;
     ~File() { close(); }
 
-    // Open a file for reading. Returns 0 or an errno. Does not block on a pipe. `storage`: where it is, if known.
+    // Open a file for reading. Returns 0 or an errno. Does not block on a pipe. While no descriptor is free, waits some
+    // seconds for other reads to close their files. `storage`: where the file is, if known.
     int open(const std::string &path, Storage *storage = nullptr);
     bool is_open() const { return descriptor_ >= 0; }
     // Get the version of the open file; `is_regular` is false for folders and pipes. Returns 0 or an errno.
@@ -58,6 +59,7 @@ public:
     Storage *storage() const { return storage_; }
 
 private:
+    int open_once(const std::string &path);
     Storage *storage_ = nullptr;
     int descriptor_ = -1;
 };

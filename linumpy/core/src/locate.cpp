@@ -45,7 +45,7 @@ void Execution::find_object() noexcept {
 
 void Execution::open_object(const std::string &path) {
     if (const int number = object_.file.open(path, object_.array->storage())) {
-        if ((number != ENOENT && number != ENOTDIR) || !is_missing(path)) fail(LC_OPEN, number);
+        if ((number != ENOENT && number != ENOTDIR) || !is_missing(path)) fail_open(number);
         if (!exists(object_.array->metadata)) fail(LC_GONE);
         object_.missing = true;
         return;

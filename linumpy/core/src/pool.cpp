@@ -22,6 +22,7 @@ constexpr size_t STACK_NBYTES = 1 << 20;
 // After a small job, one idle thread polls the queue: the interval, and the number of polls until it sleeps again.
 constexpr std::chrono::microseconds POLL_INTERVAL{500};
 constexpr i64 POLLS = 20;
+constexpr std::chrono::milliseconds MAX_TURN_WAIT{20};
 constexpr i64 MEMORY_DIVISOR = 4;  // the limit for large chunks is the machine's or container's memory divided by this
 
 // Number of CPUs that the process may use.
@@ -41,12 +42,6 @@ i64 memory_nbytes() {
     return nbytes;
 }
 
-i64 max_open_files() {
-    rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
-                                                                          : static_cast<i64>(limit.rlim_cur);
-}
-
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<i64> max_waits{256};
 std::atomic<Limit *> shared_memory{nullptr};
@@ -55,6 +50,12 @@ std::atomic<Limit *> shared_memory{nullptr};
 std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 }  // namespace
+
+i64 max_open_files() {
+    rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > INT32_MAX ? INT32_MAX
+                                                                          : static_cast<i64>(limit.rlim_cur);
+}
 
 ThreadMemory *&thread_memory() {
     static thread_local ThreadMemory *memory = nullptr;
@@ -153,6 +154,7 @@ int Pool::add_deferred(std::shared_ptr<Work> work) noexcept {
 // Called with the lock held, which is released while the thread sleeps.
 void Pool::sleep(std::unique_lock<std::mutex> &lock) {
     ++idle_;
+    give_turn();
     if (is_surplus()) {
         changed_.wait_for(lock, KEPT_SURPLUS);
     } else if (polling_ || !polls_left_) {
@@ -208,7 +210,7 @@ void Pool::begin_wait() noexcept {
         const std::lock_guard lock(mutex_);
         ++waiting_;
         last_wait_ = std::chrono::steady_clock::now();
-        if (!first_ || stopping_) return;
+        if (give_turn() || !first_ || stopping_) return;
         if (may_start()) start_thread();
         else wake = idle_ && working() < max_threads_;
     }
@@ -217,6 +219,23 @@ void Pool::begin_wait() noexcept {
 
 void Pool::end_wait() noexcept {
     const std::lock_guard lock(mutex_);
+    --waiting_;
+}
+
+// Let a thread in `await_turn` compute if there are too few that do. Called with the lock held.
+bool Pool::give_turn() noexcept {
+    if (!turns_ || working() >= max_threads_) return false;
+    turn_.notify_one();
+    return true;
+}
+
+void Pool::await_turn() noexcept {
+    std::unique_lock lock(mutex_);
+    if (working() <= max_threads_) return;
+    ++waiting_;
+    ++turns_;
+    turn_.wait_for(lock, MAX_TURN_WAIT, [this] { return working() < max_threads_ || stopping_; });
+    --turns_;
     --waiting_;
 }
 

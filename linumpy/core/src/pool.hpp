@@ -49,6 +49,9 @@ private:
 struct ThreadMemory { virtual ~ThreadMemory() = default; };
 ThreadMemory *&thread_memory();
 
+// Number of files that this process may have open.
+i64 max_open_files();
+
 class Pool {
 public:
     // `waits`: maximum number of threads that wait for storage while others work in their place.
@@ -70,6 +73,10 @@ public:
     // many threads as before compute. If more than `waits` threads wait, no other thread begins.
     void begin_wait() noexcept;
     void end_wait() noexcept;
+    // Called by a thread that has waited for storage and is about to compute: while enough threads compute, wait until
+    // one of them waits or ends, for 20 ms at most. Reads that end at the same time would otherwise be computed
+    // all at the same time, and no further read would begin before most of them were done.
+    void await_turn() noexcept;
     // Finish the steps in progress and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
@@ -93,6 +100,7 @@ private:
     // Number of threads that compute or look for work. After waiting, more may compute than `max_threads_`.
     i64 working() const { return static_cast<i64>(threads_.size()) - idle_ - std::min(waiting_, max_waits_); }
     bool may_start() const { return !idle_ && working() < max_threads_; }
+    bool give_turn() noexcept;
     bool is_surplus() const { return static_cast<i64>(threads_.size()) > max_threads_; }
     int start_thread();
     void put(std::shared_ptr<Work> work, bool first);
@@ -107,6 +115,8 @@ private:
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
     i64 max_threads_, max_waits_, idle_ = 0, waiting_ = 0, helping_ = 0;
+    std::condition_variable turn_;
+    i64 turns_ = 0;  // number of threads in `await_turn`, which count as waiting ones
     std::chrono::steady_clock::time_point last_wait_{};
     // Whether a thread polls the queue, and how many polls remain before it sleeps until it is woken.
     bool polling_ = false;

@@ -209,7 +209,7 @@ private:
 };
 
 struct Stats {
-    std::atomic<i64> jobs{0}, chunks{0}, boxes{0}, tasks{0}, bytes_read{0}, files_opened{0}, decoded{0};
+    std::atomic<i64> jobs{0}, chunks{0}, boxes{0}, tasks{0}, bytes_read{0}, files_opened{0}, hedges{0}, decoded{0};
     std::atomic<double> plan_seconds{0}, read_seconds{0}, decode_seconds{0}, copy_seconds{0};
 };
 

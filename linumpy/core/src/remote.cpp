@@ -8,57 +8,12 @@
 #include "remote.hpp"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 
 #include "execution.hpp"
 
 namespace lc {
 namespace {
-
-std::atomic<lc_fetch_object> fetch_object{nullptr};
-// Requests in flight: at least this many, and more where a response takes long.
-constexpr i64 MIN_REQUESTS = 32;
-constexpr double REQUESTS_PER_SECOND = 10'000;  // what Python carries out: more in flight would only wait for its lock
-constexpr double BYTES_PER_SECOND = 5e7;  // of a slow connection: the time of these bytes is not counted as latency
-
-// State that all requests of the process share.
-struct Requests {
-    explicit Requests(i64 max_requests) : limit(max_requests) {}
-    Limit limit;
-    std::mutex mutex;
-    i64 lent = 0;  // number of open loans
-    double latency = 0;  // typical seconds of a response, without those of its bytes
-    i64 count = 0;  // number of loans in `returned`
-    std::array<i64, 16> returned;  // loans that have ended, and that no call has reported yet
-};
-
-std::atomic<Requests *> shared_requests{nullptr};
-
-Requests &requests() {
-    return created_once(shared_requests, [] { return new Requests(std::min(MIN_REQUESTS, Pool::shared().waits())); });
-}
-
-// Call the caller's function with a request, and report returned loans. With `loan`, there is no request: the next call
-// reports the loan, unless the loan is the last open one or the buffer of returned loans is full.
-void call(lc_fetch &record, i64 loan = 0) {
-    std::array<i64, 16> returned;
-    {
-        Requests &shared = requests();
-        const std::lock_guard lock(shared.mutex);
-        if (loan) {
-            shared.returned[static_cast<size_t>(shared.count++)] = loan;
-            if (--shared.lent && shared.count < static_cast<i64>(returned.size())) return;
-        }
-        returned = shared.returned;
-        record.returned_count = std::exchange(shared.count, 0);
-    }
-    record.returned = returned.data();
-    fetch_object.load()(&record);
-    if (!record.loan) return;
-    const std::lock_guard lock(requests().mutex);
-    ++requests().lent;
-}
 
 // Used as the size of an object if the store does not report it.
 constexpr i64 UNKNOWN_NBYTES = INT64_MAX / 2;
@@ -67,75 +22,16 @@ i64 max_stored_nbytes(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 6
 
 }  // namespace
 
-void set_fetch(lc_fetch_object function) { fetch_object.store(function); }
-
-void forget_requests() { shared_requests.store(nullptr); }
-
-Fetched::~Fetched() {
-    lc_fetch record{};
-    if (loan_) call(record, loan_);
-}
-
-// Have as many requests in flight as Python carries out in the time of a response (Little's law).
-static void note_latency(double seconds) {
-    Requests &shared = requests();
-    i64 count = 0;
-    {
-        const std::lock_guard lock(shared.mutex);
-        shared.latency += 0.1 * (std::max(0.0, seconds) - shared.latency);
-        count = static_cast<i64>(shared.latency * REQUESTS_PER_SECOND);
-    }
-    const i64 most = Pool::shared().waits();
-    shared.limit.change(std::clamp(count, std::min(MIN_REQUESTS, most), most));
-}
-
-bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
-           const std::function<bool()> &is_cancelled) {
-    lc_fetch record{};
-    record.store = store;
-    record.key = key.c_str();
-    record.offset = offset;
-    record.nbytes = nbytes;
-    record.capacity = capacity;
-    record.code = LC_REMOTE;
-    if (fetch_object.load()) {
-        Limit &limit = requests().limit;
-        Pool &pool = Pool::shared();
-        limit.acquire(1);
-        pool.begin_wait();  // another thread works meanwhile
-        if (is_cancelled()) {
-            record.code = LC_CANCELLED;
-        } else {
-            const double begin = now();
-            call(record);
-            if (record.code == LC_OK) note_latency(now() - begin - static_cast<double>(record.got) / BYTES_PER_SECOND);
-        }
-        pool.end_wait();
-        limit.release(1);
-    }
-    fetched = Fetched(record);
-    if (record.code == LC_OK) return true;
-    failure.code = record.code;
-    failure.text = record.text;
-    return false;
-}
-
-Version version_in_store(i64 store, const std::string &key, const std::atomic<bool> &closing) {
-    Fetched fetched;
-    Failure failure;
-    const bool exists = fetch(store, key, 0, 0, 0, fetched, failure, [&] { return closing.load(); });
-    return exists && is_known(fetched.version) ? fetched.version : Version{};
-}
-
 // Request bytes of the object, and count the request for all jobs that want chunks of the object.
 Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     Fetched fetched;
     Failure failure;
     ++files_opened;
     for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
-    if (!fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes, capacity, fetched,
-               failure, [this] { return reader_.closing() || !anyone_wants(); }))
-        throw FailedRead{failure};
+    const bool is_answered = fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes,
+                                   capacity, fetched, failure, [this] { return reader_.closing() || !anyone_wants(); });
+    hedges += fetched.hedges;
+    if (!is_answered) throw FailedRead{failure};
     return fetched;
 }
 

@@ -26,6 +26,7 @@ public:
         data = other.data;
         nbytes = other.nbytes;
         version = other.version;
+        hedges = other.hedges;
         std::swap(loan_, other.loan_);
         return *this;
     }
@@ -34,17 +35,22 @@ public:
     const u8 *data = nullptr;
     i64 nbytes = -1;
     Version version;
+    i64 hedges = 0;  // second requests that were sent because the first took long
 
 private:
     i64 loan_ = 0;
 };
 
 void set_fetch(lc_fetch_object function);
+void set_hedging(bool allowed);
 // In a forked child: forget the requests of the parent.
 void forget_requests();
+// Wait for the requests in flight, also those whose responses nobody awaits, and end their threads.
+void stop_requests() noexcept;
 
-// Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Returns false, with the
-// reason in `failure`, if the request failed or `is_cancelled` returned true before it began.
+// Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Sends it again if the
+// response breaks off or is late. Returns false, with the reason in `failure`, if the request failed or `is_cancelled`
+// returned true before it began.
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
            const std::function<bool()> &is_cancelled);
 // The current version of an object; `Version{}` if there is none, or the store reports no version.

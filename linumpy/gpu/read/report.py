@@ -198,6 +198,8 @@ class ReaderStats:
         shard indexes, counted at each use.
     files_opened : int
         Files opened; a file that was opened twice counts twice.
+    requests_hedged : int
+        Requests to object stores that were sent a second time because the response was late.
     plan_seconds, io_seconds, place_seconds : float
         Time of planning, of reading stored bytes, and of copying chunks to outputs in host memory.
     cache_hits, cache_misses : int
@@ -222,6 +224,7 @@ class ReaderStats:
     index_hits: int = 0
     index_misses: int = 0
     files_opened: int = 0
+    requests_hedged: int = 0
     plan_seconds: float = 0.0
     io_seconds: float = 0.0
     place_seconds: float = 0.0

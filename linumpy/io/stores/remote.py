@@ -28,8 +28,10 @@ from linumpy.plan.layout import RemoteArray
 #: Schemes of URLs that obstore opens.
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 _AZURE = ("az", "adl", "azure", "abfs", "abfss")
-#: How often, and how long, a request is repeated after a server error (5xx) or a broken connection.
-_RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
+#: How often, and how long, a request is repeated after a server error (5xx) or a broken connection. obstore does not
+#: read Retry-After: pauses of 5 to 40 s together outlast a server that asks for a few seconds.
+_BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5)}
+_RETRIES = {"max_retries": 16, "retry_timeout": timedelta(minutes=2), "backoff": _BACKOFF}
 #: Time-outs: a request may take long, but fails if no byte comes for a while.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
 #: Maximum number of stores that stay open, with their connections.
@@ -158,12 +160,13 @@ class RemoteStore(ObjectStore[Any]):
                 raise FileNotFoundError(f"{self.url}/{key} cannot be written: there is no such bucket") from None
             raise
         except Exception as error:
-            if not type(error).__module__.startswith("obstore") or type(error).__name__ in _CONDITIONS:
+            if not _is_of_obstore(error) or type(error).__name__ in _CONDITIONS:
                 raise
-            is_denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
-            kind: type[Exception] = AccessError if is_denied else SourceError if done == "listed" else ChunkError
+            kind: type[Exception] = (
+                AccessError if _is_denied(error) else SourceError if done == "listed" else ChunkError
+            )
             if done in ("written", "removed"):
-                kind = PermissionError if is_denied else OSError
+                kind = PermissionError if _is_denied(error) else OSError
             name = f"{self.url}/{key}".rstrip("/")
             raise kind(f"{name} cannot be {done}: {explained(error)}") from None
 
@@ -284,13 +287,31 @@ def without_credentials(text: str) -> str:
     return re.sub(rf"{scheme})[^/\n]*@", r"\1", re.sub(rf"{scheme}[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
 
 
+def is_broken(error: BaseException) -> bool:
+    """Return whether a response broke off or has other bytes than requested: obstore repeats or refuses all others."""
+    return _is_of_obstore(error) and "Error performing" not in str(error)
+
+
+def _is_of_obstore(error: BaseException) -> bool:
+    return type(error).__module__.startswith("obstore")
+
+
+def _is_denied(error: BaseException) -> bool:
+    return type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+
+
 def explained(error: BaseException) -> str:
-    """Return the message of an error without credentials.
+    """Return the message of an error without credentials, and what to do.
 
     The message of an error of obstore is shortened to one line, without URLs, the server's page and debug records.
     """
-    if not type(error).__module__.startswith("obstore"):
+    if not _is_of_obstore(error):
         return without_credentials(str(error))
-    text = str(error).split("\n\nDebug source")[0].split("<")[0]
+    text = re.sub(
+        r"(status code: \d+[^:]*).*", r"\1", str(error).split("\n\nDebug source")[0].split("<")[0], flags=re.S
+    )
     text = re.sub(r"Error performing (\w+) \S+ in ([\d.]+)\S*?(\w+?)(?=[ ,])", r"\1 took \2 \3", text)
-    return " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__
+    text = " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__
+    if _is_denied(error):
+        return f"{text}: check the credentials in storage_options="
+    return f"{text}: read it again later" if is_broken(error) or " retries" in text else text

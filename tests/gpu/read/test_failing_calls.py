@@ -52,7 +52,6 @@ def place(where):
 
 FAILING = {
     "open": (errno.EIO, ChunkError, r"(chunk|shard) \(.*cannot be opened: Input/output error"),
-    "no descriptor": (errno.EMFILE, ChunkError, r"(chunk|shard) \(.*cannot be opened: Too many open files"),
     "fstat": (errno.EIO, ChunkError, r"(chunk|shard) \(.*cannot be read: Input/output error"),
     "pread": (errno.EIO, ChunkError, r"(chunk|shard) \(.*cannot be read: Input/output error"),
     "short": (-1, ChunkError, r"(chunk|shard) \(.*bytes"),
@@ -68,7 +67,7 @@ def test_each_call_of_the_system_fails_once(tmp_path, where, kind, call):
     array = make(tmp_path / "a", kind)
     expected, rows = array[...], [slice(0, 9), slice(12, 30), slice(30, 31), slice(0, 40)]
     number, kind_of_error, message = FAILING[call]
-    name = {"no descriptor": "open", "short": "pread"}.get(call, call)
+    name = {"short": "pread"}.get(call, call)
     before, failed, quiet, nth = reference.open_files(), 0, 0, 0
     with place(where) as (device, get), Reader(device, decode_on="host" if device == 0 else None) as reader:
         while quiet < 3 and nth < 200:
@@ -91,13 +90,13 @@ def test_each_call_of_the_system_fails_once(tmp_path, where, kind, call):
 
 
 @pytest.mark.parametrize("where", ["cpu", 0])
-@pytest.mark.parametrize("call", ["close", "thread"])
-def test_calls_whose_failing_nobody_needs_to_know(tmp_path, where, call):
-    """A descriptor that cannot be closed is closed; threads that there are read what one more would have read."""
+@pytest.mark.parametrize(("call", "number"), [("close", errno.EIO), ("thread", errno.EIO), ("open", errno.EMFILE)])
+def test_calls_whose_failing_nobody_needs_to_know(tmp_path, where, call, number):
+    """A descriptor that cannot be closed is closed; existing threads read instead of another; descriptors get free."""
     array = make(tmp_path / "a", "zstd")
     with place(where) as (device, get), Reader(device) as reader:
         for nth in range(1, 20):
-            with reference.failing_call(call, nth, errno.EIO):
+            with reference.failing_call(call, nth, number):
                 assert same(get(over(reader.submit(array)).result()), array[...])
 
 
@@ -205,9 +204,9 @@ with Reader(device="cpu") as reader:
             held.append(os.open(os.devnull, os.O_RDONLY))
     except OSError:
         pass
-    errors = [type(reader.submit(sys.argv[1]).exception()).__name__ for _ in range(2)]
+    error = str(reader.submit(sys.argv[1]).exception())
     [os.close(one) for one in held]
-    print(errors, (reader.submit(sys.argv[1]).result() == expected).all())
+    print(error, (reader.submit(sys.argv[1]).result() == expected).all())
 """
 
 
@@ -216,7 +215,7 @@ def test_a_reader_outlives_a_time_without_descriptors(tmp_path, kind):
     """In a process of its own: what is imported on first use must not be imported just then."""
     make(tmp_path / "a", kind, shape=(200, 60), chunks=(1, 60))
     out, told = ended(WITHOUT_DESCRIPTORS, tmp_path / "a")
-    assert out == "['ChunkError', 'ChunkError'] True", told
+    assert out.endswith("Too many open files: 100 are allowed, raise the limit by ulimit -n True"), told
 
 
 class Interrupt(BaseException):

@@ -63,6 +63,7 @@ def served(tmp_path_factory):
     for name, how in KINDS.items():
         array = zarr.create_array(folder / name, shape=VALUES.shape, chunks=(8, 8, 8), dtype="u2", fill_value=7, **how)
         array[:16] = VALUES[:16]
+    (folder / "bucket").symlink_to(folder)
     with serve(folder) as server:
         server.folder = folder
         yield server
@@ -290,14 +291,47 @@ def test_indexes_of_shards_are_kept_while_the_object_is_the_same(served, codec):
 @pytest.mark.needs_core
 @pytest.mark.parametrize(
     "faults",
-    [{"busy": 9}, {"no_ranges": True}, {"no_etags": True}, {"cut": 3}, {"redirects": True}, {"seconds": 0.002}],
-    ids=lambda faults: next(iter(faults)),
+    [
+        {"busy": 9},
+        {"no_ranges": True},
+        {"no_etags": True},
+        {"cut": 3},
+        {"cut": 3, "resets": True, "no_etags": True},
+        {"redirects": True},
+        {"seconds": 0.002},
+    ],
+    ids=lambda faults: " ".join(faults),
 )
 @pytest.mark.parametrize("kind", ["raw", "blosc shards"])
 def test_a_poor_server_is_read_all_the_same(served, kind, faults):
     served.faults = Faults("/c/", **faults)
     values = read_zarr(f"{served.url}/{kind}", region=np.s_[3:20, :, 1:30], device="cpu", storage_options=options(30))
     assert np.array_equal(values, expected()[3:20, :, 1:30])
+
+
+@pytest.mark.needs_core
+@pytest.mark.slow
+def test_a_server_that_is_busy_for_seconds(served):
+    """By default requests are repeated for longer than obstore does by itself, 1 to 2 s."""
+    served.faults = Faults("/c/0/0/0", busy_until=time.monotonic() + 4)
+    assert np.array_equal(read_zarr(f"{served.url}/raw", device="cpu"), expected())
+
+
+@pytest.mark.needs_core
+def test_a_late_response_is_requested_again(served, monkeypatch):
+    """Once there is something to compare with; the late response is not waited for."""
+    monkeypatch.setenv("LINUMPY_HEDGING", "1")
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(f"{served.url}/zstd")
+        served.faults = Faults("/zstd/c/", seconds=0.005)
+        for _ in range(2):  # more responses than are compared with, so that those of other tests do not count
+            reader.submit(layout).result()
+        served.faults = Faults("/zstd/c/", seconds=0.005, late=8, each=60)
+        begin = time.monotonic()
+        assert np.array_equal(reader.submit(layout).result(), expected())
+        assert time.monotonic() - begin < 6
+        assert 1 <= reader.stats().requests_hedged <= 9 + len(served.requests) // 50
+        assert len(served.of("/c/")) <= 225 + reader.stats().requests_hedged
 
 
 @pytest.mark.parametrize("kind", ["raw", "zstd", "blosc shards"])
@@ -325,6 +359,37 @@ def test_an_error_names_the_object_and_the_reason_without_credentials(served, ki
     for secret in ("user", "pass", "token", "Debug", "\n"):
         assert secret not in text
     assert "Basic dXNlcjpwYXNzIHdvcmQ=" in served.credentials
+
+
+@pytest.mark.needs_core
+@pytest.mark.parametrize("faults", [{"status": 401}, {"status": 403}, {"status": 400}, {"status": 500}, {"status": 404},
+                                    {"cut": 10**9}, {"loops": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("way", ["user", "header", "s3"])
+def test_credentials_are_never_shown(served, caplog, faults, way):
+    """Neither in errors nor in the log nor by repr, also if the server repeats them in its page."""
+    caplog.set_level("DEBUG")
+    served.credentials.clear()
+    url, given, secret = f"{served.url}/raw shards", options(1), "planted"
+    if way == "user":
+        url = url.replace("//", f"//me:{secret}@")
+    elif way == "header":
+        given["client_options"] = {"default_headers": {"authorization": f"Bearer {secret}"}}
+    else:
+        url = "s3://bucket/raw shards"
+        given |= {"endpoint": served.url, "region": "a", "access_key_id": f"{secret}1", "secret_access_key": secret,
+                  "token": secret, "virtual_hosted_style_request": False}  # fmt: skip
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(url, storage_options=given)
+        ticket = reader.submit(layout, np.s_[:3])
+        shown = [repr(layout), repr(ticket.result()), repr(ticket.report), repr(reader.stats()), repr(layout.remote)]
+        for where in ("/c/0/1/1", "zarr.json")[faults.get("status") == 404 :]:  # a missing chunk is no error
+            served.faults = Faults(where, **faults)
+            with pytest.raises((ChunkError, SourceError)) as caught:
+                read_zarr(url, storage_options=given, device="cpu")
+            shown += [str(caught.value), repr(caught.value)]
+    assert any(one in text for text in served.credentials for one in (secret, "bWU6cGxhbnRlZA"))  # they were sent
+    for text in (*shown, caplog.text):
+        assert not any(one in text for one in (secret, "bWU6cGxhbnRlZA", "token="))
 
 
 @pytest.mark.needs_core
@@ -540,7 +605,10 @@ def test_urls_that_cannot_be_opened(served, monkeypatch):
         with pytest.raises(SourceError, match=r"'http://127\.0\.0\.1:1/a' cannot be opened"):
             read_zarr(f"http://{user}127.0.0.1:1/a", storage_options=options(1), device="cpu")
     served.faults = Faults(status=403)
-    with pytest.raises(SourceError, match=r"raw' cannot be opened: \S+/zarr.json cannot be read: .*403 Forbidden$"):
+    with pytest.raises(
+        SourceError,
+        match=r"raw' cannot be opened: \S+/zarr.json cannot be read: .*403 Forbidden: check the credentials in",
+    ):
         open_source(f"{served.url}/raw")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)

@@ -149,6 +149,7 @@ class CoreEngine:
             index_hits=core.index_hits,
             index_misses=core.index_misses,
             files_opened=core.files_opened,
+            requests_hedged=core.hedges,
             plan_seconds=core.plan_seconds,
             io_seconds=core.read_seconds,
             place_seconds=core.copy_seconds,
