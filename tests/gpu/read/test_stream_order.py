@@ -77,7 +77,7 @@ def missing_last(folder, n, chunk, dtype, fill, **options):
     return array
 
 
-@pytest.mark.parametrize("case", first(CASES, 2))
+@pytest.mark.parametrize("case", first([(case,) for case in CASES], 2))
 def test_a_missing_last_chunk(tmp_path, case):
     array = missing_last(tmp_path / "a", *case)
     assert not os.path.exists(tmp_path / "a/1")
