@@ -14,6 +14,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Larger:
     side: int = 1024
     batch: int = 2**22
 
-    @property
+    @cached_property
     def layer(self) -> np.ndarray:
         """The 64 planes; half of the bits of a voxel are random, so that zstd compresses the planes to about half."""
         return np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16) >> 8 << 8

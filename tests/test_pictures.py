@@ -145,7 +145,7 @@ def test_the_legend_shows_each_line_that_has_a_label():
 def test_lines_of_any_length_and_values(style, length):
     rng = np.random.default_rng(1)
     x, y = np.arange(length) + 0.5, rng.normal(5, 3, length)
-    y[::7], y[3::11] = np.nan, 1e30
+    y[::7], y[3:20:11] = np.nan, 1e30
     panel = Panel("", "", "", (1.0, 1.0), (0, max(1, length)), (0, 10), lines=(Line(x, y, "#ff0000", "a", style),))
     assert render(Picture(((panel,),))).size > (120, 120)
     y[:] = 5.0
@@ -154,7 +154,7 @@ def test_lines_of_any_length_and_values(style, length):
     assert not drawn[:50].any()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 400), (400, 1), (3, 2000), (2000, 3), (30, 40)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 400), (400, 1), (3, 700), (700, 3), (30, 40)])
 @pytest.mark.parametrize("fill", ["random", "constant", "nan", "inf", "some"])
 def test_pictures_of_any_shape_and_values(shape, fill):
     rng = np.random.default_rng(0)

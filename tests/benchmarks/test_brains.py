@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks.brains import WITHOUT, run_without, table
 from linumpy.demo_brain import run_of
@@ -29,6 +30,7 @@ def test_medians_worst_and_failures():
     assert rest[1:] == ["Failed, 1 of 4:", "- full, seed 7: ValueError: no"]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_without_a_stage(tmp_path):
     geometry = BrainSpec(slices=3, tiles=(2, 2), tile_shape=(24, 64, 64), interval_um=120.0)
     spec = draw_brain(1, "full", geometry=geometry)

@@ -12,6 +12,7 @@ import zarr
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.engines.by_core import CoreEngine
 from tests.support import budget
+from tests.support.budget import matrix
 from tests.support.gpu import core_devices as base
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values
@@ -76,8 +77,7 @@ def crops(rng, count):
     return [tuple(map(slice, a, b)) for a, b in corners.transpose(1, 0, 2)]
 
 
-@pytest.mark.parametrize("decode_on", ["device", "host"])
-@pytest.mark.parametrize("kind", base.KINDS)
+@pytest.mark.parametrize(("kind", "decode_on"), matrix(base.KINDS, ["device", "host"]))
 def test_what_is_kept_is_not_read_again(tmp_path, device, kind, decode_on):
     array, values = make(tmp_path / "a", kind)
     rng = np.random.default_rng(3)
@@ -295,7 +295,7 @@ def test_each_call_of_the_driver_fails_once(tmp_path, stand_in, driver, kind):
     array[...] = values = random_values("u2", array.shape, 1) % 50
     number, failed = 0, 0
     while True:
-        number += 1 if budget.SLOW else 2  # the slow run takes each call
+        number += 1 if budget.SLOW else 5  # the slow run takes each call
         with keeping(stand_in, 2**16, "device") as reader:
             driver.fake_fail(number)
             for _ in range(2):
@@ -315,10 +315,10 @@ def test_each_call_of_the_driver_fails_once(tmp_path, stand_in, driver, kind):
     assert number > 12
 
 
-@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("count", [1, 15])
 def test_a_reader_that_is_closed_with_batches_under_way(tmp_path, device, count):
     array, values = make(tmp_path / "a", "zstd")
-    for _ in range(5):
+    for _ in range(5 if budget.SLOW else 2):
         with keeping(device, 2**18) as reader:
             reader.check(array, values, [np.s_[:8]])
             tickets = [one for _ in range(count) for one in reader.submit(array, [..., np.s_[3:20]], "f4")]

@@ -212,7 +212,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
 
 def test_no_stored_bytes_make_a_decoder_take_more_than_the_chunk_needs(tmp_path):
     """The peak of the process's memory is looked at, with what is reserved and not yet used."""
-    nbytes = 2**28
+    nbytes = 2**26
     for name, stored in zeros(nbytes).items():
         (tmp_path / name).write_bytes(stored)
     ran = subprocess.run(

@@ -88,6 +88,7 @@ def check_field(names):
     assert float(names["fitted"][..., 3][~water].mean()) > 3
 
 
+@pytest.mark.slow
 def test_a_field_is_fitted_on_the_cpu(monkeypatch):
     monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
     check_field(run_all(FIELD))

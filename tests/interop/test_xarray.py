@@ -20,6 +20,7 @@ from linumpy.interop import outer
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ome import open_image
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import examples
 from tests.support.stores import encoded_cases, write
 
 xr = pytest.importorskip("xarray", reason="xarray is not installed: pip install xarray")
@@ -63,7 +64,7 @@ def indexers(draw, shape):
     return tuple(draw(axis(n)) for n in shape)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(160), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), case=encoded_cases(1000))
 def test_any_index_selects_what_zarr_selects(tmp_path_factory, data, case):
     folder = tmp_path_factory.mktemp("case") / "array"

@@ -18,6 +18,7 @@ import linumpy
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
 from linumpy.interop.zarr_pipeline import LinumpyCodecPipeline
+from tests.support.budget import examples
 from tests.support.stores import encoded_cases, write
 
 pytestmark = pytest.mark.needs_core
@@ -100,7 +101,7 @@ def selections(draw, shape):
     return "get_block_selection", draw(st.integers(0, 1)) if rank == 1 else (0, slice(None))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(160), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), case=encoded_cases(1000), order=st.sampled_from("CF"))
 def test_any_selection_is_that_of_zarr(tmp_path_factory, data, case, order):
     folder = tmp_path_factory.mktemp("case") / "array"

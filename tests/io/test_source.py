@@ -526,16 +526,19 @@ def test_fill_values_of_nczarr(tmp_path, changes):
 
 
 @needs_compiler
-@pytest.mark.parametrize("compressor", [None, numcodecs.LZ4()])
 @pytest.mark.parametrize(
-    ("size", "chunk"),
-    [
-        *[(1, 48), (2, 48), (3, 48), (24, 48), (255, 2550), (2048, 6144), (2049, 6147), (2056, 6168), (4096, 8192)],
-        *[(7, 48), (96, 48), (5000, 48), (2**40, 48), (-1, 48), (1.5, 48), ("two", 48)],
-    ],
+    ("sizes", "compressor"),
+    matrix(
+        [
+            *[(1, 48), (2, 48), (3, 48), (24, 48), (255, 2550), (2048, 6144), (2049, 6147), (2056, 6168), (4096, 8192)],
+            *[(7, 48), (96, 48), (5000, 48), (2**40, 48), (-1, 48), (1.5, 48), ("two", 48)],
+        ],
+        [None, numcodecs.LZ4()],
+    ),
 )
-def test_shuffled_elements_of_any_size(tmp_path, compressor, size, chunk):
+def test_shuffled_elements_of_any_size(tmp_path, compressor, sizes):
     """The device makes of it what zarr does, or leaves it to zarr, which raises where it is no size."""
+    size, chunk = sizes
     values = np.random.default_rng(0).integers(0, 256, 3 * chunk).astype("u1")
     regular = isinstance(size, int) and size > 1 and chunk % size == 0
     filters = [numcodecs.Shuffle(size if regular else 1)]

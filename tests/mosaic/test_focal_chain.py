@@ -21,7 +21,7 @@ from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.options import ZSearch
 from linumpy.mosaic.slices import stack_mosaics
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import matrix, some
+from tests.support.budget import first, some
 from tests.support.script_runs import check_refused, load
 from tests.support.stacks import stack_slices
 
@@ -33,7 +33,7 @@ CASES = some(
         *itertools.product(["float32"], [0, 3, 1000], [1e-6, 1, 1e6], [-1]),
         *itertools.product(["uint16"], [0, 3, 1000], [1], [-1, 1]),
     ],
-    lambda dtype, background, scale, sign: (background, scale, sign) in [(0, 1e-6, -1), (1000, 1, 1)],
+    lambda dtype, background, scale, sign: (background, scale, sign) in [(1000, 1, 1)],
 )
 
 
@@ -135,7 +135,7 @@ def corrected(folder, *words, levels=1, sign=-1):
     return folder / "flat.zarr"
 
 
-@pytest.mark.parametrize("words", [["--fill-value", "0"], ["--fill-value", "60000", "--interpolate"]])
+@pytest.mark.parametrize("words", first([["--fill-value", "60000", "--interpolate"], ["--fill-value", "0"]]))
 def test_no_fill_value_shows(tmp_path, words):
     """Surface and projection are those without it: the metadata record what was filled."""
     found = {}
@@ -180,7 +180,7 @@ def test_a_second_correction_knows_of_the_first(tmp_path):
     np.testing.assert_array_equal(image.measured(box).mask(np), np.isfinite(voxels))
 
 
-@pytest.mark.parametrize(("resolution", "sign"), matrix([4.0, 10.0, 13.0], [-1, 1]))
+@pytest.mark.parametrize(("resolution", "sign"), first(list(itertools.product([13.0, 10.0, 4.0], [1, -1]))))
 def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
     """No voxel that counts as measured has anything of what was filled in it, and few others are given up."""
     flat = corrected(tmp_path, "--fill-value", "60000", sign=sign)

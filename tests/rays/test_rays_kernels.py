@@ -9,6 +9,7 @@ import pytest
 
 from linumpy.gpu.kernels import source_text
 from linumpy.rays import PCG32, compositing, generate_training_samples, launch, march, samples
+from tests.support.budget import first, matrix
 from tests.support.gpu.emulator import Kernel, emulated, library, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
 from tests.support.oracles.ray_scenes import BOX, grid, images, to_device, without_distributions
@@ -85,9 +86,9 @@ def in_order(found):
 
 
 @needs_compiler
-@pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
-@pytest.mark.parametrize(("kind", "mips"), [("sparse", 2), ("blobs", 2), ("full", 3), ("empty", 2)])
-def test_rays_of_images_are_those_of_the_cpu(by_kernel, steps, kind, mips):
+@pytest.mark.parametrize(("steps", "image"), matrix(STEPS, [("blobs", 2), ("sparse", 2), ("full", 3), ("empty", 2)]))
+def test_rays_of_images_are_those_of_the_cpu(by_kernel, steps, image):
+    kind, mips = image
     where, scene = grid(kind, mips), images() if kind in ("sparse", "full") else without_distributions(images())
     assert scene.weighted == (kind in ("sparse", "full"))
     options = {"train_envmap": kind != "full", "snap_to_pixel_centers": kind == "blobs", **steps}
@@ -113,8 +114,7 @@ def test_images_by_their_weights_and_other_options(by_kernel, steps):
 
 
 @needs_compiler
-@pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
-@pytest.mark.parametrize("kind", ["sparse", "blobs"])
+@pytest.mark.parametrize(("steps", "kind"), matrix(STEPS, ["sparse", "blobs"]))
 def test_given_rays_are_those_of_the_cpu(by_kernel, steps, kind):
     (rays, jitter), where = given_rays(), grid(kind)
     options = {"aabb": BOX, "jitter": jitter, "max_samples": 200_000, "min_step": 0.006, **steps}
@@ -129,7 +129,7 @@ def test_given_rays_are_those_of_the_cpu(by_kernel, steps, kind):
 
 
 @needs_compiler
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3)))
 def test_any_order_of_threads_gives_the_same_rays(by_kernel, monkeypatch, seed):
     where = grid("blobs")
     expected = generate(where=where)
@@ -139,8 +139,7 @@ def test_any_order_of_threads_gives_the_same_rays(by_kernel, monkeypatch, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("most_runs", [1, 3])
+@pytest.mark.parametrize(("ordered", "most_runs"), matrix([False, True], [1, 3]))
 def test_rays_with_more_runs_than_are_kept(by_kernel, most_runs, ordered):
     where = grid("sparse")
     expected = generate(where=where, max_steps=40)
@@ -251,7 +250,7 @@ def test_they_compile(spec, architecture):
     assert declared_shared(code, spec.name) <= 48 * 1024
 
 
-@pytest.mark.parametrize("spec", [SPECS[7], SPECS[5]], ids=["growing", "equal"])
+@pytest.mark.parametrize("spec", first([SPECS[7], SPECS[5]]), ids=["growing", "equal"])
 def test_no_multiply_and_add_is_fused(spec):
     """What decides the number of samples is rounded after each operation, as NumPy does it."""
     _, ptx = compile_with_ptx(spec, "sm_90")

@@ -17,6 +17,7 @@ from linumpy.registration.shift_scores import refine_shifts, score_shifts
 from linumpy.testing import brain
 from linumpy.testing.brain import BrainSpec, Faults
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import first
 from tests.support.script_runs import check_refused, load, run_script
 
 NAME, PROGRAM = "linum_estimate_transform", "linum-estimate-transform"
@@ -315,7 +316,7 @@ def test_a_file_of_other_bytes_is_named(tmp_path):
         locate_tiles(np.zeros((1, 1, 8, 8)), 0.2, min_evidence=float("nan"))
 
 
-@pytest.mark.parametrize("degrees", [-1.0, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("degrees", first([2.0, -1.0, 0.0, 0.3], 2))
 def test_a_camera_that_is_turned_against_the_stage_is_found_and_mended(degrees):
     """Tiles of known truth; the angle along rows and columns is the same, and tiles lie where they were."""
     spec = BrainSpec(

@@ -32,7 +32,7 @@ from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
 from scripts import linum_convert
-from tests.support.budget import examples
+from tests.support.budget import examples, first
 from tests.support.object_server import serve
 
 pytestmark = [
@@ -228,7 +228,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("suffix", ["", ".ozx"])
+@pytest.mark.parametrize("suffix", first(["", ".ozx"]))
 def test_processes_at_the_same_time(tmp_path, suffix):
     """Conversions and writers into one path: one of them makes it whole, the others say why not; and beside it."""
     data = image_with_labels(tmp_path / "a")
@@ -466,7 +466,7 @@ def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
         assert np.array_equal(data, read_zarr(tmp_path / "a", region=other, device="cpu", verify=True))
 
 
-@pytest.mark.parametrize("version", ["0.5", "0.4"])
+@pytest.mark.parametrize("version", first(["0.5", "0.4"]))
 def test_a_server_that_lists_nothing(tmp_path, caplog, version):
     """Of such a server everything is copied that metadata name: levels, labels, wells, and groups between them."""
     folder = tmp_path / "served"

@@ -35,6 +35,7 @@ from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.pyramid import halved
 from linumpy.write.writer import write_omezarr
 from tests.resample.blocks.test_block import DTYPES, random_image, turned
+from tests.support.budget import matrix
 from tests.support.object_server import serve
 
 ROOT = Path(__file__).parents[2]
@@ -146,8 +147,10 @@ def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
         assert same(result(tmp_path / "b")[t, c], by_spacing(image[t, c], (24, 13, 14)))
 
 
-@pytest.mark.parametrize("spacing", [(20.0, 12.0, 10.0), (7.0, 9.0, 3.3), 4.0, (10.0, 6.0, 5.0)])
-@pytest.mark.parametrize("mode", ["constant", "nearest"])
+@pytest.mark.parametrize(
+    ("spacing", "mode"),
+    matrix([(20.0, 12.0, 10.0), (7.0, 9.0, 3.3), 4.0, (10.0, 6.0, 5.0)], ["constant", "nearest"]),
+)
 def test_a_new_spacing(tmp_path, spacing, mode):
     image = volume()
     write(tmp_path / "a", image, origin=(3.0, 2.0, 1.0))
@@ -172,8 +175,10 @@ def to_dtype(image, dtype):
     return np.clip(whole, info.min, info.max).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i2", "f2", "f4", "f8"])
-@pytest.mark.parametrize("spacing", [(20.0, 12.0, 10.0), (31.0, 9.0, 3.3), (10.0, 6.0, 23.0)])
+@pytest.mark.parametrize(
+    ("dtype", "spacing"),
+    matrix(["u1", "i2", "f2", "f4", "f8"], [(20.0, 12.0, 10.0), (31.0, 9.0, 3.3), (10.0, 6.0, 23.0)]),
+)
 def test_a_coarser_spacing_is_smoothed(tmp_path, spacing, dtype):
     """Whatever the blocks, the bits of ``resample_volume`` on the whole, and the values of scikit-image."""
     image = (volume() % (200 if dtype == "u1" else 30000)).astype(dtype)
@@ -200,8 +205,7 @@ def test_numbers_that_float32_does_not_hold_are_smoothed_in_float64(tmp_path, dt
     assert same(result(tmp_path / "b"), to_dtype(expected, dtype))
 
 
-@pytest.mark.parametrize("dtype", ["u2", "f4", "f8"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("dtype", "mode"), matrix(["u2", "f4", "f8"], MODES))
 def test_a_smoothed_source_through_any_map(tmp_path, mode, dtype):
     """Smoothed along the axes of the source by how far a step of the output goes; the same whatever the blocks."""
     image = volume((24, 33, 35)).astype(dtype)

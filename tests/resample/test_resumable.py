@@ -22,6 +22,7 @@ from linumpy.io.output.files import replacing
 from linumpy.io.output.folders import new_folder
 from linumpy.resample import resumable
 from linumpy.resample.resumable import Request, resumable_folder
+from tests.support.budget import first
 
 ASKED = Request("test", (2, 3), (("order", "1"),))
 
@@ -335,7 +336,7 @@ def leave(path, *, how="new_folder"):
     return left
 
 
-@pytest.mark.parametrize("how", ["new_folder", "replacing"])
+@pytest.mark.parametrize("how", first(["replacing", "new_folder"]))
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path, caplog, how):
     left = leave(tmp_path / "i", how=how)
     other = leave(tmp_path / "other", how=how)

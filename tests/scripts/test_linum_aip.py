@@ -11,6 +11,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import matrix
 from tests.support.script_runs import load, run_script
 
 SCRIPTS = {"linum_aip": "linum-aip", "linum_aip_png": "linum-aip-png"}
@@ -49,8 +50,7 @@ def test_a_picture(mosaic, tmp_path):
     assert np.abs(got.astype(float) - expected).max() < 4
 
 
-@pytest.mark.parametrize("axes", ["zyx", "yxz", "xzy"])
-@pytest.mark.parametrize("tile_bytes", [1, 20_000, 2**30])
+@pytest.mark.parametrize(("axes", "tile_bytes"), matrix(["zyx", "yxz", "xzy"], [1, 20_000, 2**30]))
 def test_the_same_however_it_is_cut(tmp_path, axes, tile_bytes):
     turned = np.moveaxis(volume(), (0, 1, 2), [axes.index(c) for c in "zyx"])
     source = write_omezarr(tmp_path / "m.zarr", turned, (5, 5, 5), axes=axes, chunks=(8, 9, 10))

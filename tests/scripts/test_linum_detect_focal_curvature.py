@@ -12,6 +12,7 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import first
 from tests.support.script_runs import check_refused, load, run_script
 
 NAME, PROGRAM = "linum_detect_focal_curvature", "linum-detect-focal-curvature"
@@ -77,10 +78,12 @@ def test_a_run(mosaic, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "options"),
-    [
-        (["--interpolate", "--fill-value", "7.5"], {"interpolate": True, "fill_value": 7.5}),
-        (["--wrap"], {"wrap": True}),
-    ],
+    first(
+        [
+            (["--interpolate", "--fill-value", "7.5"], {"interpolate": True, "fill_value": 7.5}),
+            (["--wrap"], {"wrap": True}),
+        ]
+    ),
 )
 def test_options_reach_the_correction(main, mosaic, tmp_path, words, options, capsys):
     out, picture = tmp_path / "flat.ome.zarr", tmp_path / "report.png"

@@ -12,6 +12,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.output import checks
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import first
 from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
@@ -164,7 +165,7 @@ def test_an_output_is_replaced_only_when_asked(main, image, tmp_path):
     assert values(out).shape > coarse
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sent", first([signal.SIGKILL, signal.SIGTERM]))
 def test_a_killed_run_goes_on_where_it_was(sent, main, image, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(new_image, "_CHUNK_NBYTES", 1024)
     out = tmp_path / "out"

@@ -6,7 +6,7 @@ import pytest
 from linumpy.io.ome import open_image
 from linumpy.voxel.backends.operations import Backend
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import some
+from tests.support.budget import first
 from tests.support.script_runs import check_refused, load, run_script
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
@@ -35,7 +35,7 @@ def right(mesh):
     return Backend().voxelize_mesh(found.vertices, found.faces, (low, high), [SPACING[axis] for axis in "xyz"])
 
 
-@pytest.mark.parametrize("axes", some(["zyx", "xyz", "yzx"], lambda axes: axes != "xyz"))
+@pytest.mark.parametrize("axes", first(["yzx", "zyx", "xyz"]))
 def test_a_run(mesh, tmp_path, axes):
     source, out = image(tmp_path / "i.ome.zarr", axes), tmp_path / "o.ome.zarr"
     done = run_script("linum_voxelize", mesh, source, out, "--unit", "um", "--label", "300", "--device=cpu")

@@ -107,7 +107,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path, mosaic, refused, monkeypatch, n
     ("name", "sent"),
     some(
         itertools.product((name for name in SCRIPTS if name != "linum_resample"), [signal.SIGKILL, signal.SIGTERM]),
-        lambda name, sent: sent == signal.SIGKILL or name in ("linum_aip_png", "linum_detect_focal_curvature"),
+        lambda name, sent: (name, sent) in [("linum_aip_png", signal.SIGTERM), ("linum_aip", signal.SIGKILL)],
     ),
 )
 def test_killed_half_way_nothing_looks_finished(tmp_path, mosaic, name, sent):

@@ -42,6 +42,7 @@ teardown() { common_teardown; }
     says 'install_nvidia_fs.sh --plan'
 }
 
+# slow
 @test "XFS needs no data=ordered" {
     change data fstype=xfs
     run "$DOCTOR" /data
@@ -49,6 +50,7 @@ teardown() { common_teardown; }
     row ok both file-system
 }
 
+# slow
 @test "ext4 without an explicit data=ordered: compat, and the mend is named" {
     change data super_options=rw
     run "$DOCTOR" /data
@@ -76,6 +78,7 @@ teardown() { common_teardown; }
     says 'md md0 raid0; partition nvme0n1p1 of nvme0n1; nvme nvme0n1 pcie; partition nvme1n1p1'
 }
 
+# slow
 @test "md0 that udev does not describe: unknown" {
     change md described=false -- data number=9:0 source=/dev/md0
     run "$DOCTOR" /data
@@ -99,6 +102,7 @@ teardown() { common_teardown; }
     row FAIL both dm-crypt
 }
 
+# slow
 @test "LVM on dm-crypt on NVMe: every layer is seen" {
     change dm uuid=CRYPT-LUKS2-0011-c name=c -- dm uuid=LVM-abc name=vg-lv index=1 slaves=dm-0 -- data number=252:1 source=/dev/mapper/vg-lv
     run "$DOCTOR" /data
@@ -107,6 +111,7 @@ teardown() { common_teardown; }
     says 'lvm dm-1 vg-lv; dm-crypt dm-0 c; partition nvme0n1p1 of nvme0n1; nvme nvme0n1 pcie'
 }
 
+# slow
 @test "LVM on NVMe: nobody promises nvidia-fs, so unknown" {
     change dm uuid=LVM-abc name=vg-lv -- data number=252:0 source=/dev/mapper/vg-lv
     run "$DOCTOR" /data
@@ -126,6 +131,7 @@ teardown() { common_teardown; }
     says 'inside of a docker container'
 }
 
+# slow
 @test "NFS over TCP: compat" {
     change data fstype=nfs4 number=0:55 source=server:/export super_options=rw,vers=4.2,proto=tcp
     run "$DOCTOR" /data
@@ -134,6 +140,7 @@ teardown() { common_teardown; }
     row FAIL p2pdma file-system
 }
 
+# slow
 @test "NFS over RDMA: nvidia-fs only with the rpcrdma line" {
     change data fstype=nfs4 number=0:55 source=server:/export super_options=rw,vers=4.2,proto=rdma
     run "$DOCTOR" /data
@@ -145,6 +152,7 @@ teardown() { common_teardown; }
     verdict nvidia-fs
 }
 
+# slow
 @test "WSL: POSIX" {
     echo 6.6.87.2-microsoft-standard-WSL2 >"$TREE/proc/sys/kernel/osrelease"
     rm -r "$TREE/proc/driver"
@@ -245,6 +253,7 @@ teardown() { common_teardown; }
     row FAIL p2pdma kernel-config
 }
 
+# slow
 @test "kernel configuration from config.gz, then from kallsyms, then from nowhere" {
     rm -r "$TREE/proc/driver/nvidia-fs" "$TREE/boot"
     rm "$TREE/proc/kallsyms"
@@ -286,6 +295,7 @@ teardown() { common_teardown; }
     row FAIL p2pdma use-p2pdma
 }
 
+# slow
 @test "a configuration with comments, CRLF and a byte order mark is read" {
     printf '\xef\xbb\xbf{\r\n // a comment { "\r\n "properties": { /* more\r\n } */ "use_pci_p2pdma": true, "x": [1, {"y": "//"}] },\r\n "block": {"nvme": {"use_pci_p2pdma": true}} // end\r\n}\r\n' >"$TREE/etc/cufile.json"
     run "$DOCTOR" /data
@@ -362,6 +372,7 @@ teardown() { common_teardown; }
     row unsure p2pdma nvme-multipath
 }
 
+# slow
 @test "multipath head over two PCIe paths" {
     echo Y >"$TREE/sys/module/nvme_core/parameters/multipath"
     change nvme_multipath_head -- data number=259:90 source=/dev/nvme9n1
@@ -386,6 +397,7 @@ teardown() { common_teardown; }
     verdict nvidia-fs
 }
 
+# slow
 @test "the transport by the controller's name, also of one path of a multipath disk" {
     rm "$TREE/sys/class/block/nvme0n1/device"
     run "$DOCTOR" /data
@@ -501,6 +513,7 @@ teardown() { common_teardown; }
     done
 }
 
+# slow
 @test "aarch64: P2PDMA closed" {
     echo aarch64 >"$TREE/proc/sys/kernel/arch"
     run "$DOCTOR" /data
@@ -508,6 +521,7 @@ teardown() { common_teardown; }
     row FAIL p2pdma arch
 }
 
+# slow
 @test "a namespace with protection information: compat" {
     mkdir "$TREE/sys/class/block/nvme0n1/integrity"
     echo T10-DIF-TYPE1-CRC >"$TREE/sys/class/block/nvme0n1/integrity/format"
@@ -534,6 +548,7 @@ teardown() { common_teardown; }
     says 'nvme nvme0n1 pcie'
 }
 
+# slow
 @test "Lustre: unknown while its hook is there, compat without" {
     change data fstype=lustre number=0:70 source=10.0.0.1@o2ib:/fs
     run "$DOCTOR" /data
@@ -560,6 +575,7 @@ teardown() { common_teardown; }
     says '259:77 is not in /sys/dev/block'
 }
 
+# slow
 @test "paths: blanks, quotes, newline, backslash, a bind mount, a hidden mount" {
     for name in '/da ta' "/d'q" '/d"q' '/back\slash' $'/new\nline' '/-dash' '/dollar$HOME'; do
         change data "point=$name"
@@ -597,6 +613,7 @@ teardown() { common_teardown; }
     says 'folder: /data'
 }
 
+# slow
 @test "a tree whose mounts carry their full names" {
     change unmount_all -- mount "point=$TREE/data" number=259:1 fstype=ext4 source=/dev/nvme0n1p1 super_options=rw,data=ordered
     run "$DOCTOR" "$TREE/data"
@@ -632,6 +649,7 @@ teardown() { common_teardown; }
     exits 10
 }
 
+# slow
 @test "gdscheck settles what cannot be read, and outweighs no failure" {
     rm -r "$TREE/proc/driver/nvidia-fs" "$TREE/boot" "$TREE/proc/kallsyms"
     printf 'DRIVER CONFIGURATION:\nNVMe : p2pdma, compat\n' >"$BOX/g"
@@ -644,6 +662,7 @@ teardown() { common_teardown; }
     exits 10
 }
 
+# slow
 @test "gdscheck: an empty file, one without the part, a missing one" {
     : >"$BOX/empty"
     printf 'CUFILE CONFIGURATION:\nNVMe : nvfs\n' >"$BOX/other"
@@ -721,6 +740,7 @@ SH
     [ ! -e "$BOX/dd.log" ]
 }
 
+# slow
 @test "--probe with the real dd leaves nothing behind" {
     run "$DOCTOR" --probe /data
     case $status in 0 | 10) ;; *) echo "$output"; false ;; esac
@@ -822,6 +842,7 @@ PY
     exits 10
 }
 
+# slow
 @test "neither osrelease nor version can be read: whether this is WSL is unknown" {
     rm "$TREE/proc/sys/kernel/osrelease" "$TREE/proc/version"
     run "$DOCTOR" /data
@@ -829,6 +850,7 @@ PY
     row unsure cufile wsl
 }
 
+# slow
 @test "an unknown architecture does not open P2PDMA" {
     rm -r "$TREE/proc/driver/nvidia-fs" "$TREE/proc/sys/kernel/arch"
     sed -i 's/ for x86_64//' "$TREE/proc/driver/nvidia/version"
@@ -862,6 +884,7 @@ PY
     row unsure both denylist
 }
 
+# slow
 @test "true as a string, and a dot in a key, are not what cuFile wants" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     printf '{"properties": {"use_pci_p2pdma": "true"}, "block": {"nvme": {"use_pci_p2pdma": true}}}\n' >"$TREE/etc/cufile.json"
@@ -881,6 +904,7 @@ PY
     exits 0
 }
 
+# slow
 @test "kallsyms without data symbols still shows P2PDMA" {
     rm "$TREE"/boot/config-*
     printf '0000000000000000 T pci_p2pdma_add_resource\n' >"$TREE/proc/kallsyms"
@@ -891,6 +915,7 @@ PY
     row FAIL p2pdma kernel-config
 }
 
+# slow
 @test "nvidia-fs without its devices, as in a container: closed" {
     rm "$TREE/dev/nvidia-fs0" "$TREE/etc/cufile.json"
     : >"$TREE/.dockerenv"

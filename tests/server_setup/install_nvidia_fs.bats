@@ -39,6 +39,7 @@ working_manager() {
     says 'Secure Boot:  on'
 }
 
+# slow
 @test "another flavour whose signed package the lists offer" {
     mkdir -p "$TREE/var/lib/apt/lists"
     echo 'Package: linux-modules-nvidia-fs-6.17.0-14-generic' >"$TREE/var/lib/apt/lists/noble_Packages"
@@ -68,6 +69,7 @@ working_manager() {
     says 'sudo dkms install --force nvidia-fs/2.28.4'
 }
 
+# slow
 @test "source trees: 2.29 before 2.28.4, by nvfs-vers.h" {
     change kernel release=7.0.0-5-generic
     python3 "$BATS_TEST_DIRNAME/fakesource.py" "$TREE/usr/src/nvidia-fs-2.28.4"
@@ -199,6 +201,7 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     exits 3
 }
 
+# slow
 @test "a compressed list that nothing here unpacks is named" {
     offer 2.29.1-1
     gzip "$TREE/var/lib/apt/lists/cuda_Packages"
@@ -339,6 +342,7 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     says 'sudo modprobe nvidia-fs'
 }
 
+# slow
 @test "--yes for dnf" {
     mkdir -p "$TREE/etc/yum.repos.d"
     echo baseurl=https://repository.example/compute/cuda/repos/rhel9/x86_64 >"$TREE/etc/yum.repos.d/cuda.repo"
@@ -349,6 +353,7 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     [ "$(cat "$BOX/asked")" = 'dnf install -y nvidia-fs-dkms' ]
 }
 
+# slow
 @test "--yes on a plan without packages runs nothing" {
     change kernel release=7.0.0-5-generic
     python3 "$BATS_TEST_DIRNAME/fakesource.py" "$TREE/usr/src/nvidia-fs-2.28.4"

@@ -93,6 +93,7 @@ builds_on() {
     unchanged
 }
 
+# slow
 @test "revert keeps time stamps, so that make sees the original" {
     touch -d '2001-02-03 04:05:06' "$SRC/nvfs-dma.c"
     "$PATCH" --apply --src "$SRC"
@@ -116,6 +117,7 @@ builds_on() {
     unchanged
 }
 
+# slow
 @test "the first original is never overwritten" {
     "$PATCH" --apply --src "$SRC"
     first=$(sha256sum <"$SRC/nvfs-dma.c.before-kernel7")
@@ -238,11 +240,13 @@ refuses_edit() {
     unchanged
 }
 
+# slow
 @test "a private member of another name, though vm_flags is read elsewhere: exit 4" {
     mv "$SRC" "$BOX/whole"
     refuses_edit 's/ACCESS_PRIVATE(vma, __vm_flags)/ACCESS_PRIVATE(vma, weird)/ nvfs-mmap.c'
 }
 
+# slow
 @test "a function of another name around an iterator: exit 4" {
     mv "$SRC" "$BOX/whole"
     refuses_edit 's/nvfs_map_next_gpu_segment/renamed/ nvfs-dma.c'
@@ -344,6 +348,7 @@ EDITS
     exits 0
 }
 
+# slow
 @test "one file mended by hand: the others are mended, and it keeps no original" {
     sed -i 's/ACCESS_PRIVATE(vma, __vm_flags)/vma->vm_flags/' "$SRC/nvfs-mmap.c"
     ORIGINAL=$(fingerprint "$SRC")
@@ -357,6 +362,7 @@ EDITS
     unchanged
 }
 
+# slow
 @test "struct blk_map_iter named outright breaks 6.17, and is mended" {
     sed -i '/^static int nvfs_peek_next_bvec/,/^#endif .*ITER/s/struct req_iterator \*/struct blk_map_iter */' "$SRC/nvfs-dma.c"
     if builds_on 617; then false; fi
@@ -400,6 +406,7 @@ make_modules() {
     zstd -q "$BOX/mod/nvidia.ko"
 }
 
+# slow
 @test "a stale nvidia.ko: without the mend the old one is read" {
     make_modules
     unpack_over_stale "$BOX/mod/nvidia.ko.xz" no
@@ -417,6 +424,7 @@ make_modules() {
     done
 }
 
+# slow
 @test "relative CRCs are known by r as by R" {
     mkdir "$BOX/mod"
     for bind in local globl; do
@@ -481,6 +489,7 @@ SH
     unchanged
 }
 
+# slow
 @test "the folder above src/ may be given" {
     mkdir "$BOX/checkout"
     mv "$SRC" "$BOX/checkout/src"

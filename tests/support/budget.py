@@ -8,9 +8,9 @@ from hypothesis import example
 SLOW = False  # set by conftest before the tests are imported
 
 
-def examples(count):
-    """Number of examples for hypothesis: `count` in a slow run, a fifth of it in the short one."""
-    return count if SLOW else max(1, count // 5)
+def examples(count, short=0):
+    """Number of examples for hypothesis: `count` in a slow run, an eighth of it, or `short`, in the short one."""
+    return count if SLOW else short or max(1, count // 8)
 
 
 def shown(**axes):
@@ -28,6 +28,11 @@ def some(cases, kept):
     """All cases, for ``parametrize``; the short run takes those for which `kept` holds."""
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=[] if kept(*case) else pytest.mark.slow) for case in cases]
+
+
+def first(cases, count=1):
+    """All cases, for ``parametrize``; the short run takes the first `count`."""
+    return [*some(cases[:count], lambda *_: True), *some(cases[count:], lambda *_: False)]
 
 
 def matrix(*axes):

@@ -52,7 +52,7 @@ def decoded_by_linumpy(encoding, streams, nbytes):
 
 
 @needs_compiler
-@settings(inside_a_test, max_examples=examples(90))
+@settings(inside_a_test, max_examples=examples(90, short=4))
 @given(
     inner=st.sampled_from(["", "lz4", "lz4", "zstd"]),
     shuffle=st.sampled_from(["none", "byte", "bit"]),

@@ -22,7 +22,7 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 6000), st.sampled_from([16
 
 
 @needs_compiler
-@settings(inside_a_test, max_examples=examples(40))
+@settings(inside_a_test, max_examples=examples(40, short=4))
 @given(
     preset=st.sampled_from(sorted(PRESETS)),
     nbytes=sizes,

@@ -179,7 +179,7 @@ SHOWN_BY = {
     "blosc": ["blosc-lz4-1-0"],
     "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
 }
-IN_SHORT = {"known bytes", "found", "next stream", "crc"}
+IN_SHORT = {"known bytes", "next stream"}
 
 
 @needs_compiler
@@ -223,7 +223,10 @@ def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
 
 @pytest.mark.needs_core
 @needs_compiler
-@pytest.mark.parametrize("name", sorted(TENSORSTORE))
+@pytest.mark.parametrize(
+    "name",
+    some(sorted(TENSORSTORE), lambda name: name in ("zarr2-default", "zarr2-zlib", "zarr3-gzip", "zarr3-sharded")),
+)
 def test_stores_that_tensorstore_wrote(tmp_path, name):
     expected = tensorstore_store(name, tmp_path / "a")
     for region in ((), (slice(3, 18), -4, slice(7, 40))):
@@ -406,7 +409,7 @@ def check_filter(array):
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("dtype", "stored"),
-    some(itertools.product(NUMBERS, [None, *NUMBERS]), lambda dtype, stored: stored is None or dtype in ("i2", "f4")),
+    some(itertools.product(NUMBERS, [None, *NUMBERS]), lambda dtype, stored: stored is None or dtype == "i2"),
 )
 def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
     """Also where differences do not fit their dtype: what comes of that is numcodecs' own."""

@@ -10,6 +10,7 @@ from linumpy.gpu import interpolation
 from linumpy.gpu.interpolation import affine_transform, geometric_transform, map_coordinates
 from linumpy.gpu.ndimage import general
 from linumpy.gpu.ndimage.sampling import SplineSampling
+from tests.support.budget import matrix
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
@@ -32,12 +33,12 @@ def image_of(shape, seed=0):
 def test_maps_that_are_not_square(order):
     image = image_of((5, 6))
     options = {"order": order, "mode": "mirror"}
-    for matrix, shape in (([[1.0], [0.5]], (7,)), (np.arange(8.0).reshape(2, 4) / 5, (2, 3, 2, 4))):
-        got = affine_transform(image, matrix, 0.25, output_shape=shape, **options)
-        expected = ndimage.affine_transform(image, np.asarray(matrix), 0.25, shape, **options)
+    for linear, shape in (([[1.0], [0.5]], (7,)), (np.arange(8.0).reshape(2, 4) / 5, (2, 3, 2, 4))):
+        got = affine_transform(image, linear, 0.25, output_shape=shape, **options)
+        expected = ndimage.affine_transform(image, np.asarray(linear), 0.25, shape, **options)
         assert got.shape == shape
         assert np.allclose(got, expected, atol=1e-9)
-        assert np.allclose(affine_transform(image, matrix, 0.25, output=np.empty(shape), **options), expected)
+        assert np.allclose(affine_transform(image, linear, 0.25, output=np.empty(shape), **options), expected)
 
 
 @pytest.mark.usefixtures("side")
@@ -127,8 +128,7 @@ def test_a_zoom_by_one_is_the_image(order):
 
 
 @pytest.mark.usefixtures("side")
-@pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?"])
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(("kind", "rank"), matrix(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?"], [1, 3]))
 def test_integers_are_rounded_and_saturate(kind, rank):
     values = [0.0, 0.5, -0.5, 1.49, -1.5, 2.5, 300.4, -300.6, 65540, -7e4, 5e9, -5e9, 1e19, -1e19, 2.0**64, 1e30]
     values += [np.nan, np.inf]

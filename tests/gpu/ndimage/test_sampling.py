@@ -130,8 +130,7 @@ def check_affine(shape, dtype, order, mode, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "f4", "u4", "f8", "i8"])
+@pytest.mark.parametrize(("dtype", "rank"), matrix(["u1", "i2", "u2", "f4", "u4", "f8", "i8"], [2, 3]))
 def test_turned_labels_halfway_between_two_voxels(dtype, rank):
     """Voxels are taken as they are: the one that SciPy takes at a tie, wherever a block begins."""
     rng = np.random.default_rng(rank)

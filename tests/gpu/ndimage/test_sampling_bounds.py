@@ -98,7 +98,7 @@ def _environment():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("kind", "count"), [("points", 50), ("affine", 50), ("stacks", 15), ("others", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("points", 20), ("affine", 20), ("stacks", 8), ("others", 12)])
 def test_nothing_beyond_the_arrays_is_touched(kind, count):
     command = [sys.executable, str(Path(__file__)), kind, "0", str(examples(count))]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)

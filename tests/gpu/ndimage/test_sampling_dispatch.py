@@ -98,8 +98,7 @@ def test_units_are_divided_by_as_a_division_does():
 
 
 @by_kernels
-@pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("order", "rank"), matrix(ORDERS, [2, 3]))
 def test_grids_that_are_longer_than_launches(monkeypatch, rank, order):
     """Their blocks are numbered along one axis."""
     image = image_of("f4", (9, 8, 7)[:rank], 0)
@@ -169,8 +168,7 @@ def test_channels_as_scipy(shape, kind, turned, layout, seed):
 
 
 @by_kernels
-@pytest.mark.parametrize("order", [0, 1, 2])
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(("order", "rank"), matrix([0, 1, 2], [3, 2]))
 def test_a_stack_is_its_images_to_the_bit(monkeypatch, rank, order):
     """In one launch, and in several where a launch is short of blocks."""
     stack = image_of("f4", (3, 2, 9, 20, 12)[: rank + 2], 0)
@@ -247,8 +245,7 @@ def either(request):
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(("order", "rank"), matrix(ORDERS, [3, 2]))
 def test_channels_are_deformed_alike(order, rank):
     shape, grid = (6, 7, 8)[:rank], (5, 9, 4)[:rank]
     field = np.random.default_rng(0).normal(0, 2, (rank, *grid))

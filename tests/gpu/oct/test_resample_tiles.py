@@ -221,7 +221,9 @@ CASTS = [("f4", "u2"), ("f8", "i8"), ("f4", "f2")]
 PAIRS = {(one, to) for one in DTYPES for to in (one, "f4", "f8")} | set(CASTS)
 
 
-@pytest.mark.parametrize(("source", "target"), some(sorted(PAIRS), lambda *pair: pair in CASTS or pair[0] == pair[1]))
+@pytest.mark.parametrize(
+    ("source", "target"), some(sorted(PAIRS), lambda *pair: pair in CASTS or pair in [("f4", "f4"), ("u2", "u2")])
+)
 def test_the_kernels_compile(source, target):
     types = np.dtype(source), np.dtype(target)
     for name in ("planes", "along", "along_x"):

@@ -13,6 +13,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.gpu.rounding import cast_elements
 from linumpy.gpu.zarr_io import read_zarr
+from tests.support.budget import some
 from tests.support.gpu.emulator import Kernel, emulated, library, needs_compiler
 
 TYPES = CUDA_TYPES | {"b1": "bool_bits"}
@@ -114,8 +115,13 @@ def test_the_kernel_as_it_is_shipped(source, target, swapped):
     assert same(out[taken:], expected(np.repeat(values[3], 5), target))
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize(("source", "target"), [one for one in PAIRS if one[0] != one[1]])
+@pytest.mark.parametrize(
+    ("source", "target", "order"),
+    some(
+        [(*one, order) for one in PAIRS if one[0] != one[1] for order in "<>"],
+        lambda source, target, order: (PAIRS.index((source, target)) % 2 == 0) == (order == "<"),
+    ),
+)
 def test_every_path_of_the_host(tmp_path, source, target, order):
     values = values_of(source)
     stored = zarr.create_array(

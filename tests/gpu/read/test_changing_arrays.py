@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
 from tests.support import budget
+from tests.support.budget import matrix
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values, stored
@@ -292,8 +293,7 @@ def of_one_version(got, versions):
     return True
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "on_host"), matrix(KINDS, [True, False]))
 def test_files_that_are_replaced_under_way(tmp_path, kind, on_host):
     """Random values, which zstd cannot make shorter: files of two versions have the same size."""
     arrays = [make(tmp_path / name, kind, seed) for seed, name in enumerate("ab")]

@@ -21,7 +21,7 @@ pytestmark = needs_stand_in
 
 KINDS = {"raw": {"compressors": None}, "zstd": {}, "shards": {"compressors": None, "shards": (16, 48)}}
 #: Seconds of the short run.
-SECONDS = 3
+SECONDS = 1
 
 
 def memory_of_process():

@@ -17,6 +17,7 @@ from linumpy.gpu.read import request
 from linumpy.gpu.read.engines import direct
 from linumpy.gpu.read.reader import Reader
 from tests.support import budget
+from tests.support.budget import matrix
 from tests.support.gpu import reference
 from tests.support.gpu.emulator import needs_compiler
 from tests.support.stores import plain_values, random_values, same, stored
@@ -105,21 +106,20 @@ ERRORS = {"driver": DRIVER, "its number": OSError(errno.EIO, "Input/output error
 @pytest.mark.needs_core
 @needs_compiler
 @pytest.mark.parametrize(
-    ("kind", "decode_on"), [("raw", None), ("shards", None), ("zstd", "device"), ("zstd shards", "device")]
+    ("stored", "failure"),
+    matrix(
+        [("raw", None), ("zstd shards", "device"), ("shards", None), ("zstd", "device")],
+        [
+            ("driver", "get", 1),
+            ("driver", "get", 3),
+            ("driver", "start", 2),
+            ("driver", "open", 2),
+            ("its number", "get", 2),
+        ],
+    ),
 )
-@pytest.mark.parametrize(
-    ("error", "when", "every"),
-    [
-        ("driver", "get", 1),
-        ("driver", "get", 3),
-        ("driver", "start", 2),
-        ("driver", "open", 2),
-        ("its number", "get", 2),
-    ],
-)
-def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(
-    tmp_path, caplog, kind, decode_on, error, when, every
-):
+def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(tmp_path, caplog, stored, failure):
+    (kind, decode_on), (error, when, every) = stored, failure
     array = make(tmp_path / "a", kind, values=plain_values if decode_on else random_values)
     expected = array[...]
     for seed in range(budget.examples(3)):

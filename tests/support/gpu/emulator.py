@@ -101,7 +101,7 @@ class Kernel:
 
 #: The compiler checks for undefined behaviour; each access of shared memory is checked by emulator.cpp.
 _CHECKED = (
-    *("-O2", "-fsanitize=undefined", "-fno-sanitize-recover", "-DCHECK_SHARED"),
+    *("-fsanitize=undefined", "-fno-sanitize-recover", "-DCHECK_SHARED"),
     *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
 )
 
@@ -115,14 +115,19 @@ def emulated(spec):
 
 
 @functools.cache
-def library(text, defines, names, checked=False):
-    """Compile kernels of a source into a library, which stays in a folder for the next process."""
+def library(text, defines, names, checked=False, optimise="-O2"):
+    """Compile kernels of a source into a library, which stays in a folder for the next process.
+
+    Those that are not checked are not optimised: most take longer to compile than to run.
+    """
     program = _translated(text) + "".join(_wrapper(text, name) for name in names)
     options = (COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing")
-    options += ("-U_FORTIFY_SOURCE", "-w")  # not optimised: most kernels take longer to compile than to run
+    options += ("-U_FORTIFY_SOURCE", "-w")
     runtime = linked_object(_HERE / "emulator.cpp", (*options, "-O2", *(["-DCHECK_SHARED"] if checked else [])))
     # -fsanitize=thread only where it is compiled: its own library must not be linked.
     link = [runtime, *(["-fsanitize=undefined", "-static-libubsan"] if checked else [])]
     defined = [f"-D{key}={value}" for key, value in defines]
-    made = shared_library(program, _HERE / "emulator.h", (*options, *(_CHECKED if checked else ())), defined, link)
+    made = shared_library(
+        program, _HERE / "emulator.h", (*options, *((optimise, *_CHECKED) if checked else ())), defined, link
+    )
     return ctypes.CDLL(made)

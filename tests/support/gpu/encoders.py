@@ -38,7 +38,9 @@ def kernels_of(source):
 def load(spec, seed=1):
     """Compile an encoder for the CPU, together with the others of its source."""
     defines = (*spec.defines, ("__CUDA_ARCH__", "900"))
-    compiled = library(source_text(spec.source, spec.package), defines, kernels_of(spec.source), True)
+    # Those of LZ4 and Blosc take longer to optimise than to run.
+    optimise = "-O0" if spec.source in _LOOPING else "-O2"
+    compiled = library(source_text(spec.source, spec.package), defines, kernels_of(spec.source), True, optimise)
     made = _Looping if spec.source in _LOOPING else Kernel
     kernel = made(getattr(compiled, f"emulate_{spec.name}"))
     kernel.seed = seed

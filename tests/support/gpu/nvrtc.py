@@ -16,8 +16,8 @@ ARCHITECTURES = ("sm_80", "sm_90")
 def compilations(specs):
     """Kernels and architectures, for ``parametrize``.
 
-    The short run takes of every kernel as many as hold each value of each definition, each for one architecture: the
-    same one for all kernels of a source and its options, because they share a compilation.
+    The short run takes as many as hold each kernel, and of each source each value of each definition, each for one
+    architecture: the same one for all kernels of a source and its options, because they share a compilation.
     """
     specs = list(dict.fromkeys(specs))
     shown = set(_cover(specs))
@@ -26,7 +26,7 @@ def compilations(specs):
 
 def _cover(specs):
     """Of all that is not shown yet, take what shows the most next."""
-    held = {spec: {(spec.source, spec.name, *definition) for definition in (*spec.defines, ("", ""))} for spec in specs}
+    held = {spec: {(spec.source, *one) for one in (*spec.defines, ("", spec.name))} for spec in specs}
     missing = set().union(*held.values())
     while missing:
         spec = max(specs, key=lambda one: len(held[one] & missing))
