@@ -479,7 +479,9 @@ def test_a_server_that_lists_nothing(tmp_path, caplog, version):
         attributes = {**more, **(ome if version == "0.4" else {"ome": {"version": version, **ome}})}
         zarr.create_group(folder / path, zarr_format=zarr_format, attributes=attributes)
 
-    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}]}})
+    group(
+        "plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}, {"path": "../i"}]}}
+    )
     group("plate/OME", {})
     (folder / "plate/OME/METADATA.ome.xml").write_text("<OME/>")
     for well in ("1/1", "2/3"):
@@ -494,6 +496,7 @@ def test_a_server_that_lists_nothing(tmp_path, caplog, version):
             mine, local = ({one.relative_to(copy): one.read_bytes() for one in copy.rglob("*") if one.is_file()}
                            for copy in (tmp_path / f"{name}-copy", tmp_path / f"{name}-local"))  # fmt: skip
             assert mine == local
+        assert not (tmp_path / "i").exists()  # nothing is copied that lies outside of the group
         assert "does not list it, so what its metadata name is copied" in caplog.text
         assert {method for method, *_ in server.requests} <= {"GET", "HEAD"}
 
