@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from linumpy.registration.chain import PairLink, agreement, solve_chain
+from linumpy.registration.chain import PairLink, _nearest_rotation, agreement, solve_chain
 
 EXTENT = (800.0, 1000.0)
 
@@ -17,6 +17,12 @@ def rigid(angle, shift):
     centre = np.array(EXTENT) / 2
     matrix[:2, 2] = centre - matrix[:2, :2] @ centre + shift
     return matrix
+
+
+def test_the_nearest_rotation_is_no_mirror():
+    for rank in (2, 3):
+        found = _nearest_rotation(np.diag([1.0] * (rank - 1) + [-0.1]))
+        np.testing.assert_allclose(found, np.eye(rank), atol=1e-12)
 
 
 def brain(count=12, seed=0):

@@ -479,9 +479,8 @@ def test_a_server_that_lists_nothing(tmp_path, caplog, version):
         attributes = {**more, **(ome if version == "0.4" else {"ome": {"version": version, **ome}})}
         zarr.create_group(folder / path, zarr_format=zarr_format, attributes=attributes)
 
-    group(
-        "plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}, {"path": "../i"}]}}
-    )
+    wells = [{"path": path} for path in ("1/1", "2/3", "../i")]
+    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": wells}})
     group("plate/OME", {})
     (folder / "plate/OME/METADATA.ome.xml").write_text("<OME/>")
     for well in ("1/1", "2/3"):
