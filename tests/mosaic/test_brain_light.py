@@ -112,6 +112,8 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     paths = write(tmp_path / "in", spec, 18.0)
     light = estimate_brain_light(paths, interval_um=200.0)
     assert light.dtype == "float32"
+    # Voxels exceed the range until they are scaled to the brightness of the surface.
+    assert estimate_brain_light(write(tmp_path / "dimmer", spec, 3.7), interval_um=200.0).dtype == "uint16"
     used = compensate_attenuation(paths[1], tmp_path / "a", light=light)
     values = voxels_of(tmp_path / "a")
     assert values.dtype == np.float32

@@ -582,7 +582,7 @@ IMAGEJ = {"imagej": True, "resolution": (1 / 2, 1 / 4)}
         ("YX", {"resolution": (2540, 1270), "resolutionunit": "INCH"}, "yx", (20, 10)),
     ],
 )
-def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
+def test_metadata_of_tiff(tmp_path, caplog, stored, options, ours, spacing):
     """Whatever the order of the planes and the units, the copy has t, c, z, y, x and µm."""
     data = TCZYX[tuple(slice(None) if axis in ours else 0 for axis in "tczyx")]
     pages = data.transpose([ours.index(axis.lower()) for axis in stored])
@@ -590,6 +590,7 @@ def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
         options = options | {"metadata": options["metadata"] | {"axes": stored}}
     tifffile.imwrite(tmp_path / "a.tif", np.ascontiguousarray(pages), photometric="minisblack", **options)
     convert_zarr(tmp_path / "a.tif", tmp_path / "b", memory_bytes=10000, **HERE)
+    assert ("that of the resolution tags; give it if it is another" in caplog.text) == ("metadata" not in options)
     image = open_image(tmp_path / "b")
     assert "".join(axis.name for axis in image.axes) == ours
     assert np.allclose(image.spacing[0], spacing)
