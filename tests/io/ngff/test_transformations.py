@@ -203,6 +203,4 @@ def test_what_cannot_be_read_is_named(group, one, message):
 def test_paths_of_stored_arrays_are_found_in_every_transformation(key):
     field = {"type": "displacements", "path": "field"}
     outer = {"type": "outer", key: [field] if key == "transformations" else field}
-    assert stored_paths([{"type": "scale", "scale": [1]}, {"type": "sequence", "transformations": [outer]}]) == [
-        "field"
-    ]
+    assert stored_paths([{"type": "scale", "scale": [1]}, {"transformations": [outer]}]) == ["field"]
