@@ -8,9 +8,10 @@ import pytest
 import zarr
 
 from linumpy.correction.attenuation import Beam
+from linumpy.correction.beam import block_profile
 from linumpy.errors import MetadataError, SourceError
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import estimate_brain_light, read_brain_light
+from linumpy.mosaic.beam import Sample, _profiles, estimate_brain_light, read_brain_light
 from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
@@ -125,6 +126,18 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     assert used.clipped > 1e-3
     assert "--dtype float32" in used.warnings[0]
     assert used.warnings[0] in caplog.text
+
+
+def test_profiles_are_those_of_tissue():
+    """Agarose in two thirds of the slice changes the logarithms little; as tissue it would change them by 0.7."""
+    spec = brain.BrainSpec(**vars(brain_with(tilt=(0.0, 0.0))) | {"radius": 0.6, "agarose": 0.3})
+    lines = brain.tile(spec, 0, 0, 0).astype("f4").reshape(50, -1)
+    known = brain.truth_tissue(spec, 0, 0, 0).any(axis=0).ravel()
+    expected = block_profile(lines[:, known], 0, 0, 10.0)
+    (found,) = _profiles(0, Sample(lines, np.zeros(known.size, int)), 10.0)
+    lit = slice(max(found.first, expected.first), min(found.stop, expected.stop))
+    assert lit.stop - lit.start > 30
+    assert np.abs(found.logs - expected.logs)[lit].max() < 0.3
 
 
 def test_a_beam_that_is_given(tmp_path):

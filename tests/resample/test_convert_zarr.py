@@ -611,6 +611,7 @@ def test_metadata_of_tiff_that_are_no_lengths(tmp_path):
         ("pixels", {"spacing": 5, "unit": "pixel"}, "z, y, x"),
         ("no unit", {"spacing": 5}, "z, y, x"),
         ("no spacing", {"unit": "um"}, "z"),
+        ("zero", {"unit": "um", "spacing": 0}, "z"),
     ]:
         options = IMAGEJ | {"metadata": metadata | {"axes": "ZYX"}}
         tifffile.imwrite(tmp_path / f"{name}.tif", TCZYX[0, 0], **options)
