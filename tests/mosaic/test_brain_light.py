@@ -11,7 +11,8 @@ from linumpy.correction.attenuation import Beam
 from linumpy.correction.beam import block_profile
 from linumpy.errors import MetadataError, SourceError
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import Sample, _profiles, estimate_brain_light, read_brain_light
+from linumpy.mosaic.beam import Sample, _profiles, estimate_brain_light, read_brain_light, sample_of
+from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
@@ -126,6 +127,15 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     assert used.clipped > 1e-3
     assert "--dtype float32" in used.warnings[0]
     assert used.warnings[0] in caplog.text
+
+
+def test_lines_lie_in_their_quarters(tmp_path):
+    """The voxels of each quarter have its number."""
+    y, x = np.indices((64, 64)) // 32
+    path = write_omezarr(tmp_path / "i", np.stack([2 * y + x] * 4).astype("u1"), (10.0,) * 3, chunks=(4, 16, 16))
+    sample = sample_of(open_mosaic(path), "cpu")
+    assert np.array_equal(sample.lines[0], sample.blocks)
+    assert np.bincount(sample.blocks).min() > 0
 
 
 def test_profiles_are_those_of_tissue():

@@ -146,6 +146,14 @@ def test_the_motor_decides_where_pairs_are_ambiguous():
     assert 3 < error < 20  # at least the tolerance; the motor's true error is about 9 µm
 
 
+def test_what_the_motor_says_is_worth_less_across_a_gap():
+    """The same distance from it makes a link of neighbours less probable than one across three missing slices."""
+    far = rigid(0, (0, 140))
+    near, across = (PairLink(0, n, far, error_um=5.0, evidence=0.6) for n in (1, 4))
+    found = [evidences([link], np.tile(np.eye(3), (4, 1, 1)), 30.0)[0][0] for link in (near, across)]
+    assert found[0] < 0.3 < 0.6 < found[1]
+
+
 def test_links_of_planes_far_apart_do_not_outweigh_a_good_motor():
     truth, rng = brain(3)
     exact = links_of(truth, rng, 0.0, reach=(1,))
