@@ -466,6 +466,15 @@ def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
         assert np.array_equal(data, read_zarr(tmp_path / "a", region=other, device="cpu", verify=True))
 
 
+def test_metadata_that_another_version_lacks_are_named(tmp_path, caplog):
+    image_with_labels(tmp_path / "a", "0.6")
+    attributes = zarr.open_group(tmp_path / "a").attrs
+    attributes["ome"] = attributes["ome"] | {"scene": {}}
+    convert_zarr(tmp_path / "a", tmp_path / "b", ngff_version="0.5", **HERE)
+    assert "'scene'" in caplog.text
+    assert "scene" not in zarr.open_group(tmp_path / "b").attrs["ome"]
+
+
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
 def test_a_server_that_lists_nothing(tmp_path, caplog, version):
     """Of such a server everything is copied that metadata name: levels, labels, wells, and groups between them."""
