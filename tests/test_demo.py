@@ -9,6 +9,7 @@ from linumpy.demo import run_demo
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
+from linumpy.mosaic.io import figures
 from linumpy.pictures import scale_bar_um
 from linumpy.testing import synthetic
 from linumpy.testing.synthetic import surface_depth
@@ -59,13 +60,20 @@ def test_what_it_prints(result):
     assert sum(stage.seconds for stage in result.stages) < 60
 
 
-def test_a_second_run(result, tmp_path):
+def test_a_second_run(result, tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match=r"mosaic\.ome\.zarr exists"):
         run_demo(result.outputs[0].parent, "small", "cpu")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
     run_demo(tmp_path / "out", "small", "cpu")
+    drawn, draw = [], figures.draw_section
+    monkeypatch.setattr(figures, "draw_section", lambda *a, **k: drawn.append(a) or draw(*a, **k))
     run_demo(tmp_path / "out", "small", "cpu", overwrite=True)
+    (section, found, truth, *_), row = drawn[0], open_image(result.outputs[1]).levels[0].shape[1] // 2
+    depths = surface_depth(synthetic.SIZES["small"])[row], open_image(result.outputs[2]).levels[0][row] / 5
+    for line, expected in zip((truth, found), depths, strict=True):  # in voxels of 5 µm, which become 10 µm
+        np.testing.assert_allclose(line, (expected + 0.5) / 2 - 0.5, atol=1e-4)
+    assert section.shape[1] == len(truth)
     assert (tmp_path / "out/notes.txt").read_text() == "mine"
     assert len(list((tmp_path / "out").iterdir())) == 6
 

@@ -20,7 +20,7 @@ from linumpy.correction.attenuation import (
     estimate_end,
     tissue_of,
 )
-from linumpy.correction.beam import Profile, block_profile, estimate_beam, tissue_lines
+from linumpy.correction.beam import Profile, _cross_validated, block_profile, estimate_beam, from_surface, tissue_lines
 from linumpy.device import to_host
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.options import AttenuationMethod
@@ -114,6 +114,18 @@ def test_no_beam_is_found_where_there_is_none(seed, interval_um):
     found = estimate_beam(profiles_of(4, Beam(), tissue_seed=seed), 10.0, interval_um=interval_um)
     assert found.beam is None
     assert "attenuation" in found.reason
+
+
+def test_light_begins_at_the_first_bright_plane():
+    found = from_surface(np.array([np.nan, 1, np.inf, 10, 8, -2, np.nan, 4]), 0.5)
+    assert found.tolist() == [False, False, False, True, True, False, False, True]
+    assert not from_surface(np.array([np.nan, -1.0])).any()
+
+
+def test_each_group_is_judged_by_the_beam_of_the_others():
+    """The first column is no beam. The others' best beam is 2 for the first group, and none for the two others."""
+    groups = np.array([[4.0, 1, 9], [4, 9, 1], [4, 9, 2]])
+    assert _cross_validated(groups) == pytest.approx((-5 / 12, -1.0))
 
 
 def test_a_beam_that_looks_like_an_attenuation_is_not_told():

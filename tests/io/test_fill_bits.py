@@ -62,7 +62,12 @@ def test_nan_keeps_its_bits(tmp_path, dtype, fill, options, device):
         assert open_source(folder)[...].tobytes() == whole
 
 
-def test_a_fill_value_that_was_given_in_memory_is_kept(tmp_path):
+@pytest.mark.parametrize("core", ["", "0"])
+def test_a_fill_value_that_was_given_in_memory_is_kept(tmp_path, monkeypatch, core):
+    """Also where zarr-python reads: the document says NaN, and does not say which."""
     value = np.array(0x7E05, "u2").view("f2")[()]
     array = zarr.create_array(tmp_path / "a", shape=(4,), chunks=(2,), dtype="f2", fill_value=value)
+    monkeypatch.setenv("LINUMPY_CORE", core)
+    with Reader(device="cpu") as reader:
+        assert reader.submit(array).result().tobytes() == value.tobytes() * 4
     assert read_zarr(array, device="cpu").tobytes() == value.tobytes() * 4

@@ -8,9 +8,11 @@ import pytest
 import zarr
 
 from linumpy.correction.attenuation import Beam
+from linumpy.correction.beam import block_profile
 from linumpy.errors import MetadataError, SourceError
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.beam import estimate_brain_light, read_brain_light
+from linumpy.mosaic.beam import Sample, _profiles, estimate_brain_light, read_brain_light, sample_of
+from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
@@ -112,6 +114,8 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     paths = write(tmp_path / "in", spec, 18.0)
     light = estimate_brain_light(paths, interval_um=200.0)
     assert light.dtype == "float32"
+    # Voxels exceed the range until they are scaled to the brightness of the surface.
+    assert estimate_brain_light(write(tmp_path / "dimmer", spec, 3.7), interval_um=200.0).dtype == "uint16"
     used = compensate_attenuation(paths[1], tmp_path / "a", light=light)
     values = voxels_of(tmp_path / "a")
     assert values.dtype == np.float32
@@ -123,6 +127,27 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     assert used.clipped > 1e-3
     assert "--dtype float32" in used.warnings[0]
     assert used.warnings[0] in caplog.text
+
+
+def test_lines_lie_in_their_quarters(tmp_path):
+    """The voxels of each quarter have its number."""
+    y, x = np.indices((64, 64)) // 32
+    path = write_omezarr(tmp_path / "i", np.stack([2 * y + x] * 4).astype("u1"), (10.0,) * 3, chunks=(4, 16, 16))
+    sample = sample_of(open_mosaic(path), "cpu")
+    assert np.array_equal(sample.lines[0], sample.blocks)
+    assert np.bincount(sample.blocks).min() > 0
+
+
+def test_profiles_are_those_of_tissue():
+    """Agarose in two thirds of the slice changes the logarithms little; as tissue it would change them by 0.7."""
+    spec = brain.BrainSpec(**vars(brain_with(tilt=(0.0, 0.0))) | {"radius": 0.6, "agarose": 0.3})
+    lines = brain.tile(spec, 0, 0, 0).astype("f4").reshape(50, -1)
+    known = brain.truth_tissue(spec, 0, 0, 0).any(axis=0).ravel()
+    expected = block_profile(lines[:, known], 0, 0, 10.0)
+    (found,) = _profiles(0, Sample(lines, np.zeros(known.size, int)), 10.0)
+    lit = slice(max(found.first, expected.first), min(found.stop, expected.stop))
+    assert lit.stop - lit.start > 30
+    assert np.abs(found.logs - expected.logs)[lit].max() < 0.3
 
 
 def test_a_beam_that_is_given(tmp_path):

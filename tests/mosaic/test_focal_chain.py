@@ -16,6 +16,8 @@ import zarr
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
+from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
+from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.options import ZSearch
@@ -230,6 +232,24 @@ def test_a_stack_of_which_one_slice_was_corrected(tmp_path):
     assert (stack[~known] == 20).all()
     assert (stack[known] < 20).all()
     assert 0 < known.mean() < 1
+
+
+def test_a_registered_stack_of_which_the_lower_slice_was_corrected(tmp_path):
+    curvature = FocalCurvature(tile_shape=(12, 12), vv=-3.0, vu=0.0, uu=0.0, rms=0.0, tiles=1)
+    recorded = {"linumpy": corrections_attribute((Correction(curvature, False),), "yx")}
+    (tmp_path / "s").mkdir()
+    slices = []
+    for n, attributes in enumerate((None, recorded)):
+        voxels, matrix = np.full((10, 12, 12), 10 * (n + 1), "f4"), np.eye(4)
+        write_omezarr(tmp_path / f"s/slice_z{n}.zarr", voxels, (10, 10, 10), attributes=attributes)
+        matrix[0, 3] = n * 60.0
+        slices.append(SliceTransform(n, f"slice_z{n}.zarr", tuple(map(tuple, matrix.tolist())), n * 60.0, 100.0))
+    stack_registered(tmp_path / "s", SliceTransforms(60.0, tuple(slices)), tmp_path / "o.zarr")
+    known = open_mosaic(tmp_path / "s/slice_z1.zarr").measured(np.s_[0:4, 0:12, 0:12]).mask(np)
+    assert 0 < known.mean() < 1
+    stack = values(tmp_path / "o.zarr")[6:10]
+    assert (stack[~known] == 10).all()
+    assert (stack[known] > 10).all()
 
 
 @pytest.mark.gpu

@@ -133,5 +133,16 @@ def test_files_of_other_kinds(tmp_path):
         read_run(tmp_path / "run.toml")
 
 
+@pytest.mark.parametrize("kind", ["toml", "json", "yaml"])
+def test_a_broken_file_is_named(tmp_path, kind):
+    path = tmp_path / f"run.{kind}"
+    path.write_text("a = [")
+    if kind == "yaml":
+        pytest.importorskip("yaml")
+        path.write_text("a: [")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: "):
+        read_run(path)
+
+
 def test_each_stage_has_a_record_in_the_same_order():
     assert list(STAGES) == list(OPTIONS)

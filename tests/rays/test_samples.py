@@ -478,6 +478,13 @@ def test_jitter_is_a_part_of_a_step(part):
         march(rays, unit(), jitter=jitter, **STEP)
 
 
+def test_points_are_shifted_by_their_jitter():
+    rays = np.array([(-1, 0.5, 0.5, 1, 0, 0)] * 2, "f4")
+    plain, moved = (march(rays, unit(), jitter=part, **STEP) for part in (None, np.array([0, 0.25], "f4")))
+    shifts = (moved.positions - plain.positions).reshape(2, 64, 3)
+    np.testing.assert_allclose(shifts, np.broadcast_to([[[0, 0, 0]], [[0.25 / 64, 0, 0]]], shifts.shape), atol=1e-6)
+
+
 def test_numbers_of_numpy_are_numbers():
     """An unsigned state of 64 bits does not fit NumPy's integers, so these are no part of its arithmetic."""
     wanted = PCG32.seeded(2**40, 3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from linumpy.registration.chain import PairLink, agreement, solve_chain
+from linumpy.registration.chain import PairLink, _nearest_rotation, agreement, solve_chain
 
 EXTENT = (800.0, 1000.0)
 
@@ -17,6 +17,12 @@ def rigid(angle, shift):
     centre = np.array(EXTENT) / 2
     matrix[:2, 2] = centre - matrix[:2, :2] @ centre + shift
     return matrix
+
+
+def test_the_nearest_rotation_is_no_mirror():
+    for rank in (2, 3):
+        found = _nearest_rotation(np.diag([1.0] * (rank - 1) + [-0.1]))
+        np.testing.assert_allclose(found, np.eye(rank), atol=1e-12)
 
 
 def brain(count=12, seed=0):
@@ -138,6 +144,14 @@ def test_the_motor_decides_where_pairs_are_ambiguous():
     assert found[0] == 0
     assert found[1:].min() > 0.95
     assert 3 < error < 20  # at least the tolerance; the motor's true error is about 9 µm
+
+
+def test_what_the_motor_says_is_worth_less_across_a_gap():
+    """The same distance from it makes a link of neighbours less probable than one across three missing slices."""
+    far = rigid(0, (0, 140))
+    near, across = (PairLink(0, n, far, error_um=5.0, evidence=0.6) for n in (1, 4))
+    found = [evidences([link], np.tile(np.eye(3), (4, 1, 1)), 30.0)[0][0] for link in (near, across)]
+    assert found[0] < 0.3 < 0.6 < found[1]
 
 
 def test_links_of_planes_far_apart_do_not_outweigh_a_good_motor():

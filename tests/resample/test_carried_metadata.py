@@ -1,13 +1,14 @@
 """If this fails, metadata or labels of an image are lost or wrong after it was resampled."""
 
 import logging
+import os
 from contextlib import suppress
 
 import numpy as np
 import pytest
 import zarr
 
-from linumpy.errors import ChunkError, MetadataError, ResumeError
+from linumpy.errors import ChunkError, MetadataError, ResumeError, SourceError
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
@@ -251,6 +252,14 @@ def test_labels_of_another_grid_meet_the_image_in_micrometers(tmp_path, seed):
     found = open_image(tmp_path / "b/labels/cells")
     assert np.array_equal(found.levels[0][...], nearest(found, open_image(tmp_path / "a/labels/cells"), cells))
     assert found.levels[0].shape == open_image(tmp_path / "b").levels[0].shape
+
+
+def test_labels_that_are_written_meanwhile_give_no_result(tmp_path):
+    labelled_cells(tmp_path / "a")
+    chunk = next(one for one in (tmp_path / "a/labels/cells/0/c").rglob("*") if one.is_file())
+    with pytest.raises(SourceError, match="cells/0 was changed while it was resampled"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 15.0, progress=lambda _: os.utime(chunk, (1, 1)), **HERE)
+    assert not (tmp_path / "b").exists()
 
 
 def test_labels_under_a_matrix(tmp_path):

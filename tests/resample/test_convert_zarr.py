@@ -466,6 +466,15 @@ def test_members_of_a_zip_file_with_another_checksum(tmp_path, member, shards):
         assert np.array_equal(data, read_zarr(tmp_path / "a", region=other, device="cpu", verify=True))
 
 
+def test_metadata_that_another_version_lacks_are_named(tmp_path, caplog):
+    image_with_labels(tmp_path / "a", "0.6")
+    attributes = zarr.open_group(tmp_path / "a").attrs
+    attributes["ome"] = attributes["ome"] | {"scene": {}}
+    convert_zarr(tmp_path / "a", tmp_path / "b", ngff_version="0.5", **HERE)
+    assert "'scene'" in caplog.text
+    assert "scene" not in zarr.open_group(tmp_path / "b").attrs["ome"]
+
+
 @pytest.mark.parametrize("version", first(["0.5", "0.4"]))
 def test_a_server_that_lists_nothing(tmp_path, caplog, version):
     """Of such a server everything is copied that metadata name: levels, labels, wells, and groups between them."""
@@ -479,7 +488,8 @@ def test_a_server_that_lists_nothing(tmp_path, caplog, version):
         attributes = {**more, **(ome if version == "0.4" else {"ome": {"version": version, **ome}})}
         zarr.create_group(folder / path, zarr_format=zarr_format, attributes=attributes)
 
-    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "1/1"}, {"path": "2/3"}]}})
+    wells = [{"path": path} for path in ("1/1", "2/3", "../i")]
+    group("plate", {"bioformats2raw.layout": 3, "plate": {"wells": wells}})
     group("plate/OME", {})
     (folder / "plate/OME/METADATA.ome.xml").write_text("<OME/>")
     for well in ("1/1", "2/3"):
@@ -494,6 +504,7 @@ def test_a_server_that_lists_nothing(tmp_path, caplog, version):
             mine, local = ({one.relative_to(copy): one.read_bytes() for one in copy.rglob("*") if one.is_file()}
                            for copy in (tmp_path / f"{name}-copy", tmp_path / f"{name}-local"))  # fmt: skip
             assert mine == local
+        assert not (tmp_path / "i").exists()  # nothing is copied that lies outside of the group
         assert "does not list it, so what its metadata name is copied" in caplog.text
         assert {method for method, *_ in server.requests} <= {"GET", "HEAD"}
 
@@ -580,7 +591,7 @@ IMAGEJ = {"imagej": True, "resolution": (1 / 2, 1 / 4)}
         ("YX", {"resolution": (2540, 1270), "resolutionunit": "INCH"}, "yx", (20, 10)),
     ],
 )
-def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
+def test_metadata_of_tiff(tmp_path, caplog, stored, options, ours, spacing):
     """Whatever the order of the planes and the units, the copy has t, c, z, y, x and µm."""
     data = TCZYX[tuple(slice(None) if axis in ours else 0 for axis in "tczyx")]
     pages = data.transpose([ours.index(axis.lower()) for axis in stored])
@@ -588,6 +599,7 @@ def test_metadata_of_tiff(tmp_path, stored, options, ours, spacing):
         options = options | {"metadata": options["metadata"] | {"axes": stored}}
     tifffile.imwrite(tmp_path / "a.tif", np.ascontiguousarray(pages), photometric="minisblack", **options)
     convert_zarr(tmp_path / "a.tif", tmp_path / "b", memory_bytes=10000, **HERE)
+    assert ("that of the resolution tags; give it if it is another" in caplog.text) == ("metadata" not in options)
     image = open_image(tmp_path / "b")
     assert "".join(axis.name for axis in image.axes) == ours
     assert np.allclose(image.spacing[0], spacing)
@@ -608,6 +620,7 @@ def test_metadata_of_tiff_that_are_no_lengths(tmp_path):
         ("pixels", {"spacing": 5, "unit": "pixel"}, "z, y, x"),
         ("no unit", {"spacing": 5}, "z, y, x"),
         ("no spacing", {"unit": "um"}, "z"),
+        ("zero", {"unit": "um", "spacing": 0}, "z"),
     ]:
         options = IMAGEJ | {"metadata": metadata | {"axes": "ZYX"}}
         tifffile.imwrite(tmp_path / f"{name}.tif", TCZYX[0, 0], **options)

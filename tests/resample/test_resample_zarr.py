@@ -30,7 +30,7 @@ from linumpy.plan.boundary import MODES
 from linumpy.resample import filling, target_images
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
-from linumpy.resample.identity import identify_data
+from linumpy.resample.identity import identify_data, identify_path
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.pyramid import halved
 from linumpy.write.writer import write_omezarr
@@ -682,6 +682,13 @@ def test_a_remote_source_is_known_by_its_servers_marks(tmp_path):
     assert before == identify_data(zarr.open_array(store, mode="r"))
     array[4:, 4:] = 2
     assert identify_data(array) not in (before, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_files_whose_names_are_no_text_are_identified(tmp_path):
+    before = identify_path(tmp_path)
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).write_bytes(b"1")
+    assert identify_path(tmp_path) != before
 
 
 def test_another_version_of_linumpy_does_not_go_on(tmp_path, monkeypatch):

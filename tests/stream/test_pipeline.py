@@ -264,8 +264,9 @@ def test_parts_come_as_a_named_tuple(volume, tmp_path, pipeline):
     part = stream.Part("labels", labels, kind="labels")
     context = stream.Part("context", shape=(8, 9, 10))
     aabb = ((6, 10), (10, 15), (20, 26))
-    p = pipeline(batch_size=2)
+    p = pipeline(batch_size=3)
     p.push([stream.Sample(path, aabb, parts=(part, context))] * 2)
+    p.flush()
     batch = p.pop()
     with pytest.raises(TypeError, match="3 parts"):
         batch.__dlpack__()

@@ -221,6 +221,25 @@ def test_an_interrupt_of_a_pop_loses_no_batch(volume, pipeline):
     assert np.array_equal(found, [cut(values, k) for k in range(8)])
 
 
+def test_close_ends_the_reads_of_an_interrupted_pop(volume, pipeline):
+    ended = []
+
+    class Ticket(Interrupting):
+        def cancel(self):
+            ended.append(self)
+            self._ticket.cancel()
+
+    p = pipeline()
+    p.push(crop(volume[0], k) for k in range(8))
+    p.flush()
+    item = p._producer.ready[0]
+    item.tickets = [(rows, Ticket(ticket)) for rows, ticket in item.tickets]
+    with pytest.raises(KeyboardInterrupt):
+        p.pop()
+    p.close()
+    assert ended == [ticket for _, ticket in item.tickets] != []
+
+
 @pytest.mark.parametrize("at", ["before", "within"])
 def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume, tmp_path, pipeline, monkeypatch, at):
     """Rows are moved over faulty ones; what was moved before the interrupt is not moved again."""

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -165,6 +166,24 @@ def test_more_arrays_than_are_kept_are_not_opened_by_threads_again(tmp_path, pip
     expected = [[100 + k] if k in (3, 7) else [k] for k in range(12)]
     assert [np.unique(crop).tolist() for batch in p.batches() for crop in batch.numpy()] == expected
     assert submitted == []
+
+
+def test_one_of_two_arrays_that_is_written_anew_during_the_wait_for_memory(tmp_path, pipeline):
+    """The core does not read them, so that it does not notice."""
+    stored = {"zarr_format": 2, "compressors": numcodecs.BZ2()}
+    rewritten(tmp_path / "a", np.full((4, 4), 1, "u1"), chunks=(4, 4), **stored)
+    rewritten(tmp_path / "b", np.full((4, 4), 2, "u1"), chunks=(4, 4), **stored)
+    p = pipeline(dtype="stored", device_buffer_bytes=2 * 512)
+    p.push([stream.Sample(tmp_path / name, ((0, 4), (0, 4))) for name in "abab" + "ab"])
+    held = [p.pop(), p.pop()]
+    end = time.monotonic() + 10
+    while p._producer.submitter.starved_since is None and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    rewritten(tmp_path / "b", np.full((4, 4), 3, "u1"), chunks=(2, 1), **stored)
+    for batch in held:
+        batch.release()
+    assert np.unique(p.pop().numpy(), axis=-1).tolist() == [[[1]] * 4, [[3]] * 4]
 
 
 def test_an_array_that_grows_is_read_where_it_has_grown(tmp_path, pipeline):

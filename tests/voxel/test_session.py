@@ -285,6 +285,7 @@ def test_invalid_arguments(tmp_path):
         (mask, {"label": 2}, ValueError, "bool and has no labels"),
         (mask.astype("u1"), {"label": 0}, ValueError, "label=0"),
         (mask.astype("u1"), {"label": 256}, ValueError, "label=256"),
+        (mask.astype("u1"), {"label": -1}, ValueError, "label=-1"),
         (mask, {"slab_bytes": 0}, ValueError, "slab_bytes=0"),
     ]:
         with pytest.raises(error, match=message):

@@ -40,6 +40,7 @@ from tests.support.stores import cases, encoded_cases, same, write
 
 obstore = pytest.importorskip("obstore")
 from obstore.store import HTTPStore, MemoryStore  # noqa: E402
+from zarr.core.sync import sync  # noqa: E402
 from zarr.storage import ObjectStore  # noqa: E402
 
 VALUES = np.random.default_rng(0).integers(0, 999, (24, 40, 36)).astype(np.uint16)
@@ -648,6 +649,29 @@ def test_labels_of_a_server_that_denies_access_to_missing_objects(served, status
     served.faults = Faults("/n.zarr/0/", status=status)
     with pytest.raises(SourceError, match=rf"n\.zarr/0' cannot be opened: .* {status} "):
         convert_zarr(f"{served.url}/n.zarr", tmp_path / "c", device="cpu")
+
+
+@pytest.mark.parametrize("call", ["exists", "getsize"])
+@pytest.mark.parametrize(("status", "error"), [(403, remote.AccessError), (500, ChunkError)])
+def test_errors_of_requests_without_data_are_linumpy_s(served, call, status, error):
+    store = open_source(f"{served.url}/raw", storage_options=options(0)).store
+    served.faults = Faults("/c/", status=status)
+    with pytest.raises(error, match=rf"^{store.url}/raw/c/0/0/0 cannot be read: .*{status}"):
+        sync(getattr(store, call)("raw/c/0/0/0"))
+
+
+def test_data_that_are_not_listed_to_the_end_are_not_identified(monkeypatch):
+    array = zarr.create_array(ObjectStore(MemoryStore()), shape=(8,), chunks=(2,), dtype="u1")
+    array[...] = 1
+    assert identify_data(array) is not None
+    listed = obstore.list
+
+    def torn(*arguments):
+        yield from listed(*arguments)
+        raise OSError
+
+    monkeypatch.setattr(obstore, "list", torn)
+    assert identify_data(array) is None
 
 
 def test_stores_of_zarr_have_linumpy_s_errors(served, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError
+from linumpy.io.ngff.coordinate_systems import stored_paths
 from linumpy.io.ngff.transformations import is_invertible
 from linumpy.io.scenes import MapReader
 from linumpy.plan.grid.point_map import Affine, as_matrix, compose
@@ -196,3 +197,10 @@ def test_what_cannot_be_read_is_named(group, one, message):
         message, one = "has no inverse", {"type": "inverseOf", "transformation": one}
     with pytest.raises(MetadataError, match=message):
         MapReader(group, "g").read(one, 3)
+
+
+@pytest.mark.parametrize("key", ["transformations", "transformation", "forward", "inverse"])
+def test_paths_of_stored_arrays_are_found_in_every_transformation(key):
+    field = {"type": "displacements", "path": "field"}
+    outer = {"type": "outer", key: [field] if key == "transformations" else field}
+    assert stored_paths([{"type": "scale", "scale": [1]}, {"transformations": [outer]}]) == ["field"]

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from linumpy.errors import GpuUnavailableError
 from linumpy.mosaic.io.step import Step
 from linumpy.mosaic.io.tiles import boxes, tile_shape
 from linumpy.resample.blocks import overlap
@@ -43,6 +44,12 @@ def test_about_three_tiles_are_in_memory():
     assert 2 <= max(most) <= 4  # one that is read, one computed, one let go by the thread that writes
     gc.collect()
     assert not alive
+
+
+def test_a_step_runs_where_it_is_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    with pytest.raises(GpuUnavailableError, match="there is none"), Step(tmp_path / "o.zarr", device="cuda").work():
+        pass
 
 
 def test_a_slow_writer_holds_up_reads():

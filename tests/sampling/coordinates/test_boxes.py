@@ -51,6 +51,7 @@ def test_counts_of_the_kernel_are_numpys(total, monkeypatch):
 def test_a_launch_of_many_blocks(monkeypatch):
     monkeypatch.setattr(module, "load", emulated)
     monkeypatch.setattr(module, "_CALLS_OF_A_THREAD", 1)
+    monkeypatch.setattr(module, "_BATCH", 1000)
     boxes, total = Boxes((0, 1, 2) * 3), 300_000
     assert np.array_equal(
         module.count_on_device(boxes, KEY, 2**40, total, np), make_window(boxes, KEY, 2**40, total).starts

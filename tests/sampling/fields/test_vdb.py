@@ -274,6 +274,25 @@ def test_quantised_leaves(files, tmp_path, kind, width):
     assert sorted(leaves.tolist()) == sorted(expected.tolist())
 
 
+def test_a_tile_of_the_root_before_its_nodes(files, tmp_path):
+    """The root is copied behind the grid, with one more entry: 4096 voxels along each axis that are 7."""
+    grid, known = bytearray(raw_grid(files / "warp_float.nvdb")), np.load(files / "warp.npz")
+    root, end = 672 + struct.unpack("<Q", grid[696:704])[0], len(grid)
+    (count,) = struct.unpack("<I", grid[root + 24 : root + 28])
+    tile = struct.pack("<QqIf8x", 2 << 42, 0, 1, 7.0)
+    children = [grid[root + 64 + 32 * n : root + 96 + 32 * n] for n in range(count)]
+    for child in children:
+        child[8:16] = struct.pack("<q", struct.unpack("<q", child[8:16])[0] + root - end)
+    head = grid[root : root + 24] + struct.pack("<I", count + 1) + grid[root + 28 : root + 64]
+    grid += head + tile + b"".join(children)
+    grid[696:704], grid[32:40] = struct.pack("<Q", end - 672), struct.pack("<Q", len(grid))
+    found = open_vdb(damaged(tmp_path, grid, "tile.nvdb"))
+    points, values, low = known["float_points"], known["float_values"], known["float_box"][0]
+    first = np.minimum(low, (8192, 0, 0))
+    coords = grid_coords(found.shape, np.concatenate([points, [[8200, 9, 7], [12200, 4000, 4000]]]) - first)
+    np.testing.assert_allclose(decode(found, coords)[0], [*values, 7, 7], atol=0.1)
+
+
 def levels_of_one_leaf(origin):
     nothing = np.zeros((0, 3), np.int64)
     node_leaves = np.full((1, 4096), -1, np.int32)

@@ -274,6 +274,15 @@ def test_random_pieces_are_put_together(tmp_path, seed):
     assert np.array_equal(read_vtk(tmp_path / "a.vti")[0], values)
 
 
+def test_pieces_of_files_that_hold_more(tmp_path):
+    """Both pieces are parts of one file, whose own pieces begin before them and end behind them."""
+    values = np.arange(2 * 3 * 8, dtype="i4").reshape(2, 3, 8)
+    inner = [piece(values[..., a:b], (0, 0, a))[1] for a, b in ((0, 4), (3, 8))]
+    (tmp_path / "in.vti").write_text(vti(values.shape, inner))
+    (tmp_path / "a.pvti").write_text(pvti(values.shape, [("0 2 0 2 0 1", "in.vti"), ("2 7 0 2 0 1", "in.vti")]))
+    assert np.array_equal(read_vtk(tmp_path / "a.pvti")[0], values)
+
+
 def test_pieces_that_share_no_points(tmp_path):
     values = np.arange(2 * 3 * 8, dtype="i4").reshape(2, 3, 8)
     for width in (1, 2, 4):

@@ -109,11 +109,12 @@ def half_of(size, spacing):
 
 
 @pytest.mark.parametrize("pad", SCIPY)
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(7))
 def test_augmented_crops_are_those_of_the_whole_volume(pad, index):
     rng = np.random.default_rng(index)
     values = (rng.random((18, 25, 31)) * 60_000).astype(["u2", "f4", "i2"][index % 3])
     spacing, size, start = (4.0, 1.5, 1.0), (6, 9, 11), [(-2, 5, 22), (6, 8, 10)][index % 2]
+    start = (90, 90, 90) if index == 6 else start  # no voxel of the array is needed
     aabb = [(a, a + n) for a, n in zip(start, size, strict=True)]
     settings_ = small_config(augment=GEOMETRY, pad=pad, pad_value=11, seed=5)
     labels = Part("labels", kind="labels")
