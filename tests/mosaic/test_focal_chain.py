@@ -16,8 +16,8 @@ import zarr
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
+from linumpy.mosaic.alignment.stack import stack_registered
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
-from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.measured import Correction, corrections_attribute
 from linumpy.mosaic.options import ZSearch
