@@ -3,7 +3,6 @@
 // again.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <mutex>
 
 #include "execution.hpp"
@@ -19,8 +18,8 @@ constexpr i64 MIN_REQUESTS = 32;
 constexpr double REQUESTS_PER_SECOND = 20'000;
 constexpr double BYTES_PER_SECOND = 5e7;  // of a slow connection: the time of these bytes is not counted as latency
 // A response is late after this many times the latency that 95 % of the last responses did not exceed, and at least
-// after LATE_SECONDS. Fewer than MIN_PEERS responses tell nothing.
-constexpr double LATE_FACTOR = 3, LATE_SECONDS = 0.02, FIRST_LATE_SECONDS = 0.1;
+// after LATE_SECONDS. This is worked out after each MIN_PEERS responses.
+constexpr double LATE_FACTOR = 3, LATE_SECONDS = 0.02;
 constexpr size_t PEERS = 128, MIN_PEERS = 16;
 // Where the shortest latencies are less, requests are sent by the threads that wait for them, which costs less, and once.
 constexpr double DIRECT_SECONDS = 2e-3;
@@ -43,7 +42,7 @@ struct Requests {
     std::array<i64, 16> returned;  // loans that have ended, and that no call has reported yet
     std::array<double, PEERS> latencies;  // seconds of the last responses, without those of their bytes
     size_t responses = 0;
-    double fast = 0, slow = 0;  // what 10 % and 95 % of the last latencies did not exceed
+    double fast = 0, slow = 0;  // what 10 % and 95 % of the last latencies did not exceed; 0 before MIN_PEERS responses
     double hedges_saved = 1;
     i64 hedges = 0;  // hedged requests of which a response is awaited, by somebody or by nobody
 };
@@ -99,8 +98,7 @@ void note_latency(double seconds) {
 double late_after(i64 nbytes) {
     Requests &shared = requests();
     const std::lock_guard lock(shared.mutex);
-    const double least = shared.slow > 0 ? LATE_SECONDS : FIRST_LATE_SECONDS;
-    return std::max(least, LATE_FACTOR * shared.slow) + static_cast<double>(nbytes) / BYTES_PER_SECOND;
+    return std::max(LATE_SECONDS, LATE_FACTOR * shared.slow) + static_cast<double>(nbytes) / BYTES_PER_SECOND;
 }
 
 bool are_direct() {
@@ -112,7 +110,7 @@ bool are_direct() {
 bool may_hedge() {
     Requests &shared = requests();
     const std::lock_guard lock(shared.mutex);
-    if (shared.responses < MIN_PEERS || shared.hedges_saved < 1 || shared.hedges >= MAX_HEDGES) return false;
+    if (shared.hedges_saved < 1 || shared.hedges >= MAX_HEDGES) return false;
     --shared.hedges_saved;
     ++shared.hedges;
     return true;

@@ -325,14 +325,14 @@ def test_a_late_response_is_requested_again(served, monkeypatch):
     with Reader("cpu") as reader:
         layout = reader.layout_of(f"{served.url}/zstd")
         served.faults = Faults("/zstd/c/", seconds=0.005)
-        for _ in range(2):  # more responses than are compared with, so that those of other tests do not count
+        for _ in range(3):  # more responses than are compared with, so that those of other tests do not count
             reader.submit(layout).result()
         served.faults = Faults("/zstd/c/", seconds=0.005, late=8, each=60)
         begin = time.monotonic()
         assert np.array_equal(reader.submit(layout).result(), expected())
         assert time.monotonic() - begin < 6
         assert 1 <= reader.stats().requests_hedged <= 9 + len(served.requests) // 50
-        assert len(served.of("/c/")) <= 225 + reader.stats().requests_hedged
+        assert len(served.of("/c/")) <= 300 + reader.stats().requests_hedged
 
 
 @pytest.mark.parametrize("kind", ["raw", "zstd", "blosc shards"])
