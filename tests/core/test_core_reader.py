@@ -26,7 +26,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.gpu import Reader
 from linumpy.gpu.read.outputs import Regions
 from tests.support import budget
-from tests.support.budget import first
+from tests.support.budget import first, matrix
 
 pytestmark = pytest.mark.needs_core
 SHAPE = (40, 37, 41)
@@ -203,21 +203,11 @@ def watched(count):
 
 
 @pytest.mark.parametrize(
-    ("submit", "count", "step"),
-    first(
-        [
-            (submit_one, 1, "deletion"),
-            (submit_one, 1, "submission"),
-            (submit_together, 2, "submission"),
-            (submit_together, 2, "deletion"),
-            (submit_many, 2, "submission"),
-            (submit_many, 2, "deletion"),
-        ],
-        4,
-    ),
+    ("way", "step"), matrix([(submit_one, 1), (submit_many, 2), (submit_together, 2)], ["deletion", "submission"])
 )
-def test_outputs_outlive_an_interrupt_at_any_bytecode(held, submit, count, step, monkeypatch):
+def test_outputs_outlive_an_interrupt_at_any_bytecode(held, way, step, monkeypatch):
     """The core writes to an output until its job is over: freed memory may be another array of the caller by then."""
+    submit, count = way
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # pytest's keeps the deleted objects
     with Reader(device="cpu") as reader:
         for nth in range(2000):

@@ -195,11 +195,7 @@ MIRROR = np.diag([1, 1, -1]) @ np.eye(3, 4)
     [
         ({"start_pose": NAN}, ValueError, "image 1: start_pose has values that are not finite"),
         ({"end_pose": NAN}, ValueError, "image 1: end_pose has values that are not finite"),
-        (
-            {"start_pose": 2 * np.eye(3, 4)},
-            ValueError,
-            "start_pose: its first three columns are not a rotation",
-        ),
+        ({"start_pose": 2 * np.eye(3, 4)}, ValueError, "start_pose: its first three columns are not a rotation"),
         ({"start_pose": MIRROR}, ValueError, "not a rotation"),
         ({"start_pose": np.eye(4)}, ValueError, r"image 1: start_pose of shape \(4, 4\)"),
         ({"lens": "pinhole"}, ValueError, "image 1: lens 'pinhole' is unknown; choose from perspective"),

@@ -11,7 +11,7 @@ from linumpy.errors import SourceError
 from linumpy.mosaic.options import Positions
 from linumpy.mosaic.tile_positions import estimate_positions, project_structure
 from linumpy.registration.position_files import read_positions, table_of, write_positions
-from linumpy.registration.positions import AcquisitionModel, _leave_one_out, _Solver, locate_tiles, solve_positions
+from linumpy.registration.positions import AcquisitionModel, locate_tiles, solve_positions
 from linumpy.registration.shift_evidence import MeasuredPairs
 from linumpy.registration.shift_scores import refine_shifts, score_shifts
 from linumpy.testing import brain
@@ -148,21 +148,6 @@ def test_tiles_that_do_not_overlap_are_refused():
         locate_tiles(tiles, 0.2)
     with pytest.raises(ValueError, match="all 6 tiles are empty"):
         locate_tiles(0 * tiles, 0.2)
-
-
-def test_the_residual_is_that_of_the_positions_without_the_pair():
-    """Compared with a solution for each pair left out."""
-    rng = np.random.default_rng(11)
-    measured, _ = pairs_of(rng, (3, 4), spread=0.5)
-    solve = _Solver((3, 4), AcquisitionModel((100.0, 0.0), (0.0, 120.0)), 0.3, measured)
-    weights = rng.uniform(1, 5, measured.shifts.shape)
-    positions, resistance = solve(weights)
-    left_out, _ = _leave_one_out(solve.residuals(positions), weights, resistance)
-    for k in range(len(left_out)):
-        others = weights.copy()
-        others[k] = 0
-        without, _ = solve(others)
-        assert left_out[k] == pytest.approx(np.linalg.norm(solve.residuals(without)[k]))
 
 
 def test_positions_to_a_tenth_of_a_pixel():

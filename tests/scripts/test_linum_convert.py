@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 import tifffile
 
 from linumpy.io.codecs import encoding_of
@@ -13,11 +12,6 @@ from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load
 
 DATA = np.random.default_rng(1).integers(0, 99, (16, 20, 24)).astype("u2")
-
-
-@pytest.fixture
-def main():
-    return load("linum_convert").main
 
 
 def test_an_image(main, tmp_path, capsys):

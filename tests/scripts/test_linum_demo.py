@@ -40,7 +40,6 @@ def test_no_device_is_told_in_one_line(tmp_path):
     result = run_script("linum_demo", "--out", tmp_path / "o", "--device=cuda", CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stderr
     assert any(why in result.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver"))
     assert not (tmp_path / "o").exists()
 

@@ -13,16 +13,11 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import first
-from tests.support.script_runs import check_refused, load, run_script
+from tests.support.script_runs import check_refused, run_script
 
 NAME, PROGRAM = "linum_detect_focal_curvature", "linum-detect-focal-curvature"
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(72, 56, 64), focal_um=30.0, water_um=100.0, curvature_um=20.0, looks=8)
 TILE = ["--tile-shape", "56", "64"]
-
-
-@pytest.fixture
-def main():
-    return load(NAME).main
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,10 @@ import zarr
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, load, run_script
+from tests.support.script_runs import check_refused, run_script
 
 NAME, PROGRAM = "linum_find_tissue_interface", "linum-find-tissue-interface"
 SPEC = MosaicSpec(tiles=(2, 3), tile_shape=(80, 40, 48), spacing_um=(4.0, 9.0, 11.0), water_um=100.0, looks=8)
-
-
-@pytest.fixture
-def main():
-    return load(NAME).main
 
 
 @pytest.fixture

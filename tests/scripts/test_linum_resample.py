@@ -13,7 +13,7 @@ from linumpy.io.output import checks
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import first
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, kill_half_way, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)
@@ -30,11 +30,6 @@ def values(path, level=0):
 @pytest.fixture
 def image(tmp_path):
     return write_omezarr(tmp_path / "m.ome.zarr", voxels(), SPACING, chunks=(8, 8, 8), levels=2, codec="none")
-
-
-@pytest.fixture
-def main():
-    return load(NAME).main
 
 
 @pytest.mark.gpu

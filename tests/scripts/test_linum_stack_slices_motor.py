@@ -11,7 +11,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import first
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, kill_half_way, run_script
 from tests.support.stacks import consecutive_slices
 
 NAME, PROGRAM = "linum_stack_slices_motor", "linum-stack-slices-motor"
@@ -22,11 +22,6 @@ OVERLAPS, PLACES = (16, 15, 17), ((5, 9), (8, 3), (0, 7), (3, 0))
 SIZE = (40, 110, 120)
 HEAD = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
 MOTOR = ["--slicing-interval-mm", "0.12", "--search-range-mm", "0.03"]
-
-
-@pytest.fixture
-def main():
-    return load(NAME).main
 
 
 def tissue(dtype="float32"):

@@ -57,19 +57,13 @@ SAME_PLACE = [
     {"proprietary driver", "unreadable driver line", "old driver", "no registry words", "params not readable"},
     {"old kernel", "no P2PDMA in the kernel", "multipath"},
     {
-        "consumer GPU",
-        "unlisted GPU with memory",
-        "no model name",
-        "p2pmem 0",
-        "no p2pmem",
-        "p2pmem of no number",
-        "no GPU visible",
-        "IOMMU translates",
+        "consumer GPU", "unlisted GPU with memory", "no model name", "p2pmem 0", "no p2pmem", "p2pmem of no number",
+        "no GPU visible", "IOMMU translates",
     },
     {"no cufile.json", "nested block"},
     {"nvidia-fs not loaded", "no nvme line", "modules not readable"},
     {"ext4 as it comes", "data=journal", "tmpfs", "SATA", "device unknown", "NVMe over TCP", "NVMe over FC"},
-]
+]  # fmt: skip
 
 
 def ask(tree, *arguments, folder="/data", **environment):
@@ -146,22 +140,10 @@ def test_several_preconditions(names, tmp_path, clean_environment):
 @pytest.mark.parametrize(
     "name",
     [
-        "da ta",
-        "it's",
-        'say "hi"',
-        "tab\there",
-        "new\nline",
-        "back\\slash",
-        "\\040",
-        "Zürich 脳",
-        "\x01",
-        "bad\udcff\udce2\udc82",
-        "*?[x]",
-        "$(id)",
-        "-n",
-        "a;b&c|d",
+        "da ta", "it's", 'say "hi"', "tab\there", "new\nline", "back\\slash", "\\040", "Zürich 脳", "\x01",
+        "bad\udcff\udce2\udc82", "*?[x]", "$(id)", "-n", "a;b&c|d",
     ],
-)
+)  # fmt: skip
 def test_ugly_names_survive_as_json(name, tmp_path, clean_environment):
     tree = both_ways(tmp_path / "a tree 'of' \"mine\"")
     tree.data(point="/" + name)

@@ -196,13 +196,7 @@ def test_a_tile_that_is_not_there(place):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("tiles", (0, 1)),
-        ("overlap", 1.0),
-        ("dtype", "int8"),
-        ("overlap_error", 0.8),
-        ("volume", np.ones(3)),
-    ],
+    [("tiles", (0, 1)), ("overlap", 1.0), ("dtype", "int8"), ("overlap_error", 0.8), ("volume", np.ones(3))],
 )
 def test_what_no_brain_can_be(name, value):
     with pytest.raises(ValueError, match=name):

@@ -429,9 +429,7 @@ def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
 @pytest.mark.parametrize(
     ("behind", "made", "sharded"),
     matrix(
-        sorted(BEHIND),
-        [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()],
-        [False, True],
+        sorted(BEHIND), [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()], [False, True]
     ),
 )
 def test_filters_of_zarr_v3_before_codecs(tmp_path, made, sharded, behind):

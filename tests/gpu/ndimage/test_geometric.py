@@ -41,25 +41,6 @@ def test_an_output_may_share_memory_with_the_image(order):
     assert np.array_equal(image, expected)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: zoom(image_of((3, 3)), 0), "zoom=0"),
-        (lambda: zoom(image_of((3, 3)), (1, 2, 3)), r"zoom=\(1, 2, 3\): an image of 2 axes"),
-        (lambda: shift(image_of((3, 3)), float("nan")), "shift=nan"),
-        (lambda: rotate(image_of((3, 3)), 10, (0, 2)), r"axes=\(0, 2\)"),
-        (lambda: rotate(image_of((3, 3)), 10, (0, -2)), r"axes=\(0, -2\)"),
-        (lambda: apply_displacement_field(image_of((3, 3)), np.zeros((3, 3, 3))), r"field of shape \(3, 3, 3\)"),
-        (lambda: apply_displacement_field(image_of((3, 3)), np.zeros((2, 3, 3)), spacing=(1, 0)), "spacing="),
-        (lambda: compose_affine([{"type": "warp"}], 2), "'warp' is not known"),
-        (lambda: compose_affine([{"type": "scale", "scale": [1]}], 2), r"shape \(1,\)"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [0, 1, 3])
 @pytest.mark.parametrize("dtype", ["u2", "f4"])

@@ -207,9 +207,7 @@ def test_no_field(field, options, error, message):
         apply_displacement_field(IMAGE, field, **options)
 
 
-def test_channels_alone():
-    with pytest.raises(ValueError, match="an image of 1 axis has no axis beside that"):
-        apply_displacement_field(np.ones(3), np.zeros((1, 3)), channel_axis=0)
+SQUARE = np.ones((3, 3))
 
 
 @pytest.mark.parametrize(
@@ -225,6 +223,19 @@ def test_channels_alone():
         (lambda: compose_affine([{"type": "rotation"}], 2), r"shape \(\)"),
         (lambda: resample_volume(IMAGE, (1, 1), 0), "target_spacing=0"),
         (lambda: resize(IMAGE, (0, 2)), "output_shape="),
+        (
+            lambda: apply_displacement_field(np.ones(3), np.zeros((1, 3)), channel_axis=0),
+            "1 axis has no axis beside",
+        ),
+        (lambda: zoom(SQUARE, 0), "zoom=0"),
+        (lambda: zoom(SQUARE, (1, 2, 3)), r"zoom=\(1, 2, 3\): an image of 2 axes"),
+        (lambda: shift(SQUARE, float("nan")), "shift=nan"),
+        (lambda: rotate(SQUARE, 10, (0, 2)), r"axes=\(0, 2\)"),
+        (lambda: rotate(SQUARE, 10, (0, -2)), r"axes=\(0, -2\)"),
+        (lambda: apply_displacement_field(SQUARE, np.zeros((3, 3, 3))), r"field of shape \(3, 3, 3\)"),
+        (lambda: apply_displacement_field(SQUARE, np.zeros((2, 3, 3)), spacing=(1, 0)), "spacing="),
+        (lambda: compose_affine([{"type": "warp"}], 2), "'warp' is not known"),
+        (lambda: compose_affine([{"type": "scale", "scale": [1]}], 2), r"shape \(1,\)"),
     ],
 )
 def test_no_geometry(call, message):

@@ -95,12 +95,7 @@ def test_points_as_scipy(shape, how, kind, far, seed):
 
 @needs_compiler
 @settings(max_examples=examples(150))
-@given(
-    shape=shapes,
-    how=st.sampled_from(KINDS),
-    brick=st.sampled_from([0, 96 * 1024]),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(shape=shapes, how=st.sampled_from(KINDS), brick=st.sampled_from([0, 96 * 1024]), seed=st.integers(0, 2**32 - 1))
 def test_affine_as_scipy_and_blocks_as_the_whole(shape, how, brick, seed):
     dtype, order, mode = how
     with pytest.MonkeyPatch.context() as patch:

@@ -82,12 +82,7 @@ shapes = (
 
 @needs_compiler
 @settings(max_examples=examples(120))
-@given(
-    shape=shapes,
-    kind=st.sampled_from(KINDS),
-    mode=st.sampled_from(MODES),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(shape=shapes, kind=st.sampled_from(KINDS), mode=st.sampled_from(MODES), seed=st.integers(0, 2**32 - 1))
 def test_as_scipy(shape, kind, mode, seed):
     *pair, order = kind
     image = image_of(pair[0], shape, seed)

@@ -16,19 +16,12 @@ from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.plan.grid.tile_grid import TileAxis
+from tests.gpu.ndimage.test_sampling import image_of
 from tests.support.budget import examples, shown, some
 from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4", "f8"]
-
-
-def volume_of(dtype, shape, seed):
-    rng = np.random.default_rng(seed)
-    if np.dtype(dtype).kind == "f":
-        return rng.normal(0, 100, shape).astype(dtype)
-    info = np.iinfo(dtype)
-    return rng.integers(max(info.min, -(2**30)), min(info.max, 2**31), shape, endpoint=True).astype(dtype)
 
 
 def by_kernel(volume, axes, dtype=None, tuning=resizing.DEFAULT):
@@ -84,7 +77,7 @@ AXES = [TileAxis(7, 4, 3), TileAxis(9, 3, 5), TileAxis(20, 6, 4)]
 @pytest.mark.parametrize("spacing", [20.0, 14.0, 47.0, 6.0, (10.0, 25.0, 5.0)])
 def test_each_whole_tile_as_resample_volume_makes_it(compute, spacing):
     tile, tiles = (12, 10, 15), (1, 3, 2)
-    volume = volume_of("f4", [n * t for n, t in zip(tiles, tile, strict=True)], 0)
+    volume = image_of("f4", [n * t for n, t in zip(tiles, tile, strict=True)], 0)
     one, _ = resample_volume(volume[: tile[0], : tile[1], : tile[2]], (10.0, 10.0, 10.0), spacing)
     got = compute(volume, whole_tiles(tiles, tile, one.shape))
     for place in itertools.product(*map(range, tiles)):
@@ -96,7 +89,7 @@ def test_each_whole_tile_as_resample_volume_makes_it(compute, spacing):
 
 
 def check_as_scipy(compute, axes, dtype, to, seed):
-    volume = volume_of(dtype, [axis.size for axis in axes], seed)
+    volume = image_of(dtype, [axis.size for axis in axes], seed)
     if to == "u2":  # SciPy does not say what becomes of what does not fit
         volume = (np.abs(volume.astype("f8")) % 60000).clip(0, 127 if dtype == "i1" else None).astype(dtype)
     got, expected = compute(volume, axes, to), by_scipy(volume, axes, to)
@@ -181,7 +174,7 @@ def test_a_ramp_stays_the_ramp_that_the_spacing_says():
 @pytest.mark.parametrize("compute", [resample_tiles, pytest.param(by_kernel, marks=needs_compiler)])
 def test_memory_in_any_order(compute):
     axes = [TileAxis(9, 9, 5), TileAxis(10, 5, 3), TileAxis(7, 3, 2)]
-    volume = volume_of("u2", (7, 9, 10), 3)
+    volume = image_of("u2", (7, 9, 10), 3)
     turned = volume.transpose(1, 2, 0)[:, ::-1]
     assert np.array_equal(compute(turned, axes), compute(np.ascontiguousarray(turned), axes))
     assert compute(turned, axes).flags.c_contiguous
@@ -198,7 +191,7 @@ def test_as_many_voxels_that_lie_elsewhere(compute):
 
 def test_byte_order_and_tiles_that_stay():
     axes = [TileAxis(4, 2, 2), TileAxis(6, 3, 3)]
-    volume = volume_of(">u2", (4, 6), 0)
+    volume = image_of(">u2", (4, 6), 0)
     got = resample_tiles(volume, axes)
     assert got.dtype == np.dtype("=u2")
     assert got.dtype.isnative
@@ -245,7 +238,7 @@ def test_the_same_on_a_device(cupy, dtype, seed):
 
     check_as_scipy(compute, axes, dtype, None, seed)
     if dtype.startswith("f"):
-        volume = volume_of(dtype, [axis.size for axis in axes], seed)
+        volume = image_of(dtype, [axis.size for axis in axes], seed)
         volume.flat[rng.integers(0, volume.size, 5)] = [np.nan, np.inf, -np.inf, np.nan, np.inf]
         spread = np.isnan(resample_tiles(volume, axes)), np.isfinite(resample_tiles(volume, axes))
         got = compute(volume, axes, None)
@@ -256,7 +249,7 @@ def test_the_same_on_a_device(cupy, dtype, seed):
 @pytest.mark.gpu
 def test_on_any_stream_of_a_device(cupy):
     axes = [TileAxis(64, 32, 16), TileAxis(64, 32, 13), TileAxis(64, 64, 40)]
-    volume = volume_of("u2", (64, 64, 64), 0)
+    volume = image_of("u2", (64, 64, 64), 0)
     expected = resample_tiles(volume, axes)
     for _ in range(3):
         with cupy.cuda.Stream(non_blocking=True) as stream:

@@ -19,6 +19,7 @@ from linumpy.errors import ChunkError, DeviceMemoryError, UnsupportedLayoutError
 from linumpy.gpu import gpu_zarr_context, kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.zarr_io import read_zarr_via_zarr_gpu
+from tests.gpu.read.test_shared import threads_of_readers
 from tests.support.gpu.reference import open_files, peak_memory, use_own_readers
 from tests.support.stores import DTYPES, cases, random_values, same, same_but_nan, stored, write
 
@@ -129,11 +130,6 @@ def test_too_large_for_the_device_is_said_before_the_first_read(tmp_path):
     assert isinstance(caught.value, MemoryError)
     with pytest.raises(DeviceMemoryError, match=r"4398046511104"):
         read_zarr_to_gpu(array, backend="zarr-gpu")
-
-
-def threads_of_readers():
-    """Their threads; zarr-python starts others when it likes."""
-    return {one for one in threading.enumerate() if one.name.startswith("linumpy")}
 
 
 def test_nothing_is_left_behind(tmp_path, cupy):

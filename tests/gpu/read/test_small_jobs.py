@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import zarr
 
 from linumpy.gpu.read.limits import SLABS
 from linumpy.gpu.read.reader import Reader
+from tests.gpu.read.test_reader import memory_of_process
 from tests.support import budget
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
@@ -22,11 +22,6 @@ pytestmark = needs_stand_in
 KINDS = {"raw": {"compressors": None}, "zstd": {}, "shards": {"compressors": None, "shards": (16, 48)}}
 #: Seconds of the short run.
 SECONDS = 1
-
-
-def memory_of_process():
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def native_threads():

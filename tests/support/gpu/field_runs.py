@@ -9,10 +9,7 @@ from linumpy.sampling.fields import device_tables
 from tests.support.gpu.emulator import emulated, needs_compiler
 
 #: Where the same points are decoded: by NumPy, and by the kernel.
-SIDES = [
-    "host",
-    pytest.param("kernel", marks=needs_compiler),
-]
+SIDES = ["host", pytest.param("kernel", marks=needs_compiler)]
 
 
 @contextlib.contextmanager

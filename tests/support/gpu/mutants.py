@@ -21,14 +21,8 @@ def with_crc32c(data):
 CHAINS = {
     "zstd": (DecodeChain("zstd"), numcodecs.Zstd(3).encode),
     "zstd-checksum": (DecodeChain("zstd"), numcodecs.Zstd(1, checksum=True).encode),
-    "crc32c-of-zstd": (
-        DecodeChain("zstd", stored_checksum=True),
-        lambda b: with_crc32c(numcodecs.Zstd(3).encode(b)),
-    ),
-    "zstd-of-crc32c": (
-        DecodeChain("zstd", decoded_checksum=True),
-        lambda b: numcodecs.Zstd(3).encode(with_crc32c(b)),
-    ),
+    "crc32c-of-zstd": (DecodeChain("zstd", stored_checksum=True), lambda b: with_crc32c(numcodecs.Zstd(3).encode(b))),
+    "zstd-of-crc32c": (DecodeChain("zstd", decoded_checksum=True), lambda b: numcodecs.Zstd(3).encode(with_crc32c(b))),
     "lz4": (DecodeChain("lz4"), numcodecs.LZ4().encode),
     "gzip": (DecodeChain("gzip"), numcodecs.GZip(5).encode),
     "zlib": (DecodeChain("zlib"), numcodecs.Zlib(6).encode),

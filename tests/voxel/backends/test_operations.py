@@ -133,8 +133,7 @@ def test_the_border_has_no_part_in_opening_and_closing(backend, options):
 
 
 @pytest.mark.parametrize(
-    ("radius", "pitch"),
-    [*((radius, (1, 1, 1)) for radius in (0, 0.999, 1, 3, 5)), (6, (1.5, 2, 3)), (2, (0.5, 1, 4))],
+    ("radius", "pitch"), [*((radius, (1, 1, 1)) for radius in (0, 0.999, 1, 3, 5)), (6, (1.5, 2, 3)), (2, (0.5, 1, 4))]
 )
 def test_a_ball_is_exact(backend, radius, pitch):
     """Radii that reach voxel centres exactly (3-4-5 triangles, too) take these voxels in; a diameter would not do."""
