@@ -22,7 +22,7 @@ constexpr double BYTES_PER_SECOND = 5e7;  // of a slow connection: the time of t
 constexpr double LATE_FACTOR = 3, LATE_SECONDS = 0.02;
 constexpr size_t PEERS = 128, MIN_PEERS = 16;
 // Where the shortest latencies are less, requests are sent by the threads that wait for them, which costs less, and once.
-constexpr double DIRECT_SECONDS = 2e-3;
+constexpr double DIRECT_SECONDS = 4e-3;
 // Second requests: this part of all requests, and one more; saved up for later to a maximum; and at most so many in
 // flight.
 constexpr double HEDGED_PART = 0.02, MAX_SAVED = 8;
