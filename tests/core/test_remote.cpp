@@ -238,7 +238,7 @@ TEST(a_second_request_that_fails) {
     Random random(5);
     ManyChunks store(random, 8);
     lc_reader *reader = new_reader();
-    server.usual_ms = 3;
+    server.usual_ms = 6;
     server.late_each = 100;
     server.late_ms = 300;
     server.second_fails = true;
@@ -256,7 +256,7 @@ TEST(few_requests_are_sent_again) {
     lc_reader *reader = new_reader();
     server.late_each = 5;
     server.late_ms = 150;
-    server.usual_ms = 3;
+    server.usual_ms = 6;
     few.read(random, reader);
     CHECK(hedges_of(reader) == 0);
     lc_set_hedging(0);
