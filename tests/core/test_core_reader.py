@@ -373,7 +373,7 @@ def core_threads():
     """Number of threads of the core in this process."""
     names = []
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
             names.append(Path(f"/proc/self/task/{task}/comm").read_text())
     return names.count("linumpy-core\n")
 

@@ -110,7 +110,7 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, taken, "--resolution", 10, "--overwrite", cpu], "not a Zarr folder"),
         ([image, image, "--resolution", 10, "--overwrite", cpu], "would replace the source"),
         ([image, image / "new.zarr", "--resolution", 10, cpu], "inside the source"),
-        ([image, "s3://bucket/x", "--resolution", 10, cpu], "is a URL"),
+        ([image, "https://bucket/x", "--resolution", 10, cpu], "https://bucket/x is no URL of a bucket"),
         ([tmp_path / "none", new, "--resolution", 10, cpu], "none"),
         ([plain, new, "--resolution", 10, cpu], "pass --spacing Z Y X in µm"),
         ([image, new, cpu], "--resolution"),

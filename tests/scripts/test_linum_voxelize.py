@@ -115,15 +115,16 @@ def test_a_mesh_beside_the_image(mesh, tmp_path, caplog):
         assert ("are its unit and its position right?" in caplog.text) == empty
 
 
-def test_slabs_are_whole_chunks(mesh, tmp_path):
+def test_slabs_are_whole_chunks(mesh, tmp_path, monkeypatch):
     """Of an image with more planes than rows, in as little memory as may be."""
     from linumpy.io.volume import open_volumes
     from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
 
+    monkeypatch.setattr("linumpy.voxel.mesh_image._SLAB_BYTES", 1)
     shape, spacing, origin = (300, 6, 7), (0.1, 3.0, 3.0), (60.0, 0.0, 2.0)
     path = write_omezarr(tmp_path / "i.ome.zarr", np.zeros(shape, "u1"), spacing, origin=origin)
     vertices, triangles = load_mesh(mesh, "um")
-    voxelize_onto_image(vertices, triangles, open_volumes(path), tmp_path / "o.zarr", backend=Backend(), slab_bytes=1)
+    voxelize_onto_image(vertices, triangles, open_volumes(path), tmp_path / "o.zarr", backend=Backend())
     low, steps = np.subtract(origin, np.divide(spacing, 2))[::-1], np.array(spacing[::-1])
     expected = Backend().voxelize_mesh(vertices, triangles, (low, low + steps * shape[::-1]), steps)
     assert expected.any()
