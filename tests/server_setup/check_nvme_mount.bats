@@ -75,7 +75,6 @@ assert fields[1].encode().decode("unicode_escape") == sys.argv[1], fields' "$nam
     done
 }
 
-# slow
 @test "RAID, dm-crypt, LVM, SATA, NVMe over TCP" {
     change md -- data number=9:0 source=/dev/md0
     run "$CHECK" /data
@@ -116,7 +115,6 @@ assert fields[1].encode().decode("unicode_escape") == sys.argv[1], fields' "$nam
     done
 }
 
-# slow
 @test "multipath on is noted" {
     echo Y >"$TREE/sys/module/nvme_core/parameters/multipath"
     run "$CHECK" /data

@@ -39,7 +39,6 @@ working_manager() {
     says 'Secure Boot:  on'
 }
 
-# slow
 @test "another flavour whose signed package the lists offer" {
     mkdir -p "$TREE/var/lib/apt/lists"
     echo 'Package: linux-modules-nvidia-fs-6.17.0-14-generic' >"$TREE/var/lib/apt/lists/noble_Packages"
@@ -69,7 +68,6 @@ working_manager() {
     says 'sudo dkms install --force nvidia-fs/2.28.4'
 }
 
-# slow
 @test "source trees: 2.29 before 2.28.4, by nvfs-vers.h" {
     change kernel release=7.0.0-5-generic
     python3 "$BATS_TEST_DIRNAME/fakesource.py" "$TREE/usr/src/nvidia-fs-2.28.4"
@@ -143,7 +141,6 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     done
 }
 
-# slow
 @test "repositories of dnf and zypper: enabled=0, comments, other sections and names" {
     change distribution ident=rocky version=9.6 'name=Rocky Linux 9.6' 'like=rhel centos fedora'
     local folder=$TREE/etc/yum.repos.d again
@@ -169,7 +166,6 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     done
 }
 
-# slow
 @test "package lists that apt keeps compressed" {
     local list=$TREE/var/lib/apt/lists/cuda_Packages kind
     for kind in gz xz lzma lz4 zst bz2; do
@@ -201,7 +197,6 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     exits 3
 }
 
-# slow
 @test "a compressed list that nothing here unpacks is named" {
     offer 2.29.1-1
     gzip "$TREE/var/lib/apt/lists/cuda_Packages"
@@ -342,7 +337,6 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     says 'sudo modprobe nvidia-fs'
 }
 
-# slow
 @test "--yes for dnf" {
     mkdir -p "$TREE/etc/yum.repos.d"
     echo baseurl=https://repository.example/compute/cuda/repos/rhel9/x86_64 >"$TREE/etc/yum.repos.d/cuda.repo"
@@ -353,7 +347,6 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     [ "$(cat "$BOX/asked")" = 'dnf install -y nvidia-fs-dkms' ]
 }
 
-# slow
 @test "--yes on a plan without packages runs nothing" {
     change kernel release=7.0.0-5-generic
     python3 "$BATS_TEST_DIRNAME/fakesource.py" "$TREE/usr/src/nvidia-fs-2.28.4"

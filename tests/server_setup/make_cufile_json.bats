@@ -63,7 +63,6 @@ assert p["max_direct_io_size_kb"] % 64 == 0' "$OUT"
     verdict cufile-compat
 }
 
-# slow
 @test "without -o the configuration goes to the terminal" {
     run "$MAKE" --mode p2pdma
     exits 0
@@ -71,7 +70,6 @@ assert p["max_direct_io_size_kb"] % 64 == 0' "$OUT"
     [ -z "$(ls -A "$(dirname "$OUT")")" ]
 }
 
-# slow
 @test "--allow-compat" {
     "$MAKE" --mode p2pdma --allow-compat true -o "$OUT"
     [ "$(field properties.allow_compat_mode)" = true ]

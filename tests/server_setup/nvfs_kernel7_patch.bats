@@ -93,7 +93,6 @@ builds_on() {
     unchanged
 }
 
-# slow
 @test "revert keeps time stamps, so that make sees the original" {
     touch -d '2001-02-03 04:05:06' "$SRC/nvfs-dma.c"
     "$PATCH" --apply --src "$SRC"
@@ -117,7 +116,6 @@ builds_on() {
     unchanged
 }
 
-# slow
 @test "the first original is never overwritten" {
     "$PATCH" --apply --src "$SRC"
     first=$(sha256sum <"$SRC/nvfs-dma.c.before-kernel7")
@@ -169,7 +167,6 @@ builds_on() {
     done
 }
 
-# slow
 @test "other versions: exit 4, untouched; dkms.conf does not count" {
     for version in 2.28.3 2.28.5 2.27.4 2.7.0 1.9.9; do
         new_source "$version"
@@ -192,7 +189,6 @@ builds_on() {
     done
 }
 
-# slow
 @test "unknown context in any one file: exit 4, and no file changes" {
     local -a edits=(
         's/ACCESS_PRIVATE(vma, __vm_flags);/ACCESS_PRIVATE(vma, __vm_flags) |= 1;/ nvfs-mmap.c'
@@ -240,19 +236,16 @@ refuses_edit() {
     unchanged
 }
 
-# slow
 @test "a private member of another name, though vm_flags is read elsewhere: exit 4" {
     mv "$SRC" "$BOX/whole"
     refuses_edit 's/ACCESS_PRIVATE(vma, __vm_flags)/ACCESS_PRIVATE(vma, weird)/ nvfs-mmap.c'
 }
 
-# slow
 @test "a function of another name around an iterator: exit 4" {
     mv "$SRC" "$BOX/whole"
     refuses_edit 's/nvfs_map_next_gpu_segment/renamed/ nvfs-dma.c'
 }
 
-# slow
 @test "every anchor drifted, one at a time: exit 4, and no file changes" {
     mv "$SRC" "$BOX/whole"
     while IFS= read -r edit; do
@@ -348,7 +341,6 @@ EDITS
     exits 0
 }
 
-# slow
 @test "one file mended by hand: the others are mended, and it keeps no original" {
     sed -i 's/ACCESS_PRIVATE(vma, __vm_flags)/vma->vm_flags/' "$SRC/nvfs-mmap.c"
     ORIGINAL=$(fingerprint "$SRC")
@@ -362,7 +354,6 @@ EDITS
     unchanged
 }
 
-# slow
 @test "struct blk_map_iter named outright breaks 6.17, and is mended" {
     sed -i '/^static int nvfs_peek_next_bvec/,/^#endif .*ITER/s/struct req_iterator \*/struct blk_map_iter */' "$SRC/nvfs-dma.c"
     if builds_on 617; then false; fi
@@ -406,7 +397,6 @@ make_modules() {
     zstd -q "$BOX/mod/nvidia.ko"
 }
 
-# slow
 @test "a stale nvidia.ko: without the mend the old one is read" {
     make_modules
     unpack_over_stale "$BOX/mod/nvidia.ko.xz" no
@@ -424,7 +414,6 @@ make_modules() {
     done
 }
 
-# slow
 @test "relative CRCs are known by r as by R" {
     mkdir "$BOX/mod"
     for bind in local globl; do
@@ -489,7 +478,6 @@ SH
     unchanged
 }
 
-# slow
 @test "the folder above src/ may be given" {
     mkdir "$BOX/checkout"
     mv "$SRC" "$BOX/checkout/src"
@@ -497,7 +485,6 @@ SH
     exits 3
 }
 
-# slow
 @test "--json in every state can be read" {
     read_json() { python3 -c 'import json,sys; r=json.load(sys.stdin); print(r["result"], r["exit_code"], r["version"], r["src"] == sys.argv[1])' "$SRC" <<<"$output"; }
     run "$PATCH" --json --src "$SRC"
@@ -544,7 +531,6 @@ SH
     for word in --check --apply --revert --dry-run '2 wrong' '3 not applied' '4 unknown'; do says "$word"; done
 }
 
-# slow
 @test "killed at any copy or rename: a later run finishes, and revert still restores all" {
     # The Nth cp or mv does half of its work, and the script is killed.
     for tool in cp mv; do
@@ -594,7 +580,6 @@ SH
     exits 0
 }
 
-# slow
 @test "read-only files and an ordinary user; a folder whose name starts with a dash" {
     chmod a-w "$SRC"/nvfs-*.c "$SRC/create_nv.symvers.sh"
     before=$(fingerprint "$SRC")

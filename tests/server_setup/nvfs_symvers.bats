@@ -115,7 +115,6 @@ PY
     says 'address'
 }
 
-# slow
 @test "a relocation beside the entry does no harm" {
     printf '.section "__kcrctab","a"\n.long elsewhere - .\n.long 0\n__crc_nvidia_p2p_a:\n.long 0x12345678\n' | assemble
     run "$SYMVERS" "$MOD/nvidia.ko"
@@ -163,7 +162,6 @@ PY
     [ "${#lines[@]}" -eq 2 ]
 }
 
-# slow
 @test "two symbols of one name: refused" {
     printf '.section "__kcrctab","a"\n__crc_nvidia_p2p_a:\n.long 5\n' | as -o "$BOX/1.o" -
     printf '.section "__kcrctab","a"\n__crc_nvidia_p2p_a:\n.long 6\n' | as -o "$BOX/2.o" -
@@ -172,7 +170,6 @@ PY
     refused
 }
 
-# slow
 @test "merged by the linker, as in a real module" {
     relative local '___kcrctab+nvidia_p2p_a' nvidia_p2p_a 0x12345678 | as -o "$BOX/1.o" -
     relative local '___kcrctab+nvidia_p2p_b' nvidia_p2p_b 0x9abcdef0 | as -o "$BOX/2.o" -
@@ -271,7 +268,6 @@ PY
     refused
 }
 
-# slow
 @test "a big section with many relocations is read once, and in time" {
     {
         printf '.section .rodata,"a"\n.balign 8\n.rept 150000\n.quad somewhere\n.endr\n'
