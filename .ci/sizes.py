@@ -16,8 +16,8 @@ from pathlib import Path
 
 #: Target and ceiling of each size.
 LIMITS = {
-    "lines of linumpy and scripts": (57_000, 64_411),
-    "statements of linumpy and scripts": (29_500, 33_354),
+    "lines of linumpy and scripts": (57_000, 64_406),
+    "statements of linumpy and scripts": (29_500, 33_351),
     "lines of linumpy/benchmark": (700, 0),
     "lines of benchmarks": (4_800, 0),
     "lines of tests": (48_500, 58_667),

@@ -17,17 +17,11 @@ For example:
   linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
 """
 
-from __future__ import annotations
-
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from linumpy import cli
 from linumpy.errors import LinumpyError
-
-if TYPE_CHECKING:
-    import zarr
 
 
 def _crops(text: str) -> tuple[int, ...]:
@@ -38,14 +32,13 @@ def _crops(text: str) -> tuple[int, ...]:
 
 
 def _convert(parsed: cli.Namespace) -> None:
-    from linumpy.io.open import open_source
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
     command = cli.TileCommand(parsed)
     if parsed.crop is not None:
         with suppress(LinumpyError, OSError):  # a TIFF stack or a plate is no array
-            _print_cost(open_source(parsed.input), parsed.crop)
+            _print_cost(parsed.input, parsed.crop)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards, crop=parsed.crop,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
@@ -56,11 +49,13 @@ def _convert(parsed: cli.Namespace) -> None:
     command.close(sizes_of(parsed.output)[0])
 
 
-def _print_cost(array: zarr.Array, crop: tuple[int, ...]) -> None:
+def _print_cost(source: object, crop: tuple[int, ...]) -> None:
     """Print what crops of an array cost, and with the chunks that are proposed."""
     from linumpy.io.layout import read_layout, stored_chunks
+    from linumpy.io.open import open_source
     from linumpy.plan.crops import crop_cost, table
 
+    array = open_source(source)
     crop = (1,) * (array.ndim - len(crop)) + tuple(map(min, crop, array.shape[-len(crop) :]))
     print(table([crop_cost(read_layout(array), crop, stored_chunks(array))]))
 

@@ -95,21 +95,12 @@ def crop_cost(layout: ArrayLayout, crop: Sequence[int], stored: StoredChunks) ->
     shard = None if layout.shard is None else layout.object_shape
     proposed = propose(shape, layout.dtype.itemsize, crop)
     return CropCost(
-        name=layout.name,
-        crop=crop,
-        chunk=chunk,
-        shard=shard,
-        chunks=costs[0][0],
-        decoded=decoded,
-        fetched=costs[0][2] / useful,
-        grid_decoded=costs[1][1] * repeated,
-        grid_fetched=costs[1][2] * repeated,
-        cached_decoded=cached,
-        cached_fetched=each_once / layout.chunk_nbytes * cached,
-        proposed_chunk=proposed[0],
-        proposed_shard=proposed[1],
+        name=layout.name, crop=crop, chunk=chunk, shard=shard, chunks=costs[0][0], decoded=decoded,
+        fetched=costs[0][2] / useful, grid_decoded=costs[1][1] * repeated, grid_fetched=costs[1][2] * repeated,
+        cached_decoded=cached, cached_fetched=each_once / layout.chunk_nbytes * cached,
+        proposed_chunk=proposed[0], proposed_shard=proposed[1],
         proposed_decoded=_decoded(crop, proposed[0], shape),
-    )
+    )  # fmt: skip
 
 
 def propose(shape: Sequence[int], itemsize: int, crop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

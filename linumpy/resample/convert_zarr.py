@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from linumpy.device import resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.output.checks import check_apart
+from linumpy.io.output.checks import as_given, check_apart
 from linumpy.io.output.folders import drop_partial_files
-from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.source import Source, path_of, source_for_others, with_options
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.plans import check_limit
@@ -175,7 +174,7 @@ def convert_zarr(
                     f"{conversion.name} was changed while it was converted, so that the result may mix two versions of "
                     "it and is not kept: run again once it is complete"
                 )
-    return output if isinstance(target, ObjectFolder) else Path(output)
+    return as_given(output, target)
 
 
 def _sizes(label: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:

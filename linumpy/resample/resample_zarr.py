@@ -22,9 +22,8 @@ from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.output.checks import check_apart
+from linumpy.io.output.checks import as_given, check_apart
 from linumpy.io.output.folders import drop_partial_files
-from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.source import Source, path_of, source_for_others, with_options
 from linumpy.io.volume import Volumes, open_source_volumes
 from linumpy.plan.boundary import anti_aliasing_sigmas
@@ -310,7 +309,7 @@ def resample_zarr(
                 make_coarser_levels(folder, target.image, levels_kind, memory_bytes)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
-    return output if isinstance(place, ObjectFolder) else Path(output)
+    return as_given(output, place)
 
 
 def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:

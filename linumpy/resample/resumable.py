@@ -153,7 +153,7 @@ class Request:
 
 
 class Resumable:
-    """A place that is being filled; made by :func:`resumable_folder`.
+    """A folder, or an image in an object store, that is being filled; made by :func:`resumable_folder`.
 
     - `grids`: mask of the complete parts of each array.
     """
@@ -277,7 +277,7 @@ def resumable_folder(
     overwrite: bool = False,
     durable: bool = True,
 ) -> Iterator[Resumable]:
-    """Yield a place to fill, which appears at its path if the block ends without error and all parts are complete.
+    """Yield a folder, or an image in an object store, to fill; it appears if all parts are complete without an error.
 
     - `create`: takes a path, and makes the folder there, without parts.
     - `durable`: whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts

@@ -298,7 +298,7 @@ def check_unchanged(targets: Sequence[TargetImage], request: Request) -> None:
 
 
 def creator_of(targets: Sequence[TargetImage]) -> Callable[[Target], object]:
-    """Return a function that takes a place and makes the empty images there."""
+    """Return a function that makes the empty images in the folder, or at the URL, that it is given."""
 
     def create(folder: Target) -> None:
         for target in targets:

@@ -29,9 +29,8 @@ from linumpy.arrays import Array
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.output.checks import check_apart
+from linumpy.io.output.checks import as_given, check_apart
 from linumpy.io.output.folders import drop_partial_files
-from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.source import Source, describe_source, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
@@ -223,7 +222,7 @@ def predict(
                 f"{describe_source(array)} was changed while it was predicted, so that the result may mix two versions "
                 "of it and is not kept: run again once it is complete"
             )
-    return out if isinstance(target, ObjectFolder) else Path(out)
+    return as_given(out, target)
 
 
 class _PredictionRun:

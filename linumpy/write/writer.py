@@ -26,9 +26,8 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.output.checks import check_target, checked_version, target_of
+from linumpy.io.output.checks import as_given, check_target, checked_version, target_of
 from linumpy.io.output.folders import new_folder
-from linumpy.io.output.objects import ObjectFolder
 from linumpy.io.output.syscalls import named_errors
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
@@ -185,7 +184,7 @@ class OmeZarrWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._target = target_of(path, storage_options)
-        self.path = path if isinstance(self._target, ObjectFolder) else Path(path)
+        self.path = as_given(path, self._target)
         self._image = image = plan_image(
             shape, dtype, spacing, axes=axes, chunks=chunks, shards=shards, codec=codec, compressors=compressors,
             name=name if name is not None else (carried and carried.name) or self._target.name,

@@ -44,7 +44,7 @@ struct Requests {
     size_t responses = 0;
     double fast = 0, slow = 0;  // what 10 % and 95 % of the last latencies did not exceed; 0 before MIN_PEERS responses
     double hedges_saved = 1;
-    i64 hedges = 0;  // hedged requests of which a response is awaited, by somebody or by nobody
+    i64 hedges = 0;  // requests sent twice of which not both responses have come
 };
 
 std::atomic<Requests *> shared_requests{nullptr};

@@ -45,7 +45,7 @@ void set_fetch(lc_fetch_object function);
 void set_hedging(bool allowed);
 // In a forked child: forget the requests of the parent.
 void forget_requests();
-// Wait for the requests in flight, also those whose responses nobody awaits, and end their threads.
+// Wait for all requests in flight, also late ones of which the second request was faster, and end their threads.
 void stop_requests() noexcept;
 
 // Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Sends it again if the

@@ -30,6 +30,11 @@ def target_of(output: str | Path, storage_options: Mapping[str, Any] | None = No
     return absolute(output)
 
 
+def as_given(output: str | Path, target: Target) -> str | Path:
+    """Return the output that a caller named, for him: a URL as it is, and anything else as a path."""
+    return output if isinstance(target, ObjectFolder) else Path(output)
+
+
 def check_target(path: Target, *, overwrite: bool) -> None:
     """Check the place of an OME-Zarr image to write; `overwrite` allows a Zarr folder or an ``.ozx`` file there."""
     if isinstance(path, ObjectFolder):

@@ -157,11 +157,11 @@ class Claim:
             except _RefusedError:
                 # An answer may have been lost, so that the same request was sent again.
                 found = _journal(self.folder)
-                if found is None or found[0].get("run") != self.run:
+                if found is None or found.document.get("run") != self.run:
                     why = "was removed while it was written" if found is None else "is being written by another run"
                     store.refusal = ResumeError(f"{self.folder} {why}: this run stops")
                     raise store.refusal from None
-                self._version = found[1]
+                self._version = found.version
             self._renewed = time.monotonic()
 
     def check(self) -> None:
@@ -179,14 +179,10 @@ class Claim:
                 try:
                     _put_if(store, key, data, None)
                 except _RefusedError:
-                    if _content(store, key) != data:
+                    if _read(store, key)[0] != data:
                         raise FileExistsError(f"{self.folder} was made by another program meanwhile") from None
         store.held.clear()
-        self.remove_journal()
-
-    def remove_journal(self) -> None:
-        """Remove the journal."""
-        self.folder.store.remove(_JOURNAL)
+        store.remove(_JOURNAL)
 
     def stop(self) -> None:
         """End the thread."""
@@ -233,30 +229,42 @@ def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str
 _without_conditions: set[str] = set()
 
 
-def _content(store: RemoteStore, key: str) -> bytes:
+def _read(store: RemoteStore, key: str) -> tuple[bytes, Any]:
+    """Return the bytes of an object, and what the store tells of it."""
     import obstore
 
     with store.errors(key):
-        return obstore.get(store.store, key).bytes().to_bytes()
+        found = obstore.get(store.store, key)
+        return found.bytes().to_bytes(), found.meta
 
 
-def _journal(folder: ObjectFolder) -> tuple[dict[str, Any], dict[str, str], float] | None:
-    """Return the journal of an image, its version, and its age in seconds; None if there is none."""
-    import obstore
+@dataclass(frozen=True)
+class _Journal:
+    """The journal of some run: what it holds, its version in the store, and its age in seconds."""
 
+    document: dict[str, Any]
+    version: dict[str, str]
+    age: float
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run may still write: it has not ended by an error, and was not killed."""
+        return not self.document.get("released") and self.age < _LEASE_SECONDS
+
+
+def _journal(folder: ObjectFolder) -> _Journal | None:
+    """Read the journal of an image; None if there is none."""
     try:
-        with folder.store.errors(_JOURNAL):
-            found = obstore.get(folder.store.store, _JOURNAL)
-            body = found.bytes().to_bytes()
+        body, meta = _read(folder.store, _JOURNAL)
     except FileNotFoundError:
         return None
     try:
         document = json.loads(body)
     except ValueError:
         document = {}
-    age = (datetime.now(UTC) - found.meta["last_modified"]).total_seconds()
-    version = {name: value for name in ("e_tag", "version") if (value := found.meta.get(name)) is not None}
-    return document if isinstance(document, dict) else {}, version, age  # type: ignore[return-value]
+    age = (datetime.now(UTC) - meta["last_modified"]).total_seconds()
+    version = {name: value for name in ("e_tag", "version") if (value := meta.get(name)) is not None}
+    return _Journal(document if isinstance(document, dict) else {}, version, max(age, 0.0))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -270,20 +278,20 @@ def claimed(
     """
     check_objects(folder, overwrite=overwrite)
     left = _journal(folder)
-    if left is not None and not left[0].get("released") and left[2] < _LEASE_SECONDS:
+    if left is not None and left.is_active:
         raise ResumeError(
-            f"{folder} is being written by another run, which was active {max(left[2], 0):.0f} s ago: wait for it, or "
+            f"{folder} is being written by another run, which was active {left.age:.0f} s ago: wait for it, or "
             f"choose another URL; a killed run can be followed after {_LEASE_SECONDS:.0f} s"
         )
-    earlier = dict(left[0]) if left is not None and continues(left[0]) else {}
+    earlier = dict(left.document) if left is not None and continues(left.document) else {}
     earlier.pop("released", None)
     claim = Claim(folder, earlier)
     try:
-        claim.take(None if left is None else left[1])
+        claim.take(None if left is None else left.version)
         try:
             check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
         except BaseException:
-            claim.remove_journal()
+            folder.store.remove(_JOURNAL)
             raise
         if not earlier:
             if left is not None:
@@ -326,9 +334,9 @@ def clean_objects(folder: ObjectFolder) -> bool:
     left = _journal(folder)
     if left is None:
         return False
-    if not left[0].get("released") and left[2] < _LEASE_SECONDS:
-        raise ResumeError(f"{folder} is being written by a run that was active {max(left[2], 0):.0f} s ago")
+    if left.is_active:
+        raise ResumeError(f"{folder} is being written by a run that was active {left.age:.0f} s ago")
     if not _names(folder) & set(ZARR_FILES):
         _remove(folder)
-    Claim(folder, {}).remove_journal()
+    folder.store.remove(_JOURNAL)
     return True
