@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import numcodecs
 import numpy as np
@@ -108,12 +109,9 @@ def test_a_batch_that_was_read_is_not_waited_for(volume, pipeline, waits):
     assert waited.threads == []
 
 
-def test_batches_beside_a_busy_thread(volume, pipeline):
-    """A batch takes a few turns of the interpreter, not some for each crop."""
-    p = pipeline(batch_size=32, lookahead_batches=4)
-    p.push([stream.Sample(volume[0], BOX)] * 32 * 40)
-    for batch in p.batches(4):
-        batch.release()
+@contextmanager
+def busy_thread():
+    """Another thread that never sleeps, and from which the interpreter's lock is had after 20 ms."""
     stopped = False
 
     def spin():
@@ -124,15 +122,55 @@ def test_batches_beside_a_busy_thread(volume, pipeline):
     sys.setswitchinterval(0.02)
     try:
         other.start()
-        begin = time.perf_counter()
-        for batch in p.batches(20):
-            batch.release()
-        seconds = time.perf_counter() - begin
+        yield
     finally:
         sys.setswitchinterval(before)
         stopped = True
         other.join()
+
+
+def test_batches_beside_a_busy_thread(volume, pipeline):
+    """A batch takes a few turns of the interpreter, not some for each crop."""
+    p = pipeline(batch_size=32, lookahead_batches=4)
+    p.push([stream.Sample(volume[0], BOX)] * 32 * 40)
+    for batch in p.batches(4):
+        batch.release()
+    with busy_thread():
+        begin = time.perf_counter()
+        for batch in p.batches(20):
+            batch.release()
+        seconds = time.perf_counter() - begin
     assert seconds / 20 < 8 * 0.02  # 32 crops, each waited for by itself, would take 32 turns
+
+
+@pytest.mark.parametrize(("slots", "least", "most"), [(40, 8, 16), (7, 4, 5), (4, 1, 2), (3, 1, 2)])
+def test_more_batches_are_read_ahead_beside_a_busy_thread_where_they_fit(volume, pipeline, slots, least, most):
+    path, values = volume
+    boxes = [((k % 16, k % 16 + 4), *BOX[1:]) for k in range(1200)]
+    p = pipeline(batch_size=2, lookahead_batches=2, device_buffer_bytes=slots * 1024)  # a batch has 960 bytes
+    p.push(stream.Sample(path, box) for box in boxes)
+    found, in_flight = [], []
+
+    def pop(count):
+        for batch in p.batches(count):
+            with batch as tensor:
+                found.append(tensor.numpy()[:, 0, 0, 0])
+            in_flight.append(p.in_flight)
+
+    pop(10)
+    assert max(in_flight) <= 2
+    with busy_thread():
+        end = time.monotonic() + 20
+        while max(in_flight) < least and time.monotonic() < end and len(found) < 500:
+            pop(1)
+        pop(5)
+    assert least <= max(in_flight) <= most
+    for _ in range(50):  # until turns are timely again
+        time.sleep(0.005)
+        pop(1)
+    p.flush()
+    assert p.in_flight <= 2
+    assert np.array_equal(np.concatenate(found), [values[box[0][0], 0, 0] for box in boxes[: 2 * len(found)]])
 
 
 def rewritten(path, values, **options):

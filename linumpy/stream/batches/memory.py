@@ -49,6 +49,8 @@ def recorded(stream: Stream) -> Event:
 
 #: An event of a consumer, before which a slot must not be reused; None stands for all work of the device.
 Released = Event | int | None
+#: Spare slots for each batch that is read ahead.
+_SPARE_LOOKAHEAD = 7
 #: A free slot, and the events before which it must not be reused.
 Freed = tuple[int, list[Released]]
 
@@ -120,6 +122,7 @@ class Memory:
             memory = _device_memory(nbytes, device_id)
             self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0  # bytes of a slot, and number of slots; 0 before :meth:`divide`
+        self.spare_slots = 0  # further slots, which nobody takes before :meth:`use_spare_slots`
         self._stage_begin = 0
         #: Parts of the ring that are taken, in order: begin and end as offsets in the memory, and the batch's number.
         self._stages: deque[tuple[int, int, int]] = deque()
@@ -129,8 +132,8 @@ class Memory:
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
         """Divide the memory, once: slots for batches, and a ring for staged crops.
 
-        There are at most `lookahead` + 2 slots, two of them for the consumer. `stage_nbytes`: estimated bytes of the
-        staged crops of a full batch.
+        There are at most `lookahead` + 2 slots, two of them for the consumer, and spare slots for seven times as many
+        batches where they fit. `stage_nbytes`: estimated bytes of the staged crops of a full batch.
         """
         minimum = 2 * slot_nbytes + stage_nbytes
         if minimum > self.nbytes:
@@ -139,12 +142,17 @@ class Memory:
                 + (f" and {stage_nbytes} bytes of staged crops" if stage_nbytes else "")
                 + f": pass at least {minimum}"
             )
-        slots = lookahead + 2
-        while slots > 2 and slots * slot_nbytes + (slots - 1) * stage_nbytes > self.nbytes:
-            slots -= 1
-        self.slot_nbytes, self.slots = slot_nbytes, slots
-        self._stage_begin = slots * slot_nbytes
-        for slot in range(slots):
+        fitting = (self.nbytes + stage_nbytes) // (slot_nbytes + stage_nbytes)
+        self.slot_nbytes, self.slots = slot_nbytes, min(fitting, lookahead + 2)
+        self.spare_slots = min(fitting - self.slots, _SPARE_LOOKAHEAD * lookahead)
+        self._stage_begin = (self.slots + self.spare_slots) * slot_nbytes
+        for slot in range(self.slots):
+            self.freed.put((slot, []))
+
+    def use_spare_slots(self) -> None:
+        """Add the spare slots to the others."""
+        first, self.slots, self.spare_slots = self.slots, self.slots + self.spare_slots, 0
+        for slot in range(first, self.slots):
             self.freed.put((slot, []))
 
     def take_slot(self, timeout: float | None) -> Lease | None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: How long a consumer waits for a turn of the first thread; a turn takes about a fifth of this time.
 _TURN_SECONDS = 0.001
-#: Number of pops that do not wait for a turn, after a pop whose thread got the interpreter's lock back late.
-_POPS_WITHOUT_WAIT = 16
+#: If so many more turns are late than half of those that are not, more batches are read ahead.
+_LATE_TURNS = 4
 #: How long `stop` waits for the threads to end.
 _JOIN_SECONDS = 5.0
 
@@ -36,7 +36,8 @@ class Producer:
     that their arrays are opened ahead.
 
     A *turn* is the time from a wake-up of a thread, which must get the interpreter's lock, until the thread sleeps
-    again. Most batches take one turn of one thread. Beside a busy Python thread each turn waits 5 ms for the lock.
+    again. Most batches take one turn of one thread. Beside a busy Python thread each turn waits 5 ms for the lock. So
+    after several late turns more batches are read ahead, as memory allows, and one turn submits many.
 
     `changed` guards the attributes that the consumer reads, and is notified when they change.
     """
@@ -56,7 +57,8 @@ class Producer:
         self._partial: list[Pulled] = []
         self._pulled: deque[InFlight] = deque()
         self._coming = 0  # number of batches that were pulled and are not in `ready` yet
-        self._pops_without_wait = 0
+        self._late_turns = 0.0  # number of late turns less half of the others, between 0 and twice `_LATE_TURNS`
+        self._wake_up_time: float | None = None  # when the first thread was woken up for the turn that it has not begun
         self._pulling = self._submitting = self.closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(step,), name=f"linumpy-stream-{name}", daemon=True)
@@ -122,23 +124,16 @@ class Producer:
 
         A consumer whose batches were read ahead never blocks. The first thread then gets the interpreter's lock only
         when the interpreter switches threads. That is often while the consumer holds :attr:`changed`, so that the
-        thread waits again. Beside several busy threads the consumer gets the lock back late, and the wait costs more
-        than it gains: then few pops wait.
+        thread waits again. Where turns are late, the consumer too would get the lock back late: then it does not wait.
         """
-        is_late = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
-        if not is_late or self.feed.is_in_iterable or self.is_own_thread:
-            return
-        if self._pops_without_wait:
-            self._pops_without_wait -= 1
-            return
-        begin = time.perf_counter()
-        self.changed.wait(_TURN_SECONDS)
-        if time.perf_counter() - begin > _TURN_SECONDS + sys.getswitchinterval():
-            self._pops_without_wait = _POPS_WITHOUT_WAIT
+        has_missed = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
+        if has_missed and not (self._late_turns or self.feed.is_in_iterable or self.is_own_thread):
+            self.changed.wait(_TURN_SECONDS)
 
     def _wake_up(self) -> None:
         """Wake up the threads that have work; call it while holding :attr:`changed`."""
         if self._may_pull and not self._pulling:
+            self._wake_up_time = self._wake_up_time or time.perf_counter()
             self._pulls.notify()
         if self._pulled and not self._submitting:
             self._submits.notify()
@@ -184,7 +179,11 @@ class Producer:
 
     @property
     def _may_pull(self) -> bool:
-        return self.feed.has_more and len(self.ready) + self._coming < self._config.lookahead_batches
+        if self._late_turns < _LATE_TURNS:
+            lookahead = self._config.lookahead_batches
+        else:
+            lookahead = max(self._config.lookahead_batches, self._memory.slots - 2)  # two are the consumer's
+        return self.feed.has_more and len(self.ready) + self._coming < lookahead
 
     def stop(self) -> None:
         """End the threads, and close :attr:`sources`; allowed any number of times."""
@@ -232,6 +231,7 @@ class Producer:
                 self._pulls.wait()
             if self.closed:
                 return False
+            self._count_late_turns()
             self._pulling = True
         batch = self._pull_batch()
         with self.changed:
@@ -247,6 +247,16 @@ class Producer:
             if self._pulled and not self._submitting:
                 self._submits.notify()
         return True
+
+    def _count_late_turns(self) -> None:
+        """Count a turn as late if the interpreter's lock was had only when the interpreter switched threads."""
+        if self._wake_up_time is None:
+            return
+        is_late = time.perf_counter() - self._wake_up_time > 0.8 * sys.getswitchinterval()
+        self._wake_up_time = None
+        self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
+        if self._late_turns >= _LATE_TURNS and self._memory.spare_slots:
+            self._memory.use_spare_slots()
 
     def _pull_batch(self) -> InFlight | None:
         """Pull until a batch is full or flushed, or the iterable raises; None where samples are missing.
