@@ -26,7 +26,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface, equal to LC_ABI in core.h.
-ABI = 14
+ABI = 15
 #: Environment variable; the value "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: Advice for an installation in which the core was not built.
@@ -284,6 +284,7 @@ _QUICK: _Signatures = {
     "lc_reader_stats": (None, [c_void_p, POINTER(Stats)]),
     "lc_submit": (c_int64, [c_void_p, POINTER(Batch), POINTER(c_void_p)]),
     "lc_job_done": (c_int64, [c_void_p]),
+    "lc_since_wait": (c_double, []),
     "lc_jobs_over": (c_int64, [c_void_p, c_int64]),
     "lc_jobs_failed": (c_int64, [c_void_p, c_int64, c_int64]),
     "lc_jobs_release": (c_int64, [c_void_p, c_int64]),

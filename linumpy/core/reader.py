@@ -263,15 +263,19 @@ class CoreJobs:
         self.owned.clear()
         return True
 
-    def wait(self) -> None:
+    def wait(self) -> float:
         """Wait until all jobs are over, while Python handles signals; if they are over, keep Python's lock.
+
+        Returns the seconds that the thread then waited for the lock.
 
         `RuntimeError`: The interpreter is ending, and the jobs were not finished.
         """
-        wait = self.reader._library.waiting.lc_wait_jobs
+        wait, seconds = self.reader._library.waiting.lc_wait_jobs, 0.0
         while not self.done():
             if wait(self.pointers, len(self.pointers), _WAIT_SECONDS) < 0:
                 raise RuntimeError("the interpreter is ending, and the jobs were not finished")
+            seconds = self.quick.lc_since_wait()
+        return seconds
 
     def failed(self) -> list[int]:
         """Return the numbers of the jobs that have failed; all jobs must be over."""

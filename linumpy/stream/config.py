@@ -237,8 +237,8 @@ class Config:
     dtype : Dtype
         Dtype of batches: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
     lookahead_batches : int
-        Maximum number of batches that are read ahead; memory may allow fewer. Beside Python threads that never sleep,
-        up to eight times as many, where `device_buffer_bytes` holds them.
+        Maximum number of batches that are read ahead; memory may allow fewer. Of lists, tuples and samplers up to eight
+        times as many beside Python threads that never sleep, where `device_buffer_bytes` holds them.
     n_io_threads : int
         Threads that open arrays ahead. The reader has threads of its own for chunks.
     n_compute_threads : int

@@ -122,15 +122,22 @@ int64_t lc_wait_job(lc_job *handle, double seconds) { return lc_wait_jobs(&handl
 
 int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) { return std::all_of(jobs, jobs + count, is_over); }
 
+namespace {
+thread_local double wait_end = 0;
+}
+
 int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds) {
     const double end = lc::now() + seconds;
     if (seconds > 0 && count && !is_over(jobs[count - 1]))
         if (const std::shared_ptr<lc::Reader> reader = jobs[count - 1]->reader.lock()) reader->help();
-    for (int64_t n = 0; n < count; ++n)
-        if (!is_over(jobs[n]) && !jobs[n]->job->wait(std::max(0.0, end - lc::now())))
-            return lc::Pool::shared().stopped() ? -1 : 0;
-    return 1;
+    const bool over = std::all_of(jobs, jobs + count, [end](const lc_job *handle) {
+        return is_over(handle) || handle->job->wait(std::max(0.0, end - lc::now()));
+    });
+    wait_end = lc::now();
+    return over ? 1 : lc::Pool::shared().stopped() ? -1 : 0;
 }
+
+double lc_since_wait(void) { return lc::now() - wait_end; }
 
 int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first) {
     for (int64_t n = first; n < count; ++n)

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 14
+#define LC_ABI 15
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -340,6 +340,8 @@ LC_API int64_t lc_wait_job(lc_job *, double seconds);
 // out the work itself.
 LC_API int64_t lc_jobs_over(lc_job *const *jobs, int64_t count);
 LC_API int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds);
+// Return the seconds since `lc_wait_jobs` last returned in the calling thread: how long it waited for Python's lock.
+LC_API double lc_since_wait(void);
 // Return the index of the first failed job from index `first` on; -1 if none has failed. The jobs must be over.
 LC_API int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first);
 // If all `count` jobs are over, release them and set their handles to NULL; returns whether that is so. A caller that is

@@ -33,10 +33,11 @@ class JobList:
         """Return one of the jobs, for the array that its ticket returns."""
         return self._jobs[number]
 
-    def wait(self) -> None:
-        """Wait until all jobs have ended."""
+    def wait(self) -> float:
+        """Wait until all jobs have ended; return 0, as it is not known how long the thread waited for Python's lock."""
         for job in self._jobs:
             job.wait()
+        return 0.0
 
     def done(self) -> bool:
         """Say whether all jobs have ended."""
@@ -158,10 +159,12 @@ class Together:
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the arrays that were read")
 
-    def wait(self) -> None:
-        """Wait until all jobs have ended; signals are handled meanwhile."""
-        for group in self._groups:
-            group.jobs.wait()
+    def wait(self) -> float:
+        """Wait until all jobs have ended; signals are handled meanwhile.
+
+        Returns the seconds that the thread then waited for Python's lock, where that is known.
+        """
+        return max((group.jobs.wait() for group in self._groups), default=0.0)
 
     def done(self) -> bool:
         """Say whether :meth:`wait` returns at once."""

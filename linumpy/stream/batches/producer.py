@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: How long a consumer waits for a turn of the first thread; a turn takes about a fifth of this time.
 _TURN_SECONDS = 0.001
-#: If so many more turns are late than half of those that are not, more batches are read ahead.
+#: If so many more turns are late than half of the others, more batches are read ahead.
 _LATE_TURNS = 4
 #: How long `stop` waits for the threads to end.
 _JOIN_SECONDS = 5.0
@@ -57,7 +57,7 @@ class Producer:
         self._partial: list[Pulled] = []
         self._pulled: deque[InFlight] = deque()
         self._coming = 0  # number of batches that were pulled and are not in `ready` yet
-        self._late_turns = 0.0  # number of late turns less half of the others, between 0 and twice `_LATE_TURNS`
+        self._late_turns = 0.0  # late turns less half of the others, between 0 and twice `_LATE_TURNS`
         self._wake_up_time: float | None = None  # when the first thread was woken up for the turn that it has not begun
         self._pulling = self._submitting = self.closed = False
         self._threads = [
@@ -130,6 +130,16 @@ class Producer:
         if has_missed and not (self._late_turns or self.feed.is_in_iterable or self.is_own_thread):
             self.changed.wait(_TURN_SECONDS)
 
+    def count_turn(self, seconds: float) -> None:
+        """Count a turn, of a thread or of the consumer, that began `seconds` late; call it holding :attr:`changed`.
+
+        It is late if the interpreter's lock was had only when the interpreter switched threads.
+        """
+        is_late = seconds > 0.8 * sys.getswitchinterval()
+        self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
+        if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
+            self._memory.use_spare_slots()
+
     def _wake_up(self) -> None:
         """Wake up the threads that have work; call it while holding :attr:`changed`."""
         if self._may_pull and not self._pulling:
@@ -179,10 +189,9 @@ class Producer:
 
     @property
     def _may_pull(self) -> bool:
-        if self._late_turns < _LATE_TURNS:
-            lookahead = self._config.lookahead_batches
-        else:
-            lookahead = max(self._config.lookahead_batches, self._memory.slots - 2)  # two are the consumer's
+        lookahead = self._config.lookahead_batches
+        if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
+            lookahead = max(lookahead, self._memory.slots - 2)  # two are the consumer's
         return self.feed.has_more and len(self.ready) + self._coming < lookahead
 
     def stop(self) -> None:
@@ -231,7 +240,9 @@ class Producer:
                 self._pulls.wait()
             if self.closed:
                 return False
-            self._count_late_turns()
+            if self._wake_up_time is not None:
+                self.count_turn(time.perf_counter() - self._wake_up_time)
+                self._wake_up_time = None
             self._pulling = True
         batch = self._pull_batch()
         with self.changed:
@@ -247,16 +258,6 @@ class Producer:
             if self._pulled and not self._submitting:
                 self._submits.notify()
         return True
-
-    def _count_late_turns(self) -> None:
-        """Count a turn as late if the interpreter's lock was had only when the interpreter switched threads."""
-        if self._wake_up_time is None:
-            return
-        is_late = time.perf_counter() - self._wake_up_time > 0.8 * sys.getswitchinterval()
-        self._wake_up_time = None
-        self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
-        if self._late_turns >= _LATE_TURNS and self._memory.spare_slots:
-            self._memory.use_spare_slots()
 
     def _pull_batch(self) -> InFlight | None:
         """Pull until a batch is full or flushed, or the iterable raises; None where samples are missing.
