@@ -52,7 +52,8 @@ def work_through(
       work and return.
     - `write`: name, result → None, or a function that waits for the files, which the caller's thread calls. Called in a
       thread of its own, in order, when the work of `compute` on the device is complete. When `write` returns, the
-      memory of the result may be reused. By default nothing is written.
+      memory of the result may be reused; if it returns None, after the work that it has started on the device. By
+      default nothing is written.
     - `device`: with ``"cuda"`` the threads use the caller's current CUDA device, with a stream for reads and one for
       writes.
     - `done`: called with the name of each written block, in the caller's thread.
@@ -72,7 +73,10 @@ def work_through(
             ordering.wait_for(computed)
             # If the source were freed earlier, the next block could reuse memory that a kernel still reads.
             source.clear()
-            return write(name, result)
+            finish = write(name, result)
+            if finish is None:  # such as a sum to which `result` is added on the stream of this thread
+                ordering.wait_for(ordering.mark())
+            return finish
 
     with (
         closing(ordering),

@@ -1,10 +1,12 @@
 """If this fails, tiles are lost or mixed while one is read, one computed and one written."""
 
+import contextlib
 import gc
 import threading
 import time
 import weakref
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,6 +82,53 @@ def test_no_tiles_and_nothing_to_write():
     seen = []
     work_through(range(3), lambda n: n, lambda n, tile: seen.append(tile))
     assert seen == [0, 1, 2]
+
+
+class Stream(contextlib.nullcontext):
+    """A stream of a device whose work is done when something waits for it."""
+
+    of_thread = threading.local()
+
+    def __init__(self):
+        super().__init__()
+        self.work = []
+
+    def __enter__(self):
+        self.of_thread.current = self
+
+    def synchronize(self):
+        while self.work:
+            self.work.pop(0)()
+
+    def record(self):
+        return self
+
+    def wait_event(self, event):
+        event.synchronize()
+
+
+def test_no_result_is_let_go_while_a_device_still_adds_it_up(monkeypatch):
+    """A write may start work on its stream, and return."""
+    here, streams, alive, added = Stream(), (Stream(), Stream()), weakref.WeakValueDictionary(), []
+
+    def current():
+        return getattr(Stream.of_thread, "current", here)
+
+    device = contextlib.nullcontext()
+    device.id = 0
+    cuda = SimpleNamespace(Device=lambda *_: device, get_current_stream=current)
+    monkeypatch.setattr(overlap, "require_cuda", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(overlap, "_streams", lambda device: streams)
+
+    def compute(number, tile):
+        result = alive[number] = Tile(number)
+        return result
+
+    def write(number, result):
+        current().work.append(lambda: added.append(number in alive))
+
+    work_through(range(5), lambda number: None, compute, write, device="cuda")
+    assert added == [True] * 5
 
 
 def test_an_interrupt_ends_it():
