@@ -56,8 +56,8 @@ from linumpy.write.writer import Progress
 Model = Callable[[Any], Any]
 """A batch of crops (batch, channel, *crop) → predictions (batch, channel, *crop), or (batch, *crop)."""
 
-#: Default memory for sums of predictions: a fraction of the free memory, and a maximum in bytes.
-_MEMORY_FRACTION, _MAX_MEMORY_NBYTES = 0.25, 8 * 2**30
+#: Default memory for sums of predictions and kept chunks: the free memory over a divisor, and a maximum in bytes.
+_MEMORY_DIVISOR, _MAX_MEMORY_NBYTES = 3, 16 * 2**30
 _READER_NBYTES = 256 * 2**20
 
 
@@ -141,12 +141,12 @@ def predict(
     device : {"auto", "cuda", "cpu"}
         Device of batches and sums.
     memory : int, optional
-        Half of the bytes that sums of predictions, and decoded chunks of the source that following crops need again,
-        may take together; by default a quarter of the free memory, at most 8 GiB. With less memory the image is made in
-        more columns, and a crop that touches several columns is read and predicted again for each column. A column that
-        is one chunk (or shard) wide is made even if it takes more memory. Each chunk of the source is fetched once if
-        the crops at one position along the first axis fit: their sums, and the chunks that they touch. The log says how
-        many chunks were fetched, at level INFO.
+        Limit in bytes of sums of predictions, planes that are being written, and decoded chunks of the source that
+        following crops need again; by default a third of the free memory, at most 16 GiB. With less memory the image is
+        made in more columns, and a crop that touches several columns is read and predicted again for each column. A
+        column that is one chunk (or shard) wide is made even if it takes more memory. Each chunk of the source is
+        fetched once if the crops at one position along the first axis fit: their sums, and the chunks that they touch.
+        The log says how many chunks were fetched, at level INFO.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
@@ -201,9 +201,9 @@ def predict(
     if limit is None:
         with on_device:
             free = free_memory() if target_device.is_cuda else host_memory()
-        limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
+        limit = min(free // _MEMORY_DIVISOR, _MAX_MEMORY_NBYTES)
     config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, source_options)
-    columns = task.columns(image.stored[0][len(task.leading) :], 2 * limit)
+    columns = task.columns(image.stored[0][len(task.leading) :], limit)
     config = replace(config, cache_bytes=columns.cache_bytes)
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:

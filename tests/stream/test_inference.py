@@ -137,7 +137,7 @@ def test_a_tenth_of_the_memory_of_a_slab_fetches_few_chunks_again_and_the_log_sa
     options = {"shape": (16, 16, 16), "overlap": 4, "batch_size": 4, "spacing": (1, 1, 1), "device": "cpu"}
     with serve(tmp_path / "served") as server, caplog.at_level("INFO", "linumpy"):
         stream.predict(
-            lambda batch: batch[:, 0], f"{server.url}/a", tmp_path / "b", chunks=(8, 8, 8), memory=slab_nbytes // 20,
+            lambda batch: batch[:, 0], f"{server.url}/a", tmp_path / "b", chunks=(8, 8, 8), memory=slab_nbytes // 10,
             **options,
         )  # fmt: skip
         fetched = [path for command, path, _ in server.of("/c/") if command == "GET"]
