@@ -37,7 +37,7 @@ def halves(folder, smooth):
 )
 def test_in_host_memory(tmp_path, order, smooth, compressors):
     """Far less than source and result; what is taken beyond the limit is what the documentation says."""
-    image = volume((256, 256, 256))
+    image = volume((256, 256, 384))
     write_omezarr(tmp_path / "a", image, (5, 5, 5), chunks=(64, 64, 64), compressors=compressors)
     nbytes, limit = image.nbytes, 24 * MIB
     del image
