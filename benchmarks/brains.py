@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.brain_peers import PEERS
+from linumpy.arrays import DeviceName
 from linumpy.demo_brain import run_of
 from linumpy.io.output.files import replacing
 from linumpy.pipeline.runner import run_pipeline
@@ -56,7 +57,7 @@ class Request:
     seed: int
     kind: str
     scale: float = 1.0
-    device: str = "cpu"
+    device: DeviceName = "cpu"
     keep: Path | None = None
     peers: tuple[str, ...] = tuple(PEERS)
 
@@ -97,7 +98,7 @@ def _errors(spec: BrainSpec, folder: Path, request: Request) -> list[StageError]
     return errors
 
 
-def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, device: str = "cpu") -> None:
+def run_without(spec: BrainSpec, run: Run, name: str, output: Path, *, device: DeviceName = "cpu") -> None:
     """Repeat the end of a finished run without one of :data:`WITHOUT`.
 
     Positions and transforms, which later stages need, are replaced by nominal positions and by the motor's transforms.

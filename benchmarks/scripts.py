@@ -24,6 +24,7 @@ import zarr
 from scipy import ndimage
 
 from linumpy import cli
+from linumpy.arrays import DeviceName
 from linumpy.benchmark.timing import GIB, Bench, Suite, Work
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.ome import open_image
@@ -53,7 +54,7 @@ class Mosaic:
     path: Path
     base: np.ndarray
     numbers: np.ndarray
-    device: str
+    device: DeviceName
     device_memory: int | None
 
 

@@ -36,6 +36,7 @@ import numpy as np
 import zarr
 
 from linumpy import cli
+from linumpy.arrays import DeviceName
 from linumpy.benchmark.timing import GIB, Bench, Case, Suite, peer_module
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
@@ -129,7 +130,7 @@ class Crops:
     paths: tuple[str, ...]
     crops: tuple[Sample, ...]
     caller: Caller
-    device: str
+    device: DeviceName
 
     @property
     def batches(self) -> int:

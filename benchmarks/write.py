@@ -25,7 +25,7 @@ import numcodecs
 import numpy as np
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.benchmark.timing import GIB, Bench, CannotRunError, Suite, peer_module
 from linumpy.device import array_module, synchronize, to_host, usable_cores
 from linumpy.io.codecs import host_encoder, zarr_codecs
@@ -212,11 +212,11 @@ def _is_same(voxels: np.ndarray, result: np.ndarray) -> str:
 # ---- images made of images
 
 
-def _converted(source: Path, target: Path, device: str) -> None:
+def _converted(source: Path, target: Path, device: DeviceName) -> None:
     convert_zarr(source, target, chunks=(64, 128, 128), durable=False, device=device)
 
 
-def _halved(source: Path, target: Path, device: str) -> None:
+def _halved(source: Path, target: Path, device: DeviceName) -> None:
     spacing = tuple(2 * step for step in _SPACING_UM)
     resample_zarr(source, target, spacing, anti_aliasing=False, mode="nearest", durable=False, device=device)
 

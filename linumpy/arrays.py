@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 #: An array on the host (``numpy.ndarray``) or on a device (``cupy.ndarray``). CuPy has no types, and its arrays have
 #: NumPy's methods; :func:`array_module` returns the package that works on one.
 Array = np.ndarray
+
+#: Names of devices, as callers pass them: ``"auto"`` is the GPU if there is one.
+DeviceName = Literal["auto", "cuda", "cpu"]
+#: Where a reader reads to: a CUDA device by its number, or host memory.
+ReadDevice = int | Literal["cpu"]
 
 
 def bits_of(dtype: np.dtype) -> np.dtype:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from linumpy import device as devices
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
@@ -99,7 +99,7 @@ class _Clock:
 
 
 def run_demo(
-    out: str | Path = "linum-demo", size: str = "small", device: str | None = None, *, overwrite: bool = False
+    out: str | Path = "linum-demo", size: str = "small", device: DeviceName | None = None, *, overwrite: bool = False
 ) -> DemoResult:
     """Run the demo.
 

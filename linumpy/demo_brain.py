@@ -13,6 +13,7 @@ from pathlib import Path
 
 from linumpy import device as devices
 from linumpy import kernel_cache
+from linumpy.arrays import DeviceName
 from linumpy.device import Device
 from linumpy.io.output.checks import check_parent, refuse_url
 from linumpy.kernel_cache import Compiled
@@ -101,7 +102,7 @@ def _told(error: StageError) -> str:
 def run_brain_demo(
     out: str | Path = "linum-demo",
     size: str = "small",
-    device: str | None = None,
+    device: DeviceName | None = None,
     *,
     overwrite: bool = False,
     seed: int = SEED,

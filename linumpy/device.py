@@ -18,11 +18,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from linumpy import kernel_cache, packages
+from linumpy.arrays import DeviceName
 from linumpy.arrays import array_module as array_module
 from linumpy.arrays import is_device_array as is_device_array
 from linumpy.arrays import to_host as to_host
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 #: Environment variable that ``resolve()`` uses if the caller names no device.
 DEVICE_VARIABLE = "LINUMPY_DEVICE"
-_KINDS = ("auto", "cuda", "cpu")
+_KINDS: tuple[DeviceName, ...] = ("auto", "cuda", "cpu")
 
 #: Whether this process has started CUDA; and whether it was forked from a process that had, so that CUDA fails in it.
 _cuda_started = _cuda_lost = False
@@ -81,7 +82,7 @@ class Device:
         Why this device was chosen, in a few words.
     """
 
-    kind: str
+    kind: Literal["cuda", "cpu"]
     index: int | None
     reason: str
 
@@ -99,7 +100,7 @@ class Device:
         return f"cuda:{self.index}" if self.is_cuda else "cpu"
 
 
-def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
+def resolve(kind: DeviceName | None = None, device_id: int | None = None) -> Device:
     """Choose the device.
 
     Parameters
@@ -139,16 +140,17 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     return device
 
 
-def requested_kind(kind: str | None) -> str:
+def requested_kind(kind: DeviceName | None) -> DeviceName:
     """Return the kind of device that the caller, or else ``LINUMPY_DEVICE``, requests; ``ValueError`` if unknown."""
     if kind is not None:
         if kind not in _KINDS:
             raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
         return kind
-    kind = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
-    if kind not in _KINDS:
-        raise ValueError(f"{DEVICE_VARIABLE}={kind!r} is unknown: set it to one of {', '.join(_KINDS)}")
-    return kind
+    name = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
+    for known in _KINDS:
+        if name == known:
+            return known
+    raise ValueError(f"{DEVICE_VARIABLE}={name!r} is unknown: set it to one of {', '.join(_KINDS)}")
 
 
 def array_module_of(kind: str) -> ModuleType:
@@ -207,7 +209,7 @@ def _import_cupy() -> ModuleType:
     return cupy
 
 
-def transfers(array: Any, device: str | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def transfers(array: Any, device: DeviceName | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return two functions: to copy arrays to where a computation runs, and its results to the memory of `array`.
 
     They return an array unchanged if it is in the right memory.

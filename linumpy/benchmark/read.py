@@ -40,7 +40,7 @@ from linumpy.benchmark.timing import GIB, Bench, Suite, peer_module
 from linumpy.device import is_device_array, require_cuda, to_host, usable_cores
 from linumpy.errors import SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
-from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
+from linumpy.gpu.zarr_io import Backend, read_zarr, read_zarr_to_gpu
 from linumpy.io.open import open_source
 from linumpy.io.zarr_mode import gpu_mode, host_zarr_context
 from linumpy.packages import install_line
@@ -102,7 +102,7 @@ class Stored:
 # ---- ways to read; each returns a call that makes a new array
 
 
-def _linumpy(stored: Stored, backend: str) -> Callable[[], Array]:
+def _linumpy(stored: Stored, backend: Backend) -> Callable[[], Array]:
     if not stored.on_gpu and backend == "auto":
         return lambda: read_zarr(stored.path, device="cpu")
     require_cuda()

@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from linumpy import cli
+from linumpy.arrays import DeviceName
 from linumpy.device import describe, kvikio_mode, resolve, synchronize, usable_cores, why_no_cuda
 from linumpy.errors import GpuUnavailableError, LinumpyError, UnsupportedLayoutError
 
@@ -201,7 +202,7 @@ class Bench:
     runs: int = 5
     scale: float = 1.0
     only: Sequence[str] = ()
-    device: str = "auto"
+    device: DeviceName = "auto"
     cold: bool = False
     folder: Path | None = None
     cases: list[Case] = field(default_factory=list)
@@ -308,7 +309,7 @@ class Suite:
     help: str
     cases: Sequence[str] = ()
     runs: int = 5
-    device: str = "auto"
+    device: DeviceName = "auto"
     options: Sequence[cli.Option] = ()
     prepare: Callable[[argparse.Namespace], object] = lambda args: None
 

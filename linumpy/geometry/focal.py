@@ -15,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, is_device_array, require_cuda, to_host, transfers
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 from linumpy.gpu.oct.shift import shift_along_depth
@@ -160,7 +160,7 @@ def correct_focal_curvature(
     interpolate: bool = False,
     wrap: bool = False,
     fill_value: float | None = None,
-    device: str | None = None,
+    device: DeviceName | None = None,
 ) -> Array:
     """Remove the focal curvature from a mosaic, or a part of it.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, transfers
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu.oct import surface as surface_module
@@ -34,7 +34,7 @@ def find_tissue_interface(
     min_contrast: float = 5.0,
     return_confidence: bool = False,
     zero_log: float | None = None,
-    device: str | None = None,
+    device: DeviceName | None = None,
 ) -> Any:
     """Find for each A-line where tissue begins, on the device that the caller chooses.
 
@@ -70,7 +70,7 @@ def find_tissue_interface(
 
 
 def remove_outliers(
-    surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, device: str | None = None
+    surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, device: DeviceName | None = None
 ) -> tuple[Array, Array]:
     """Replace outliers of a surface by the median of their neighbourhood.
 
@@ -137,7 +137,7 @@ def crop_below_interface(
     offset: int = 0,
     depth_axis: int = 0,
     fill_value: float = 0,
-    device: str | None = None,
+    device: DeviceName | None = None,
 ) -> Array:
     """Cut out the volume below a surface: each A-line of the result begins at the surface, which becomes flat.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, to_host, transfers
 
 _MAX_STEPS = 60  # of Levenberg and Marquardt's method
@@ -53,7 +53,7 @@ def fit_interface(
     *,
     mask: Array | None = None,
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    device: str | None = None,
+    device: DeviceName | None = None,
 ) -> InterfaceFit:
     """Fit a shape to a surface, by least squares along depth.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.checks import is_integer
 from linumpy.device import resolve
 from linumpy.gpu.read.request import check_elements, new_array
@@ -57,7 +57,7 @@ def _worker_address() -> str:
         return ""
 
 
-def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
+def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: DeviceName = "auto") -> Any:
     """Make a dask array of a Zarr array; each block is read by the worker that needs it.
 
     Parameters

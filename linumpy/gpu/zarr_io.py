@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import zarr
 from numpy.typing import DTypeLike
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import require_cuda, resolve
 from linumpy.gpu.kvikio_zarr import OwnReader, read_into_host, read_to_device, read_zarr_via_kvikio
 from linumpy.gpu.read import request as requests
@@ -31,6 +31,7 @@ from linumpy.io.source import Source
 from linumpy.io.stores.zips import verify_region
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.plan.read import ReadPlan, plan_read
+from linumpy.plan.region import RegionLike
 
 __all__ = [
     "gpu_zarr_context",
@@ -43,9 +44,31 @@ __all__ = [
 
 #: Backends by the names that callers give.
 _BACKENDS = {"auto": "auto", LINUMPY: LINUMPY, "zarr-gpu": "zarr-gpu", "kvikio": LINUMPY}
+Backend = Literal["auto", "linumpy", "zarr-gpu", "kvikio"]
 
 
-def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
+class _Options(TypedDict, total=False):
+    """For type checkers: parameters that :func:`read_zarr` and :func:`read_zarr_to_gpu` share."""
+
+    region: RegionLike
+    level: int
+    dtype: DTypeLike | None
+    strict: bool
+    verify: bool
+    storage_options: Mapping[str, Any] | None
+
+
+class _HostOptions(_Options, total=False):
+    device: DeviceName | None
+
+
+class _GpuOptions(_Options, total=False):
+    backend: Backend
+    out: Array | None
+    scratch_bytes: int | None
+
+
+def plan_zarr_read(source: Source, *, region: RegionLike = None, level: int = 0) -> ReadPlan:
     """Plan a read without a GPU and without opening a chunk.
 
     Parameters
@@ -68,12 +91,26 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 
+@overload
+def read_zarr(source: Source, *, return_report: Literal[False] = False, **options: Unpack[_HostOptions]) -> Array: ...
+
+
+@overload
+def read_zarr(
+    source: Source, *, return_report: Literal[True], **options: Unpack[_HostOptions]
+) -> tuple[Array, ReadReport]: ...
+
+
+@overload
+def read_zarr(source: Source, *, return_report: bool, **options: Unpack[_HostOptions]) -> Any: ...
+
+
 def read_zarr(
     source: Source,
     *,
-    region: Any = None,
+    region: RegionLike = None,
     level: int = 0,
-    device: str | None = None,
+    device: DeviceName | None = None,
     dtype: DTypeLike | None = None,
     strict: bool = False,
     verify: bool = False,
@@ -152,12 +189,42 @@ def read_zarr(
     return (result, report) if return_report else result
 
 
+@overload
+def read_zarr_to_gpu(
+    source: Source, *, device: int | None = None, return_report: Literal[False] = False, **options: Unpack[_GpuOptions]
+) -> Array: ...
+
+
+@overload
+def read_zarr_to_gpu(
+    source: Source, *, device: int | None = None, return_report: Literal[True], **options: Unpack[_GpuOptions]
+) -> tuple[Array, ReadReport]: ...
+
+
+@overload
+def read_zarr_to_gpu(
+    source: Source, *, device: Sequence[int], return_report: Literal[False] = False, **options: Unpack[_GpuOptions]
+) -> list[Array]: ...
+
+
+@overload
+def read_zarr_to_gpu(
+    source: Source, *, device: Sequence[int], return_report: Literal[True], **options: Unpack[_GpuOptions]
+) -> tuple[list[Array], list[ReadReport]]: ...
+
+
+@overload
+def read_zarr_to_gpu(
+    source: Source, *, device: int | Sequence[int] | None = None, return_report: bool, **options: Unpack[_GpuOptions]
+) -> Any: ...
+
+
 def read_zarr_to_gpu(
     source: Source,
     *,
-    region: Any = None,
+    region: RegionLike = None,
     level: int = 0,
-    backend: str = "auto",
+    backend: Backend = "auto",
     dtype: DTypeLike | None = None,
     out: Array | None = None,
     strict: bool = False,

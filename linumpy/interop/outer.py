@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, ReadDevice
 from linumpy.device import require_cuda
 from linumpy.errors import StaleLayoutError
 from linumpy.gpu.read.layouts import LAYOUTS
@@ -28,8 +28,6 @@ from linumpy.plan.layout import ArrayLayout
 
 AxisIndex = int | np.integer | slice | np.ndarray
 """Index of one axis; an int drops the axis."""
-ReadDevice = int | Literal["cpu"]
-"""The memory to read into: the number of a CUDA device, or ``"cpu"`` for host memory."""
 
 #: A batch of boxes ends before it exceeds 8 MiB if it has at least 16 boxes, which occupy the reader's threads. A
 #: larger batch costs more time for new memory than it saves.

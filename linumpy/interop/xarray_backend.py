@@ -19,10 +19,11 @@ import zarr
 from xarray.backends import BackendArray, BackendEntrypoint
 from xarray.core import indexing
 
+from linumpy.arrays import DeviceName, ReadDevice
 from linumpy.device import resolve
 from linumpy.gpu.read.request import check_elements
 from linumpy.interop.channels import channel_names
-from linumpy.interop.outer import LazyArray, ReadDevice
+from linumpy.interop.outer import LazyArray
 from linumpy.io.carried import other_attributes
 from linumpy.io.layout import read_layout
 from linumpy.io.ngff.axes import Spacing
@@ -62,7 +63,7 @@ class LinumpyBackend(BackendEntrypoint):
         drop_variables: str | Iterable[str] | None = None,
         level: int = 0,
         spacing: Spacing | None = None,
-        device: int | str = "cpu",
+        device: int | DeviceName = "cpu",
     ) -> xarray.Dataset:
         """Open a resolution level of an image, or a single array; see :func:`xarray.open_dataset`.
 
@@ -99,7 +100,7 @@ class LinumpyBackend(BackendEntrypoint):
         *,
         drop_variables: str | Iterable[str] | None = None,
         spacing: Spacing | None = None,
-        device: int | str = "cpu",
+        device: int | DeviceName = "cpu",
     ) -> xarray.DataTree:
         """Open all levels of an image, as nodes ``"0"`` for the finest, ``"1"``, …; see :func:`xarray.open_datatree`.
 
@@ -116,7 +117,7 @@ class LinumpyBackend(BackendEntrypoint):
         *,
         drop_variables: str | Iterable[str] | None = None,
         spacing: Spacing | None = None,
-        device: int | str = "cpu",
+        device: int | DeviceName = "cpu",
     ) -> dict[str, xarray.Dataset]:
         """Open all levels of an image by their paths in the tree; see :meth:`open_datatree`."""
         image = open_image(_expanded(filename_or_obj), spacing=spacing)
@@ -176,7 +177,7 @@ def _dimensions(array: zarr.Array) -> tuple[str, ...]:
     return tuple(f"dim_{number}" for number in range(array.ndim))
 
 
-def _device(device: int | str) -> ReadDevice:
+def _device(device: int | DeviceName) -> ReadDevice:
     """Return the memory to read into, as :func:`linumpy.interop.outer.read_outer` takes it, for an option `device`."""
     resolved = resolve(device) if isinstance(device, str) else resolve("cuda", device)
     return "cpu" if resolved.index is None else resolved.index

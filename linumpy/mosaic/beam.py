@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import DeviceName
 from linumpy.correction.attenuation import (
     Beam,
     DeepLight,
@@ -106,7 +107,7 @@ class Sample:
     blocks: np.ndarray = field(repr=False)
 
 
-def sample_of(image: MosaicImage, device: str, max_lines: int = _LINES) -> Sample:
+def sample_of(image: MosaicImage, device: DeviceName, max_lines: int = _LINES) -> Sample:
     """Read parts of rows of A-lines in up to 16 columns that are spread over a slice."""
     z, array, height, width = image.depth_axis, image.array, *image.lateral_shape
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
@@ -141,7 +142,7 @@ def estimate_brain_light(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
-    device: str | None = "auto",
+    device: DeviceName | None = "auto",
     overwrite: bool = False,
 ) -> BrainLight:
     """Estimate the parameters that all slices of a brain share.

@@ -18,7 +18,7 @@ from typing import Unpack
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
@@ -119,7 +119,7 @@ def find_galvo_shift(
     source: str | Path,
     *,
     tile_shape: Sequence[int] | None = None,
-    device: str | None = "auto",
+    device: DeviceName | None = "auto",
 ) -> GalvoShift:
     """Detect the shift of a mosaic on disk by :func:`detect_galvo_shift`, whatever its contrast, without writing.
 

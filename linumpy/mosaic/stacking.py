@@ -16,7 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, to_host, transfers
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
 from linumpy.gpu.rounding import saturated
@@ -30,7 +30,7 @@ def find_z_overlap(
     slicing_interval_mm: float,
     search_range_mm: float,
     z_spacing: float,
-    device: str | None = None,
+    device: DeviceName | None = None,
 ) -> tuple[int, float]:
     """Find how many planes at the end of a slice show the same tissue as planes at the beginning of the next slice.
 

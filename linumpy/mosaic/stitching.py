@@ -17,7 +17,7 @@ from typing import Unpack
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, free_memory
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
@@ -344,7 +344,7 @@ class _TileReader:
       their last box; empty to read the tiles of each box separately.
     """
 
-    def __init__(self, image: MosaicImage, plan: StitchPlan, device: str, kept: Sequence[Box]) -> None:
+    def __init__(self, image: MosaicImage, plan: StitchPlan, device: DeviceName, kept: Sequence[Box]) -> None:
         self._image, self._plan, self._device = image, plan, device
         self._keep, self._number, self.nbytes = bool(kept), 0, 0
         self._last = _last_uses(_rows_of(image, plan, kept))

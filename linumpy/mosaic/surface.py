@@ -21,7 +21,7 @@ from typing import Unpack
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
@@ -107,7 +107,7 @@ def find_mosaic_surface(
 
 
 def read_column(
-    image: MosaicImage, box: Box, rim: int, device: str, entries: tuple[int, ...] = ()
+    image: MosaicImage, box: Box, rim: int, device: DeviceName, entries: tuple[int, ...] = ()
 ) -> tuple[Array, tuple[slice, slice]]:
     """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin of `rim` voxels along the lateral axes.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from linumpy.arrays import DeviceName
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
 from linumpy.mosaic.io.slice_table import check_mosaics
@@ -79,7 +80,7 @@ class Summary:
 def run_pipeline(
     run: Run,
     *,
-    device: str | None = "auto",
+    device: DeviceName | None = "auto",
     overwrite: bool = False,
     distributed: Workers = None,
     progress: Callable[[str], object] | None = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, to_host
 from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.io.tiles import Box, read_box
@@ -92,7 +92,7 @@ class ImageSummary:
     constant: bool
 
 
-def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, device: str = "cpu") -> ImageSummary:
+def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, device: DeviceName = "cpu") -> ImageSummary:
     """Read an image, and compute its figures of merit.
 
     - `path`: an OME-Zarr image of two or three axes of space; of several times and channels the first is read.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from linumpy.arrays import DeviceName
 from linumpy.device import resolve
 from linumpy.errors import LinumpyError
 from linumpy.io.output.checks import check_apart
@@ -48,7 +49,7 @@ def write_report(
     folder: str | Path,
     output: str | Path,
     *,
-    device: str | None = "auto",
+    device: DeviceName | None = "auto",
     overwrite: bool = False,
     follow_links: bool = False,
 ) -> Report:
@@ -99,7 +100,7 @@ def write_report(
     return Report(tuple(images), warnings)
 
 
-def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Finding], device: str) -> Contents:
+def _measured(run: RunFolder, images: Sequence[ImageSummary], unread: list[Finding], device: DeviceName) -> Contents:
     """Compare neighbouring slices, and gather all findings."""
     columns = columns_of(run.folder, images, run.links)
     slices = {image.path for column in columns for image in column.images.values()}

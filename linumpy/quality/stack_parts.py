@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
+from linumpy.arrays import DeviceName
 from linumpy.io.output.results import JSON
 from linumpy.io.volume import open_volumes
 from linumpy.quality.findings import Finding, records
@@ -76,7 +77,7 @@ def _has_depth(entry: Mapping[str, JSON]) -> bool:
         return False
 
 
-def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], device: str) -> dict[int, ImageSummary]:
+def parts_of(path: Path, slices: Sequence[Mapping[str, JSON]], device: DeviceName) -> dict[int, ImageSummary]:
     """Return a summary of the part of each slice, by its number: the planes that no other slice has, if there are such.
 
     Where slices overlap, the stack blends them, which hides a step from one to the next.
@@ -95,7 +96,7 @@ def _bottom(entry: Mapping[str, JSON]) -> float:
 
 
 def matches_of(
-    images: Mapping[int, ImageSummary], slices: Sequence[Mapping[str, JSON]], device: str
+    images: Mapping[int, ImageSummary], slices: Sequence[Mapping[str, JSON]], device: DeviceName
 ) -> dict[tuple[int, int], Match]:
     """Compare each slice with the next where the transforms say that they meet.
 
@@ -123,7 +124,7 @@ _Plane = tuple[Gray, np.ndarray]
 
 
 def _seen_from_stack(
-    image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], device: str
+    image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], device: DeviceName
 ) -> _Plane:
     matrix, origin = np.array(entry["matrix"], float), np.array(open_volumes(image.path).origin)
     inside = [depth - matrix[0, 3] for depth in depths]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.arrays import Array, array_module, is_device_array, to_host
+from linumpy.arrays import Array, DeviceName, array_module, is_device_array, to_host
 from linumpy.checks import integer
 from linumpy.errors import SourceError
 from linumpy.rays.arrays import as_array
@@ -157,7 +157,7 @@ class OccupancyGrid:
         *,
         threshold: float,
         level: int = 0,
-        device: str | None = None,
+        device: DeviceName | None = None,
         spacing: Spacing | None = None,
     ) -> OccupancyGrid:
         """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.

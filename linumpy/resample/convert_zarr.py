@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linumpy.arrays import DeviceName
 from linumpy.device import resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
@@ -55,7 +56,7 @@ def convert_zarr(
     levels: int = 1,
     downsampling: str | None = None,
     missing: str = "error",
-    device: str = "auto",
+    device: DeviceName = "auto",
     memory_bytes: int | None = None,
     overwrite: bool = False,
     durable: bool = True,

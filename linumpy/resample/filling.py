@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.arrays import DeviceName
 from linumpy.io.output.checks import check_free_space, check_parent, checked_version, target_of
 from linumpy.io.output.folders import unfinished_beside
 from linumpy.io.output.objects import ObjectFolder, Target
@@ -119,7 +120,7 @@ class BlockRecord:
         self.report(math.prod(shape_of(box)) * self.itemsize)
 
 
-def make_coarser_levels(folder: Target, image: NewImage, device: str, memory_bytes: int | None = None) -> None:
+def make_coarser_levels(folder: Target, image: NewImage, device: DeviceName, memory_bytes: int | None = None) -> None:
     """Make the coarser resolutions of an image, on a `device`, ``"cuda"`` or ``"cpu"``."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from linumpy.arrays import is_small
+from linumpy.arrays import DeviceName, is_small
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError
 from linumpy.io.carried import Carried, carried_from
@@ -84,7 +84,7 @@ def resample_zarr(
     channel: int | None = None,
     time: int | None = None,
     spacing: Spacing | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     memory_bytes: int | None = None,
     overwrite: bool = False,
     durable: bool = True,
@@ -312,7 +312,7 @@ def resample_zarr(
     return as_given(output, place)
 
 
-def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
+def _device_numbers(devices: str | Sequence[int] | None, device: DeviceName, distributed: object) -> list[int]:
     """Check `devices`, and return the numbers of the devices that make blocks; an empty list if it is None."""
     if devices is None:
         return []
@@ -326,7 +326,7 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
-) -> tuple[str, list[BlockJob]]:
+) -> tuple[Literal["cuda", "cpu"], list[BlockJob]]:
     """Ask the workers for their device, and plan blocks that fit into the memory of each worker."""
     capacity = survey(client, needs)
     budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.arrays import DeviceName
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.metadata import open_member
@@ -182,7 +183,9 @@ class TargetImage:
         return (*self.volumes.leading_shape, *along)
 
 
-def plan_target(image: TargetImage, device: str, memory_bytes: int | None, *, may_cache: bool = True) -> BlockJob:
+def plan_target(
+    image: TargetImage, device: DeviceName, memory_bytes: int | None, *, may_cache: bool = True
+) -> BlockJob:
     """Plan the blocks of an image by :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     new, encoding = image.image, image.image.encoding
     if encoding is not None and not (encoding.compressor or encoding.checksum or new.shards):
@@ -229,7 +232,7 @@ def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: i
     return (*(1,) * leading, *sizes)
 
 
-def request_of(targets: Sequence[TargetImage], device: str, cval: float) -> Request:
+def request_of(targets: Sequence[TargetImage], device: DeviceName, cval: float) -> Request:
     """Return everything that the bytes of the target depend on; the bytes do not depend on the shape of blocks."""
     first, *labels = targets
     settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": device}

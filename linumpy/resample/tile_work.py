@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from linumpy.arrays import DeviceName
 from linumpy.device import array_module_of, is_device_array, requested_kind, resolve, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
 from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
@@ -38,7 +39,7 @@ class TileWork:
     - `client`: client of a cluster; None for this process.
     """
 
-    device: str
+    device: DeviceName
     client: Client | None = None
 
     @property
@@ -47,7 +48,7 @@ class TileWork:
         return array_module_of(self.device_here)
 
     @property
-    def device_here(self) -> str:
+    def device_here(self) -> DeviceName:
         """Where this process computes what it does not give to workers."""
         return self.device if self.client is None else "cpu"
 
@@ -85,7 +86,7 @@ class TileWork:
 
 
 @contextmanager
-def tile_work(distributed: Workers, *, device: str | None) -> Iterator[TileWork]:
+def tile_work(distributed: Workers, *, device: DeviceName | None) -> Iterator[TileWork]:
     """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
     - `distributed`: as for :func:`linumpy.resample.workers.client_of`.

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from linumpy.arrays import DeviceName
 from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.open import open_source
@@ -164,7 +165,7 @@ class Needs:
     source: Source
     metadata: str
     target: Target | str
-    device: str
+    device: DeviceName
     block_nbytes: int = 0
     version: str = __version__
 
@@ -187,7 +188,7 @@ class Needs:
         return ""
 
 
-def needs_of(source: Source, target: Target, device: str) -> Needs:
+def needs_of(source: Source, target: Target, device: DeviceName) -> Needs:
     """Return the requirements of workers before the target exists: they name the nearest existing parent folder."""
     if isinstance(target, Path):
         target = next(parent for parent in target.parents if parent.is_dir())
@@ -208,7 +209,7 @@ class Capacity:
     - `reason`: the worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
 
-    kind: str
+    kind: Literal["cuda", "cpu"]
     nbytes: int
     reason: str
 
@@ -292,7 +293,7 @@ def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
 
 def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
     """Compute the smallest memory of a thread of any worker; threads of a host, or of a device, share its memory."""
-    kind = "cpu" if any(answer["no_gpu"] for answer in answers.values()) else "cuda"
+    kind: Literal["cuda", "cpu"] = "cpu" if any(answer["no_gpu"] for answer in answers.values()) else "cuda"
     shared = ("host", "device") if kind == "cuda" else ("host",)
     threads: Counter[tuple[str, ...]] = Counter()
     for answer in answers.values():
@@ -362,7 +363,7 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, device: str, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, device: DeviceName, worker: Worker) -> str:
     """Return a text about the GPU or memory that a worker lacks; a worker that joined late was not in the survey."""
     if device == "cuda":
         missing = why_no_cuda()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from linumpy.gpu import Reader
     from linumpy.io.source import Source
 
+#: Where the volume of a sampler lies, and where it is sampled.
+SamplerDevice = Literal["cuda", "cpu", "openvkl", "virtual_memory", "out_of_core", "cuda_out_of_core"]
 #: Points along each axis at which ``importance="gradient"`` evaluates the field.
 _GRADIENT_POINTS = 96
 #: Names of the device in host memory.
@@ -80,7 +82,7 @@ Opener = tuple[Callable[..., Any], Callable[[Evaluation, Any], Field]]
 
 def create_sampler(
     type: str,
-    device: str = "cuda",
+    device: SamplerDevice = "cuda",
     *,
     seed: int | None = None,
     order: str = "iid",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
+#: A crop along one axis: a range, (start, stop), or one voxel.
+Extent = slice | tuple[SupportsIndex, SupportsIndex] | SupportsIndex
 #: Seeds, epochs and indices are less than this, since Philox takes them as words of 64 bits.
 WORD = 2**64
 
@@ -181,6 +184,20 @@ class Sample:
     index: int | None = field(default=None, compare=False)
     epoch: int | None = field(default=None, compare=False)
     dropped: tuple[int, ...] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            uri: str | Path,
+            aabb: Sequence[Extent] | np.ndarray | slice,
+            level: int = 0,
+            parts: Iterable[Part] = (),
+            name: str = "image",
+            index: int | None = None,
+            epoch: int | None = None,
+            dropped: Iterable[int] = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         put(self, "uri", uri_text(self.uri))

@@ -25,7 +25,7 @@ import zarr
 from numpy.typing import DTypeLike
 from zarr.storage import FsspecStore, ZipStore
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
@@ -86,7 +86,7 @@ def predict(
     time: int | None = None,
     spacing: Spacing | None = None,
     model_name: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     memory: int | None = None,
     overwrite: bool = False,
     durable: bool = True,

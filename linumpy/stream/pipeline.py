@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from linumpy.arrays import ReadDevice
 from linumpy.device import resolve, usable_cores
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
@@ -73,7 +74,7 @@ class Pipeline:
         self._stream: Stream | None = None
         try:
             self._memory = Memory(config.device_buffer_bytes, self.device_id)
-            device_name = "cpu" if self.device_id is None else self.device_id
+            device_name: ReadDevice = "cpu" if self.device_id is None else self.device_id
             cache_bytes = config.allowed_cache_bytes
             self._reader = reader or Reader(device_name, config.host_buffer_bytes, cache_bytes=cache_bytes, timed=True)
         except Exception as error:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, array_module_of
 from linumpy.errors import RegionError
 from linumpy.testing.anatomy import reflectivity_at, tissue_share
@@ -49,7 +49,7 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     return _stored(spec, reflectivity_at(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
 
 
-def tile(spec: BrainSpec, number: int, row: int, column: int, *, device: str = "cpu") -> Array:
+def tile(spec: BrainSpec, number: int, row: int, column: int, *, device: DeviceName = "cpu") -> Array:
     """Make a tile as a microscope records it.
 
     - `number`, `row`, `column`: slice, and row and column of the tile in its grid.
@@ -89,7 +89,7 @@ def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
     )
 
 
-def truth_flat_field(spec: BrainSpec, *, device: str = "cpu") -> Any:
+def truth_flat_field(spec: BrainSpec, *, device: DeviceName = "cpu") -> Any:
     """Return the factor of illumination at each voxel of a tile: float32, (Z, Y, X), of mean 1 in each plane."""
     xp, (depth, height, width) = array_module_of(device), spec.tile_shape
     middle = [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from linumpy.arrays import DeviceName
 from linumpy.device import usable_cores
 from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS
 from linumpy.testing.brain import BrainSpec, tile, truth_shift
@@ -21,7 +22,7 @@ def write_brain(
     spec: BrainSpec,
     folder: str | Path,
     *,
-    device: str = "cpu",
+    device: DeviceName = "cpu",
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Path:
@@ -64,7 +65,7 @@ def _write_slice(
     path: Path,
     number: int,
     pool: ThreadPoolExecutor,
-    device: str,
+    device: DeviceName,
     overwrite: bool,
 ) -> Iterator[int]:
     """Write a slice tile by tile; yield the bytes of each."""

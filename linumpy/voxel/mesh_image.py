@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.checks import is_integer
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import MetadataError, SourceError
@@ -141,7 +141,7 @@ def voxelize_onto_image(
     backend: Backend | None = None,
     overwrite: bool = False,
     distributed: Workers = None,
-    device: str | None = "auto",
+    device: DeviceName | None = "auto",
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
 
@@ -211,7 +211,7 @@ def _slabs(grid: VoxelGrid, step: int, slab_bytes: int) -> Iterator[VoxelGrid]:
         yield VoxelGrid((min(planes, depth - start), height, width), grid.origin, grid.pitch, start)
 
 
-def _voxelize_on_worker(kind: str, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
+def _voxelize_on_worker(kind: DeviceName, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
     """Voxelize a slab, with a backend of this process and a mesh in host memory."""
     backend = get_backend(kind)
     mesh = replace(mesh, corners=backend.xp.asarray(mesh.corners))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from zarr.abc.store import Store
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, ReadDevice
 from linumpy.checks import is_integer
 from linumpy.core import native
 from linumpy.core.reader import takes
@@ -86,7 +86,7 @@ class Reader:
 
     def __init__(
         self,
-        device: int | str | None = None,
+        device: ReadDevice | None = None,
         scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
         *,
         cache_bytes: int = 0,
@@ -415,7 +415,7 @@ class Reader:
         self.close()
 
 
-def _check_options(device: int | str | None, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
+def _check_options(device: ReadDevice | None, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
     if not (device is None or (isinstance(device, str) and device == "cpu") or (is_integer(device) and device >= 0)):
         raise ValueError(f"device={device!r}: the number of a CUDA device, or 'cpu'")
     if decode_on not in (None, "device", "host"):
@@ -426,7 +426,7 @@ def _check_options(device: int | str | None, decode_on: str | None, slab_nbytes:
         raise ValueError(f"cache_bytes={cache_bytes}: 0 or more")
 
 
-def _device_number(device: int | str | None) -> int:
+def _device_number(device: ReadDevice | None) -> int:
     """Return the number of a CUDA device, by default the current one; raise if it does not exist."""
     runtime = require_cuda().cuda.runtime
     number: int = runtime.getDevice() if device is None else int(device)

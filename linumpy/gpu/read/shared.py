@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from linumpy.arrays import ReadDevice
 from linumpy.device import call_after_fork
 from linumpy.gpu.read.reader import Reader
 
@@ -18,7 +19,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def shared_reader(device: int | str, *, direct: bool = False) -> Iterator[Reader]:
+def shared_reader(device: ReadDevice, *, direct: bool = False) -> Iterator[Reader]:
     """Use the reader of a device that all callers of this process share; the first use makes it."""
     with _lock:
         reader = _readers.get((device, direct))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.core.reader import CoreJobs
 from linumpy.errors import not_pickled
 from linumpy.gpu.read.report import ReadReport
@@ -76,7 +77,7 @@ class Ticket:
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the array that result() returns")
 
-    def result(self, stream: object = None) -> Any:
+    def result(self, stream: object = None) -> Array:
         """Wait until the region has been read, and return its array.
 
         Parameters
@@ -97,7 +98,7 @@ class Ticket:
         """
         if (error := self.exception()) is not None:
             raise own_copy(error)
-        return self._job.output
+        return self._job.output  # type: ignore[no-any-return]
 
     def exception(self) -> BaseException | None:
         """Wait until the job has ended; return its error, or None."""
@@ -120,9 +121,9 @@ class Ticket:
         return self._job.cancel()
 
     @property
-    def array(self) -> Any:
+    def array(self) -> Array:
         """The array into which the region is read."""
-        return self._job.output
+        return self._job.output  # type: ignore[no-any-return]
 
     @property
     def report(self) -> ReadReport:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
@@ -102,7 +102,7 @@ class MosaicImage(Volumes):
         measured = self.measured(box)
         return valid if measured is None else valid & measured.mask(xp)
 
-    def read_filled(self, box: Box, device: str, entries: tuple[int, ...] = ()) -> Array:
+    def read_filled(self, box: Box, device: DeviceName, entries: tuple[int, ...] = ()) -> Array:
         """Read a box; the nearest measured voxel of the A-line replaces each voxel that focal correction filled.
 
         `entries` selects the volume by time and channel if the mosaic has several.

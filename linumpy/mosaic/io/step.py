@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from numpy.typing import DTypeLike
 
+from linumpy.arrays import DeviceName
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target, target_of
 from linumpy.io.output.files import check_file, check_picture, replacing
@@ -50,7 +51,7 @@ class StepOptions(TypedDict, total=False):
     channel: int | None
     time: int | None
     spacing: Sequence[float] | None
-    device: str | None
+    device: DeviceName | None
     overwrite: bool
     distributed: Workers
 
@@ -98,7 +99,7 @@ class Step:
     spacing: Sequence[float] | None = None
     levels: int = 1
     codec: str | None = None
-    device: str | None = "auto"
+    device: DeviceName | None = "auto"
     overwrite: bool = False
     progress: Progress | None = None
     tile_bytes: int | None = None

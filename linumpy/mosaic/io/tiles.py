@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.io.volume import Volume, as_volume
 
 #: Approximate bytes of a column on a GPU, unless one column of chunks is larger.
@@ -35,7 +35,7 @@ def box_shape(box: Box) -> tuple[int, ...]:
     return tuple(extent.stop - extent.start for extent in box)
 
 
-def tile_nbytes(tile_bytes: int | None, device: str) -> int:
+def tile_nbytes(tile_bytes: int | None, device: DeviceName) -> int:
     """Return the bytes of a tile: `tile_bytes`, or if it is None the default for the device or the host."""
     return tile_bytes if tile_bytes is not None else TILE_BYTES if device == "cuda" else HOST_TILE_BYTES
 
@@ -79,7 +79,7 @@ def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     return math.prod(box_shape(box)) * array.dtype.itemsize
 
 
-def read_box(array: zarr.Array | Volume, box: Box, device: str) -> Array:
+def read_box(array: zarr.Array | Volume, box: Box, device: DeviceName) -> Array:
     """Read a box of an array or a volume to the device, ``"cuda"`` or ``"cpu"``."""
     volume = as_volume(array)
     region = volume.region(box)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.gpu.kernels import IN_FLOAT32, computed_in
 from linumpy.gpu.resize.resizing import apply_tables, store_rounded
@@ -172,7 +172,7 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
     return out
 
 
-def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
+def work_bytes(dtype: np.dtype, order: int, device: DeviceName) -> tuple[int, int]:
     """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block."""
     type_code = dtype.str[1:]
     if device == "cuda":
@@ -182,7 +182,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     return float32_copy + (0 if order <= 1 else 16), float32_copy
 
 
-def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
+def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: DeviceName) -> tuple[int, int]:
     """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block."""
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)

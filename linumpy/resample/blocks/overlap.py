@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from linumpy.arrays import DeviceName
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.tasks import Finish
@@ -37,7 +38,7 @@ def work_through(
     compute: Callable[[Name, Source], Result],
     write: Callable[[Name, Result], Finish | None] = nothing,
     *,
-    device: str = "cpu",
+    device: DeviceName = "cpu",
     done: Callable[[Name], object] = nothing,
 ) -> None:
     """Read, compute and write block after block; the three steps of different blocks overlap.

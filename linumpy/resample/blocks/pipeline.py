@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.io.open import open_source
 from linumpy.io.output.objects import Target, writable_store
 from linumpy.io.source import Source, describe_source
@@ -53,7 +53,7 @@ class BlockJob:
     target: Target
     plan: ResamplePlan
     cval: float
-    device: str
+    device: DeviceName
     scratch_bytes: int | None
     index: tuple[int | None, ...] | None = None
     entries: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linumpy.arrays import DeviceName
 from linumpy.device import free_memory, machine_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.io.layout import read_layout
@@ -38,7 +39,7 @@ def plan_blocks(
     grid: AffineGrid,
     source: Volume,
     stored: tuple[int, ...],
-    device: str,
+    device: DeviceName,
     memory_bytes: int | None = None,
     encoding: Encoding | None = None,
     chunk_nbytes: int = 0,
@@ -65,7 +66,7 @@ def _planned(
     grid: AffineGrid,
     source: Volume,
     stored: tuple[int, ...],
-    device: str,
+    device: DeviceName,
     budget: int,
     batch: Batch | None,
     *,
@@ -96,7 +97,7 @@ def _planned(
     )
 
 
-def memory_budget(device: str, memory_bytes: int | None) -> int:
+def memory_budget(device: DeviceName, memory_bytes: int | None) -> int:
     """Return the bytes that blocks may take, on a device or in host memory: the limit, or a default."""
     if memory_bytes is not None:
         return int(memory_bytes)

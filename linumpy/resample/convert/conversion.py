@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import zarr
 
-from linumpy.arrays import Array
+from linumpy.arrays import Array, DeviceName
 from linumpy.device import kvikio_mode, require_cuda
 from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
@@ -111,7 +111,7 @@ class Conversion:
         digests = [identify_data(array) for array in (*(copy.source for copy in self.arrays), *self.kept)]
         return None if None in digests else digest_of(digests)
 
-    def needs(self, target: Target, device: str) -> Needs:
+    def needs(self, target: Target, device: DeviceName) -> Needs:
         """Return the requirements of workers that copy the arrays; raise ``ValueError`` for a TIFF stack."""
         if self.stack is not None:
             raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
@@ -224,7 +224,7 @@ class CopyJob:
     dtype: np.dtype
     shape: tuple[int, ...]
     block: tuple[int, ...]
-    device: str
+    device: DeviceName
     stack: TiffStack | None = None
     scratch_bytes: int | None = None
     batch: Batch | None = None
@@ -293,7 +293,9 @@ def copy_box(job: CopyJob, number: int) -> None:
         write(box, read(box))()
 
 
-def plan_copy(copy: ArrayCopy, device: str, memory_bytes: int | None, *, stack: TiffStack | None = None) -> CopyJob:
+def plan_copy(
+    copy: ArrayCopy, device: DeviceName, memory_bytes: int | None, *, stack: TiffStack | None = None
+) -> CopyJob:
     """Plan blocks of whole chunks (or shards) of the copy and, if memory allows it, also of the source.
 
     `device` is ``"cuda"`` or ``"cpu"``. The caller sets the job's `target`, which is empty.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 
+from linumpy.arrays import DeviceName
 from linumpy.device import is_device_array, requested_kind, why_no_cuda
 from linumpy.errors import GpuUnavailableError
 from linumpy.packages import install_line
@@ -17,7 +18,7 @@ from linumpy.voxel.backends.operations import Backend
 log = logging.getLogger(__name__)
 
 
-def get_backend(kind: str | None = None, *, transfer: bool = True) -> Backend:
+def get_backend(kind: DeviceName | None = None, *, transfer: bool = True) -> Backend:
     """Choose a backend.
 
     Parameters
