@@ -1,7 +1,7 @@
 """Build steps of the documentation site, called by MkDocs.
 
-Pages from outside of docs are added, links between files of the repository become links between pages, and the pictures
-of the gallery are drawn by its own snippets.
+Pages from outside of docs and a page for each command are added, links between files of the repository become links
+between pages, and the pictures of the gallery are drawn by its own snippets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from commands import pages
 from links import PAGES, for_site
 from mkdocs.structure.files import File
 from snippets import run
@@ -20,8 +21,17 @@ from snippets import run
 ROOT = Path(__file__).parents[2]
 
 
+def on_config(config: Any) -> Any:
+    """Add the commands' pages to the navigation, behind the API."""
+    index = next(number for number, entry in enumerate(config.nav) if "API" in entry)
+    config.nav.insert(index, {"Commands": sorted(pages())})
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages from outside, and the pictures of the gallery."""
+    """Add the pages from outside, those of commands, and the pictures of the gallery."""
+    for page, text in pages().items():
+        files.append(File.generated(config, page, content=text))
     for page, path in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     for name, content in draw_gallery().items():

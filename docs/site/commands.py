@@ -1,0 +1,65 @@
+"""A page for each command, made from its parser."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from linumpy.cli import Command
+
+ROOT = Path(__file__).parents[2]
+#: The default at the end of a help text.
+_DEFAULT = re.compile(r"\s*\[([^\[\]]*)\]$")
+
+
+def commands() -> Iterator[Command]:
+    """Yield the commands that an installation has, but those that only hand their arguments on to others."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    for target in scripts.values():
+        main: Any = importlib.import_module(target.partition(":")[0]).main
+        if isinstance(main, Command):
+            yield main
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of all commands by their paths on the site."""
+    return {f"commands/{command.name}.md": page_of(command.parser()) for command in commands()}
+
+
+def page_of(parser: argparse.ArgumentParser) -> str:
+    """Return the page of a command: what it does, examples, and a table of its arguments."""
+    description, _, examples = (parser.description or "").strip().partition("\nFor example:\n")
+    summary, _, more = description.partition("\n\n")
+    lines = [f"# {parser.prog}", "", _escaped(summary), "", _escaped(more).strip(), ""]
+    if examples:
+        lines += ["```bash", *(line.strip() for line in examples.strip().splitlines()), "```", ""]
+    lines += ["| argument | meaning | default |", "|---|---|---|"]
+    shown = [action for action in parser._actions if action.dest not in ("help", "version")]
+    return "\n".join([*lines, *(_row(action, parser) for action in shown), ""])
+
+
+def _row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    """Return the row of an argument in the table."""
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    default = _DEFAULT.search(text)
+    values = "" if action.nargs == 0 else parser._get_formatter()._format_args(action, _metavar(action))
+    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{values}`"
+    shown = f"{names} `{values}`" if values and action.option_strings else names
+    cells = (shown.replace("|", "\\|"), _escaped(_DEFAULT.sub("", text)), _escaped(default[1]) if default else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def _metavar(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return (action.dest if not action.option_strings else action.dest.upper()) if action.metavar is None else ""
+
+
+def _escaped(text: str) -> str:
+    """Escape what Markdown would take as markup."""
+    return re.sub(r"([*_<>|\[\]])", r"\\\1", " ".join(text.split()) if "\n" not in text else text)
