@@ -61,5 +61,6 @@ def _metavar(action: argparse.Action) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape what Markdown would take as markup."""
-    return re.sub(r"([*_<>|\[\]])", r"\\\1", " ".join(text.split()) if "\n" not in text else text)
+    """Escape what Markdown would take as markup, and set options as code."""
+    text = re.sub(r"([*_<>|\[\]])", r"\\\1", " ".join(text.split()) if "\n" not in text else text)
+    return re.sub(r"(?<![\w`-])(--?[a-z][a-z-]*)", r"`\1`", text)

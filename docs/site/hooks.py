@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def on_config(config: Any) -> Any:
     """Add the commands' pages to the navigation, behind the API."""
     index = next(number for number, entry in enumerate(config.nav) if "API" in entry)
-    config.nav.insert(index, {"Commands": sorted(pages())})
+    config.nav.insert(index, {"Commands": list(pages())})
     return config
 
 

@@ -108,15 +108,17 @@ def test_pages_of_commands_say_what_their_help_says():
     assert len(pages) > 20
     for command in commands.commands():
         parser, page = command.parser(), pages[f"commands/{command.name}.md"]
-        shown = re.sub(r"\\(.)", r"\1", page)
+        shown = re.sub(r"\\(.)", r"\1", page).replace("`", "")
         for action in parser._actions:
             if action.dest in ("help", "version"):
                 continue
             text = parser._get_formatter()._expand_help(action)
             assert all(f"`{name}`" in page for name in action.option_strings), command.name
-            assert " ".join(text.split()).partition(" [")[0] in shown, (command.name, action.dest)
-        assert set(re.findall(r"(?<=`)--?[\w-]+(?=`)", page)) <= set(parser._option_string_actions), command.name
-        assert " ".join(parser.description.split("For example:")[0].split()) in " ".join(shown.split()), command.name
+            assert " ".join(text.split()).partition(" [")[0].replace("`", "") in shown, (command.name, action.dest)
+        named = re.findall(r"(?<=`)--?[\w-]+(?=`)", "".join(re.findall(r"^\| (`-.*?) \|", page, re.M)))
+        assert set(named) == parser._option_string_actions.keys() - {"-h", "--help", "--version"}, command.name
+        described = parser.description.split("For example:")[0].replace("`", "").split()
+        assert " ".join(described) in " ".join(shown.split()), command.name
 
 
 def test_the_page_of_environment_variables_names_all():
