@@ -28,14 +28,19 @@ def commands() -> Iterator[Command]:
 
 def pages() -> dict[str, str]:
     """Return the pages of all commands by their paths on the site."""
-    return {f"commands/{command.name}.md": page_of(command.parser()) for command in commands()}
+    named = sorted(commands(), key=lambda command: command.name)
+    return {f"commands/{command.name}.md": page_of(command.parser()) for command in named}
 
 
 def page_of(parser: argparse.ArgumentParser) -> str:
     """Return the page of a command: what it does, examples, and a table of its arguments."""
     description, _, examples = (parser.description or "").strip().partition("\nFor example:\n")
     summary, _, more = description.partition("\n\n")
-    lines = [f"# {parser.prog}", "", _escaped(summary), "", _escaped(more).strip(), ""]
+    lines = [f"# {parser.prog}", "", _escaped(summary), ""]
+    for paragraph in filter(None, more.strip("\n").split("\n\n")):
+        is_file = all(line.startswith("  ") for line in paragraph.splitlines())  # such as the example of a table
+        lines += ["```text", *(line[2:] for line in paragraph.splitlines()), "```", ""] if is_file else []
+        lines += [] if is_file else [_escaped(paragraph), ""]
     if examples:
         lines += ["```bash", *(line.strip() for line in examples.strip().splitlines()), "```", ""]
     lines += ["| argument | meaning | default |", "|---|---|---|"]
