@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 from snippets import run
 
-from linumpy import show
-from linumpy.testing.synthetic import MosaicSpec, block
+from linumpy import open_image, read_zarr
+from linumpy_scripts.linum_demo import main as run_demo
 
 DOCS = Path(__file__).parents[1]
 
@@ -29,16 +29,26 @@ def _section(axes: Any, volume: np.ndarray, index: Any, masks: Any, title: str, 
     axes.set(title=title, xlabel="X (µm)")
 
 
-def draw_first_volume() -> None:
-    """Draw the picture of README.md."""
-    spec = MosaicSpec(tile_shape=(112, 128, 128))
-    volume = np.log10(np.maximum(block(spec, (0, 0, 0), spec.shape), 20))
-    sections = show(volume, spec.spacing_um, position=(60, 100, 160))
-    sections.figure.suptitle("log₁₀ intensity of a synthetic OCT mosaic", fontsize=9)
+def draw_brain() -> None:
+    """Draw the picture of README.md: a plane of the demo's brain as its microscope gives it, and in the stack."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
     with tempfile.TemporaryDirectory() as folder:
-        sections.figure.savefig(Path(folder, "whole.png"), dpi=70)
+        run_demo(["--pipeline", "--out", folder])
+        for axis, path, plane, title in (
+            (axes[0], "brain/mosaics/slice_z01.ome.zarr", 22, "a slice as acquired: 3×3 tiles, side by side"),
+            (axes[1], "results/stack/stack.ome.zarr", 35, "the same tissue in the stack of all slices"),
+        ):
+            image = open_image(Path(folder, path))
+            grey = read_zarr(image.levels[0], region=plane, device="cpu").astype(np.float32)
+            height, width = (n * step for n, step in zip(grey.shape, image.spacing[0][1:], strict=True))
+            low, high = np.percentile(grey, (2, 99.5))
+            axis.imshow(grey, cmap="gray", vmin=low, vmax=high, extent=(0, width, height, 0))
+            axis.set(title=title, xlabel="X (µm)", xlim=(0, 2880), ylim=(2880, 0), facecolor="black")
+    axes[0].set_ylabel("Y (µm)")
+    with tempfile.TemporaryDirectory() as folder:
+        figure.savefig(Path(folder, "whole.png"), dpi=100)
         picture = Image.open(Path(folder, "whole.png")).convert("RGB")
-    picture.quantize(32).save(DOCS / "first-volume.png", optimize=True)  # speckle compresses badly
+    picture.quantize(64).save(DOCS / "brain.png", optimize=True)  # speckle compresses badly
 
 
 def draw_voxel() -> None:
@@ -63,5 +73,5 @@ def draw_voxel() -> None:
 if __name__ == "__main__":
     os.environ["LINUMPY_DEVICE"] = "cpu"
     plt.switch_backend("agg")
-    draw_first_volume()
+    draw_brain()
     draw_voxel()

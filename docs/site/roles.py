@@ -37,9 +37,21 @@ class Roles(griffe.Extension):
         rows = []
         for name, declaration in typing.get_type_hints(record, include_extras=True).items():
             for text in (part for part in typing.get_args(declaration) if isinstance(part, Help)):
-                rows.append(f"{name}\n    {text.text.partition(' [')[0]}")
+                rows.append(f"{name} : {_type_of(declaration)}\n    {text.text.partition(' [')[0]}")
         if rows and dataclasses.is_dataclass(record):
             cls.docstring.value += "\n\n" + "\n".join(["Attributes", "----------", *rows])
+
+
+def _type_of(declaration: Any) -> str:
+    """Return a type without its annotations."""
+    while typing.get_origin(declaration) is typing.Annotated:
+        declaration = typing.get_args(declaration)[0]
+    if typing.get_origin(declaration) is typing.Literal:
+        return f"{{{', '.join(map(repr, typing.get_args(declaration)))}}}"
+    parts = [part for part in typing.get_args(declaration) if part is not type(None)]
+    if parts and type(None) in typing.get_args(declaration):
+        return f"{_type_of(parts[0])} or None"
+    return getattr(declaration, "__name__", str(declaration))
 
 
 def _link(obj: griffe.Object, title: str | None, prefix: str, name: str) -> str:
