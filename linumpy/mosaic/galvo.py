@@ -61,7 +61,8 @@ def detect_galvo_shift(tiles: Array) -> GalvoShift:
     xp, (count, height, width) = array_module(tiles), tiles.shape
     rows = max(1, min(_ROWS, height))
     complete_groups = tiles[:, : height // rows * rows].astype(np.float64)
-    lines = complete_groups.reshape((count * (height // rows), rows, width)).mean(axis=1)
+    with np.errstate(invalid="ignore"):  # infinite pixels
+        lines = complete_groups.reshape((count * (height // rows), rows, width)).mean(axis=1)
     lines = lines[xp.isfinite(lines).all(axis=1)]
     # Normalised, so that dark and bright tiles have the same weight.
     spread = lines.std(axis=1, keepdims=True)

@@ -111,8 +111,9 @@ def project_structure(column: Array, measured: MeasuredVoxels | None, depth_axis
     xp.copyto(voxels, 0, where=~counted)
     count = xp.maximum(counted.sum(axis=depth_axis), 1).astype(np.float32)
     # Of magnitudes: where a dark field was subtracted, noise has both signs.
-    mean = abs(voxels).sum(axis=depth_axis) / count
-    known = mean > 0
+    with np.errstate(over="ignore"):
+        mean = abs(voxels).sum(axis=depth_axis) / count
+    known = (mean > 0) & xp.isfinite(mean)
     mean = xp.where(known, mean, 1)
     xp.maximum(voxels, 0, out=voxels)
     voxels /= xp.expand_dims(mean, depth_axis)

@@ -45,6 +45,14 @@ def test_nothing_is_found_where_there_is_nothing():
     assert detect_galvo_shift(np.full((1, 8, 8), np.nan)).contrast == 0
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_pixels_take_no_part():
+    tiles = np.stack([tile(SPEC, 0, 0, column).mean(axis=0) for column in range(3)])
+    odd = tiles.copy()
+    odd[1, :4, 10], odd[1, 4:8, 10] = np.inf, -np.inf
+    assert detect_galvo_shift(odd).columns == detect_galvo_shift(tiles).columns == truth_galvo(SPEC, 0) % 44
+
+
 def test_a_mosaic_is_mended(tmp_path, capsys):
     folder = write_brain(SPEC, tmp_path / "brain") / "mosaics"
     straight = mosaic(replace(SPEC, faults=replace(SPEC.faults, galvo=0)), 1)

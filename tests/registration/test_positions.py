@@ -351,6 +351,11 @@ def test_voxels_that_do_not_count_leave_the_projection_as_it_is():
     np.testing.assert_allclose(
         holed[1, 1], project_structure(np.delete(column, range(4, 7), 0), None, 0)[1, 1], rtol=1e-5
     )
+    huge = column.astype(np.float32)
+    huge[:, 2, 2] = 3e38
+    with np.errstate(all="raise"):
+        shown = project_structure(huge, None, 0)
+    assert np.array_equal(np.argwhere(np.isnan(shown)), np.argwhere(np.isnan(plain) | (huge[0] == huge[0, 2, 2])))
     doubled = project_structure(2 * column, None, 0)
     np.testing.assert_allclose(doubled, plain + np.float32(0.3 * np.log(2)), rtol=1e-4)
     swapped = project_structure(column.transpose(1, 0, 2), None, 1)

@@ -143,11 +143,9 @@ def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) ->
                 f"{', '.join(axes)}: transpose or rename them first"
             )
         return _plan_image(name, node, axes, parameters, None)
-    if (parameters.spacing, parameters.levels, parameters.downsampling) != (None, 1, None):
-        raise ValueError(
-            f"spacing={parameters.spacing!r}, levels={parameters.levels}, downsampling={parameters.downsampling!r}: "
-            f"{name} is a group, which keeps its own; they are for arrays and TIFF stacks"
-        )
+    for option, default in (("spacing", None), ("levels", 1), ("downsampling", None)):
+        if (given := getattr(parameters, option)) != default:
+            raise ValueError(f"{option}={given!r}: {name} is a group, which keeps its own; for arrays and TIFF stacks")
     copy = plan_hierarchy(node, parameters.storage, parameters.ngff_version)
     if parameters.name.endswith(".ozx") and "ome" not in copy.groups.get("", {}):
         raise SourceError(f"{name} is no OME-Zarr image, which .ozx files hold: name a folder")
