@@ -30,7 +30,8 @@ from linumpy.io.zarr_mode import wait_for_zarr
 
 log = logging.getLogger(__name__)
 
-_JOURNAL = ".linumpy-unfinished"
+#: Name of the journal in an image.
+JOURNAL = ".linumpy-unfinished"
 #: Seconds between two versions of a journal; after which a run without a new version stops; and counts as killed.
 _BEAT_SECONDS, _SILENT_SECONDS, _LEASE_SECONDS = 10.0, 60.0, 120.0
 
@@ -100,7 +101,7 @@ def check_objects(folder: ObjectFolder, *, overwrite: bool) -> None:
     if names & set(ZARR_FILES):
         if not overwrite:
             raise FileExistsError(f"{folder} exists: choose another URL, or replace it with overwrite=True")
-    elif names and _JOURNAL not in names:
+    elif names and JOURNAL not in names:
         raise FileExistsError(f"{folder} has objects ({min(names)}) but is no Zarr image: choose another URL")
 
 
@@ -153,7 +154,7 @@ class Claim:
             self._count += 1
             body = json.dumps({**self.document(), **more, "run": self.run, "version": self._count}).encode()
             try:
-                self._version = _put_if(store, _JOURNAL, body, self._version)
+                self._version = _put_if(store, JOURNAL, body, self._version)
             except _RefusedError:
                 # An answer may have been lost, so that the same request was sent again.
                 found = _journal(self.folder)
@@ -182,7 +183,7 @@ class Claim:
                     if _read(store, key)[0] != data:
                         raise FileExistsError(f"{self.folder} was made by another program meanwhile") from None
         store.held.clear()
-        store.remove(_JOURNAL)
+        store.remove(JOURNAL)
 
     def stop(self) -> None:
         """End the thread."""
@@ -255,7 +256,7 @@ class _Journal:
 def _journal(folder: ObjectFolder) -> _Journal | None:
     """Read the journal of an image; None if there is none."""
     try:
-        body, meta = _read(folder.store, _JOURNAL)
+        body, meta = _read(folder.store, JOURNAL)
     except FileNotFoundError:
         return None
     try:
@@ -291,12 +292,12 @@ def claimed(
         try:
             check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
         except BaseException:
-            folder.store.remove(_JOURNAL)
+            folder.store.remove(JOURNAL)
             raise
         if not earlier:
             if left is not None:
                 log.warning("%s: removed what a stopped run had left", folder)
-            _remove(folder, keep=_JOURNAL)
+            _remove(folder, keep=JOURNAL)
         folder.store.held.update(dict.fromkeys(DOCUMENTS))
         yield claim, earlier
     finally:
@@ -338,5 +339,5 @@ def clean_objects(folder: ObjectFolder) -> bool:
         raise ResumeError(f"{folder} is being written by a run that was active {left.age:.0f} s ago")
     if not _names(folder) & set(ZARR_FILES):
         _remove(folder)
-    folder.store.remove(_JOURNAL)
+    folder.store.remove(JOURNAL)
     return True

@@ -34,6 +34,8 @@ _BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(sec
 _RETRIES = {"max_retries": 16, "retry_timeout": timedelta(minutes=2), "backoff": _BACKOFF}
 #: Time-outs: a request may take long, but fails if no byte comes for a while.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
+#: Environment variables that name the server of S3.
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 #: Maximum number of stores that stay open, with their connections.
 _MAX_STORES = 32
 
@@ -240,6 +242,18 @@ def open_to_write(url: str, options: Mapping[str, Any] | None = None) -> RemoteS
     _is_used = True
     store = _make_store(url.rstrip("/"), dict(options or {}), is_plain_http=False)
     return RemoteStore(store, without_credentials(url.rstrip("/")), read_only=False, held={})
+
+
+def place_of(store: Any, path: str) -> str | None:
+    """Return server, bucket and path of an object, whatever URL names it; None for a store without buckets."""
+    own = getattr(store, "store", None)
+    config = getattr(own, "config", None) or {}
+    bucket = config.get("bucket") or config.get("container_name")
+    if own is None or bucket is None:
+        return None
+    servers = (config.get("account_name"), config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
+    server = next(filter(None, servers), "").rstrip("/")
+    return "/".join(filter(None, (type(own).__name__, server, bucket, own.prefix, path)))
 
 
 def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> Any:
