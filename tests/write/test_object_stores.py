@@ -130,6 +130,7 @@ def test_what_is_refused(bucket, tmp_path):
         (f"{bucket.url}/i", "exists: choose another URL, or replace it with overwrite=True"),
         (f"{bucket.url}/other", r"has objects \(table.csv\) but is no Zarr image"),
         (bucket.url, "is a whole bucket: name an image in it"),
+        (f"{bucket.url}/i/..", "is a whole bucket: name an image in it"),
         (f"{bucket.url}/a.ozx", "an .ozx file is written to a local folder only"),
         ("https://user:word@host/a", "^https://host/a is no URL of a bucket"),
         ("file:///a/b", "^file:///a/b: images are written to folders and to s3"),
@@ -138,6 +139,13 @@ def test_what_is_refused(bucket, tmp_path):
         with pytest.raises((OSError, ValueError), match=message) as caught:
             write_omezarr(url, VALUES, (1, 1, 1), **bucket.options)
         assert SECRET not in str(caught.value)
+    for wrong, message in (
+        ({"endpoint": "localhost:9000"}, "endpoint='localhost:9000': pass a URL, such as https://localhost:9000"),
+        ({"nonsense": "1"}, "or storage_options= do not fit it: Configuration key: 'nonsense' is not valid for store"),
+    ):
+        options = {**bucket.options["storage_options"], **wrong}
+        with pytest.raises(ValueError, match=message):
+            write_omezarr(f"{bucket.url}/j", VALUES, (1, 1, 1), storage_options=options)
     for output, source in ((f"{bucket.url}/i", f"{bucket.url}/i"), (f"{bucket.url}/i/x", f"{bucket.url}/i")):
         with pytest.raises(ValueError, match=r"the output .* and the source .* overlap"):
             resample_zarr(source, output, 2.0, overwrite=True, device="cpu", **bucket.options)

@@ -80,8 +80,9 @@ def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
         )
     if url.rstrip("/").lower().endswith(OZX):
         raise ValueError(f"{name}: an .ozx file is written to a local folder only: write it there and upload it")
+    whole = ValueError(f"{name} is a whole bucket: name an image in it, such as {name}/brain.ome.zarr")
     if "/" not in url.rstrip("/").partition("://")[2]:
-        raise ValueError(f"{name} is a whole bucket: name an image in it, such as {name}/brain.ome.zarr")
+        raise whole
     try:
         folder = ObjectFolder(open_to_write(url, options))
     except ImportError as error:
@@ -89,9 +90,13 @@ def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
     except ValueError:
         raise
     except Exception as error:  # obstore's own
-        raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): {explained(error)}") from None
+        why = explained(error).removesuffix(": read it again later")
+        text = f"{name} is no URL of a bucket (s3://, gs://, az://), or storage_options= do not fit it: {why}"
+        raise ValueError(text) from None
     if not folder.store.supports_listing:
         raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): HTTP servers are read only")
+    if not folder.store.store.prefix:  # such as of s3://bucket/i/..
+        raise whole
     return folder
 
 

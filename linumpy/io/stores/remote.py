@@ -264,6 +264,9 @@ def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> A
     parts, settings = urlsplit(root), dict(options)
     client = {**_CLIENT, **(settings.pop("client_options", None) or {})}
     retries = {**_RETRIES, **(settings.pop("retry_config", None) or {})}
+    for name, value in (*settings.items(), *((name, os.environ.get(name, "")) for name in _ENDPOINTS)):
+        if "endpoint" in name.lower() and value and "://" not in str(value):  # obstore would end in a panic
+            raise ValueError(f"{name}={value!r}: pass a URL, such as https://{value}")
     named = (*settings.items(), *os.environ.items())
     endpoints = (root, *(str(value) for name, value in named if "endpoint" in name.lower()))
     if any(url.startswith("http://") for url in endpoints):
