@@ -468,8 +468,8 @@ def test_processes_of_a_cluster_are_killed(bucket, monkeypatch, killed):
     check_same(bucket, "r", "once")
 
 
-@pytest.mark.parametrize("spelling", ["i/", "x/../i", "%69", "i/inside"])
-def test_a_source_is_not_replaced_whatever_its_name(bucket, spelling):
+@pytest.mark.parametrize("spelling", ["i/", "x/../i", "x/%2e%2e/i", "%69", "i/inside"])
+def test_a_source_is_not_replaced_whatever_its_name(bucket, spelling, monkeypatch):
     """With overwrite=True the target is removed first; it is refused before if the source is there."""
     write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), **bucket.options)
     before, options = bucket.objects(), {"overwrite": True, "device": "cpu", **bucket.options}
@@ -481,6 +481,9 @@ def test_a_source_is_not_replaced_whatever_its_name(bucket, spelling):
         convert_zarr(url, target, **options)
     with pytest.raises(ValueError, match="overlap: choose another URL"):
         stream.predict(np.negative, url, target, shape=(8, 8, 8), **options)
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    assert load("linum_aip").main([url, target, "--overwrite"]) == 2
     if spelling != "i/inside":
         with pytest.raises(ValueError, match="overlap: choose another URL"):
             convert_zarr((store, "i"), target, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import posixpath
 import re
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -253,7 +254,7 @@ def place_of(store: Any, path: str) -> str | None:
         return None
     servers = (config.get("account_name"), config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
     server = next(filter(None, servers), "").rstrip("/")
-    return "/".join(filter(None, (type(own).__name__, server, bucket, own.prefix, path)))
+    return posixpath.normpath("/".join(filter(None, (type(own).__name__, server, bucket, own.prefix, path))))
 
 
 def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> Any:
