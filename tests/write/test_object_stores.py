@@ -400,6 +400,32 @@ def test_a_bucket_that_refuses(bucket, status, body, error, after, caplog):
     assert not bucket.objects()
 
 
+@pytest.mark.parametrize("missing", [("If-Match",), ("If-None-Match", "If-Match")])
+def test_a_store_without_conditional_requests(bucket, caplog, missing):
+    """It answers 501; the image is written, with one warning."""
+    options = bucket.options["storage_options"]
+
+    class WithoutConditions(Proxy):
+        target = options["endpoint"]
+
+        def _pass(self):
+            self.status = 501 if any(name in self.headers for name in missing) else 0
+            type(self).status = self.status
+            super()._pass()
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutConditions) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        through = {**options, "endpoint": f"http://127.0.0.1:{proxy.server_port}", "retry_config": {"max_retries": 0}}
+        write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), storage_options=through)
+        proxy.shutdown()
+    assert [record.message for record in caplog.records if "no conditional requests" in record.message] == [
+        f"{bucket.url}/i: this store has no conditional requests; make sure that only one run writes there"
+    ]
+    assert np.array_equal(read_zarr(f"{bucket.url}/i", device="cpu", **bucket.options), VALUES)
+
+
 ON_A_CLUSTER = """
 import sys
 from linumpy import resample_zarr

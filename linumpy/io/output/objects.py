@@ -216,6 +216,8 @@ class _RefusedError(Exception):
 
 def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str, str]:
     """Write an object if its version is `version`, or for None, if there is none; return its new version."""
+    if str(store) in _without_conditions:
+        return store.put(key, data)
     try:
         return store.put(key, data, "create" if version is None else version)
     except FileNotFoundError:
@@ -223,11 +225,11 @@ def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
             raise _RefusedError from None
-        if type(error).__name__ not in ("NotSupportedError", "NotImplementedError"):
+        is_missing = type(error).__name__ in ("NotSupportedError", "NotImplementedError")
+        if not is_missing and "501 Not Implemented" not in str(error):
             raise
-    if str(store) not in _without_conditions:
-        _without_conditions.add(str(store))
-        log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
+    _without_conditions.add(str(store))
+    log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
     return store.put(key, data)
 
 
