@@ -299,7 +299,6 @@ def check_unchanged(targets: Sequence[TargetImage], request: Request) -> None:
 
 def creator_of(targets: Sequence[TargetImage]) -> Callable[[Target], object]:
     """Return a function that makes the empty images in the folder, or at the URL, that it is given."""
-
     names = [target.folder.removeprefix("labels/") for target in targets if target.folder]
 
     def create(folder: Target) -> None:
