@@ -105,10 +105,10 @@ def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path | 
         if any(f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/") for a, b in _places(output, source)):
             name = without_credentials(str(source.store_path if isinstance(source, zarr.Array) else source))
             raise ValueError(f"the output {output} and the source {name.rstrip('/')} overlap: choose another URL")
-    sources = [source for source in sources if not isinstance(source, zarr.Array)]
+    paths = [source for source in sources if not isinstance(source, zarr.Array)]
     # Path.resolve would raise RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(str(path)))) for path in outputs if "://" not in str(path)]
-    read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
+    read = [(path, Path(os.path.realpath(path))) for path in paths if "://" not in str(path)]
     for (output, output_path), (source, source_path) in itertools.product(targets, read):
         if output_path == source_path or output_path in source_path.parents:
             raise ValueError(f"the output {output} would replace the source {source}: choose another path")
