@@ -18,8 +18,8 @@ from linumpy.plan.layout import ArrayLayout
 _CHUNK_NBYTES, _SHARD_NBYTES = 64 * 2**10, 64 * 2**20
 #: Sides of proposed chunks.
 _SIDES = [2**k for k in range(10)]
-#: Chunks of crops at various positions for which the reads are planned.
-_CHUNKS = 2**16
+#: Chunks of crops at various positions, and of one crop at most, for which the reads are planned.
+_CHUNKS, _CHUNKS_OF_CROP = 2**16, 2**12
 #: As in the core: longest gap between chunks of a file and of a remote object that are read together, gap above which
 #: at most half of a read is not needed, longest read, and longest gap in a raw chunk.
 _FILE_GAP, _REMOTE_GAP, _WASTE_GAP, _READ, _RAW_GAP = 2**16, 2**19, 2**16, 2**22, 2**18
@@ -157,6 +157,7 @@ def _fetched_each(
 
     With `kept`, to which the chunks are added, whole chunks are fetched, and each once.
     """
+    crop = _shortened(crop, layout.chunk_shape)
     if layout.unsupported is not None or (layout.chain is not None and layout.shard is None):
         return stored.nbytes
     order = [layout.chunk_shape[axis] for axis in layout.stored_axes]
@@ -192,6 +193,15 @@ def _fetched_each(
         is_remote = layout.remote is not None
         fetched += sum(_read_nbytes(sorted(each), is_remote=is_remote) for each in spans.values() if each)
     return fetched / count
+
+
+def _shortened(crop: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """Return a crop that touches few chunks, and each as the given crop does: without chunks from its middle."""
+    whole = [s // c for s, c in zip(crop, chunk, strict=True)]
+    while math.prod(n + 1 for n in whole) > _CHUNKS_OF_CROP:
+        axis = whole.index(max(whole))
+        whole[axis] = min(whole[axis] - 1, int(whole[axis] * 0.9))
+    return tuple(min(s, n * c + s % c) for s, n, c in zip(crop, whole, chunk, strict=True))
 
 
 def _in_shard(layout: ArrayLayout, index: Sequence[int], stored: StoredChunks) -> tuple[np.ndarray, np.ndarray]:
@@ -250,12 +260,13 @@ def table(rows: Sequence[CropCost]) -> str:
 
     width = max(len("array"), *(len(row.name) for row in rows))
     titles = ("random: fetched", "decoded", "grid: fetched", "decoded", "with cache")
-    head = f"{'array':<{width}}  {'crop':>13}{'chunk':>13}{'shard':>13}"
+    side = max(13, *(2 + len(spell(shape)) for row in rows for shape in (row.crop, row.chunk, row.shard)))
+    head = f"{'array':<{width}}  {'crop':>{side}}{'chunk':>{side}}{'shard':>{side}}"
     lines = [head + "".join(f"{one:>{len(one) + 2}}" for one in titles)]
     for row in rows:
         costs = (row.fetched, row.decoded, row.grid_fetched, row.grid_decoded, row.cached_fetched)
         lines.append(
-            f"{row.name:<{width}}  {spell(row.crop):>13}{spell(row.chunk):>13}{spell(row.shard):>13}"
+            f"{row.name:<{width}}  {spell(row.crop):>{side}}{spell(row.chunk):>{side}}{spell(row.shard):>{side}}"
             + "".join(f"{cost:>{len(one) + 2}.2f}" for one, cost in zip(titles, costs, strict=True))
         )
         if row.proposed_decoded < 0.9 * row.decoded:

@@ -146,7 +146,7 @@ def convert_zarr(
         options = options_of_source(source, target, storage_options)
         conversion = plan_conversion(with_options(source, options), parameters, scope)
         arrays = conversion.arrays
-        check_apart([target], [path for copy in arrays if (path := path_of(copy.source)) is not None])
+        check_apart([target], [path_of(copy.source) or copy.source for copy in arrays])
         nbytes = sum(copy.nbytes for copy in arrays)
         check_space(target, nbytes, encoded=any(copy.encoding.compressor for copy in arrays))
         client = scope.enter_context(client_of(distributed))

@@ -238,8 +238,8 @@ def resample_zarr(
     options = options_of_source(source, place, storage_options)
     volumes = open_source_volumes(with_options(source, options), level, channel, time, spacing)
     volume = volumes.first
-    sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
-    check_apart([place], [path for path in sources if path is not None])
+    named = source if isinstance(source, (str, Path)) else volume.array
+    check_apart([place], [named, path_of(volume.array) or volume.array])
     if order is None:
         order = 1 if carried_from(volumes).image_label is None else 0
         if order:

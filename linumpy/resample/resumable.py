@@ -211,7 +211,10 @@ def _resumable_objects(
     def continues(earlier: dict[str, Any]) -> bool:
         if not isinstance(earlier.get("request"), dict) or "parts" not in earlier:
             return False
-        has_parts = any(any(_bits(text)) for text in earlier["parts"])
+        try:
+            has_parts = any(any(_bits(text)) for text in earlier["parts"])
+        except (TypeError, ValueError, zlib.error):  # of another program, or of another version
+            return False
         return _is_same(request, earlier["request"], folder, has_parts, str(folder))
 
     with claimed(folder, overwrite=overwrite, continues=continues) as (claim, earlier):

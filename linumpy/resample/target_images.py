@@ -302,10 +302,13 @@ def check_unchanged(targets: Sequence[TargetImage], request: Request) -> None:
 
 def creator_of(targets: Sequence[TargetImage]) -> Callable[[Target], object]:
     """Return a function that makes the empty images in the folder, or at the URL, that it is given."""
+    names = [target.folder.removeprefix("labels/") for target in targets if target.folder]
 
     def create(folder: Target) -> None:
         for target in targets:
             target.image.create(folder / target.folder)
+            if target is targets[0] and names:  # before the labels: zarr makes the groups above a new group, too
+                create_labels_group(folder / "labels", names, target.image.ngff_version)
             origin: dict[str, Any] = {
                 "source": name_on_disk(target.volumes.first.array),
                 "matrix": [list(row) for row in target.grid.matrix],
@@ -316,7 +319,5 @@ def creator_of(targets: Sequence[TargetImage]) -> Callable[[Target], object]:
                 origin["warp"] = _described(target.grid.warp)
             group = zarr.open_group(writable_store(folder / target.folder), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
-        if names := [target.folder.removeprefix("labels/") for target in targets if target.folder]:
-            create_labels_group(folder / "labels", names, targets[0].image.ngff_version)
 
     return create

@@ -180,7 +180,7 @@ def predict(
     source_options = options_of_source(source, target, storage_options)
     volumes = open_source_volumes(with_options(source, source_options), level, channel, time, spacing)
     array = volumes.first.array
-    check_apart([target], [path for path in (path_of(array),) if path is not None])
+    check_apart([target], [source if isinstance(source, (str, Path)) else array, path_of(array) or array])
     count = None if channels is None else integer("channels", channels, 1)
     if argmax and count is None:
         raise InvalidArgument("argmax needs the number of channels that the model returns: channels=")

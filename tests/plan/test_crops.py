@@ -165,3 +165,13 @@ def test_linum_convert_for_crops(tmp_path, capsys):
         with pytest.raises(SystemExit) if wrong != "crops:1,2" else pytest.MonkeyPatch.context():
             assert main([*options[:1], str(tmp_path / "e"), "--for", wrong]) == 2
         assert "crop" in capsys.readouterr().err
+
+
+def test_huge_crops_are_costed_in_seconds_and_columns_stay_apart():
+    """Reads are planned for part of a crop of many chunks, in whose middle chunks cost the same."""
+    layout = {"shape": (2**17,) * 3, "chunks": (64,) * 3, "shards": (1024,) * 3, "dtype": "u1"}
+    array = zarr.create_array(MemoryStore(), **layout)
+    rows = [crop_cost(read_layout(array), crop, stored_chunks(array)) for crop in ((1, 2**14, 2**14), (2**17,) * 3)]
+    assert rows[0].fetched == pytest.approx(64 * (1 + 63 / 2**14) ** 2, rel=0.02)
+    assert rows[1].fetched == pytest.approx(1, rel=0.02)
+    assert table(rows).split("\n")[1].split()[1:4] == ["1×16384×16384", "64×64×64", "1024×1024×1024"]

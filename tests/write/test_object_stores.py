@@ -23,6 +23,7 @@ from linumpy.errors import ResumeError
 from linumpy.io.output import objects
 from linumpy.io.stores.remote import RemoteStore
 from linumpy.resample import resumable
+from linumpy.write.new_image import create_labels_group
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.script_runs import load
 
@@ -129,6 +130,7 @@ def test_what_is_refused(bucket, tmp_path):
         (f"{bucket.url}/i", "exists: choose another URL, or replace it with overwrite=True"),
         (f"{bucket.url}/other", r"has objects \(table.csv\) but is no Zarr image"),
         (bucket.url, "is a whole bucket: name an image in it"),
+        (f"{bucket.url}/i/..", "is a whole bucket: name an image in it"),
         (f"{bucket.url}/a.ozx", "an .ozx file is written to a local folder only"),
         ("https://user:word@host/a", "^https://host/a is no URL of a bucket"),
         ("file:///a/b", "^file:///a/b: images are written to folders and to s3"),
@@ -137,6 +139,13 @@ def test_what_is_refused(bucket, tmp_path):
         with pytest.raises((OSError, ValueError), match=message) as caught:
             write_omezarr(url, VALUES, (1, 1, 1), **bucket.options)
         assert SECRET not in str(caught.value)
+    for wrong, message in (
+        ({"endpoint": "localhost:9000"}, "endpoint='localhost:9000': pass a URL, such as https://localhost:9000"),
+        ({"nonsense": "1"}, "or storage_options= do not fit it: Configuration key: 'nonsense' is not valid for store"),
+    ):
+        options = {**bucket.options["storage_options"], **wrong}
+        with pytest.raises(ValueError, match=message):
+            write_omezarr(f"{bucket.url}/j", VALUES, (1, 1, 1), storage_options=options)
     for output, source in ((f"{bucket.url}/i", f"{bucket.url}/i"), (f"{bucket.url}/i/x", f"{bucket.url}/i")):
         with pytest.raises(ValueError, match=r"the output .* and the source .* overlap"):
             resample_zarr(source, output, 2.0, overwrite=True, device="cpu", **bucket.options)
@@ -168,6 +177,21 @@ def test_commands_and_functions_from_bucket_to_bucket(bucket, tmp_path, monkeypa
         # Metadata name the source.
         assert {k for k in remote if remote[k] != local[k]} <= {"zarr.json"}
     assert np.array_equal(open_image(f"{bucket.url}/r").levels[1], open_image(tmp_path / "r").levels[1])
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
+def test_labels_are_resampled_to_a_bucket(bucket, tmp_path, version):
+    how = {"chunks": (16, 16, 16), "ngff_version": version}
+    write_omezarr(tmp_path / "i", VALUES, (2, 2, 2), **how)
+    for name in ("deep", "tissue"):
+        (tmp_path / "i/labels").mkdir(exist_ok=True)
+        write_omezarr(tmp_path / "i/labels" / name, (VALUES > 500).astype("u1"), (2, 2, 2), **how)
+    create_labels_group(tmp_path / "labels", ["deep", "tissue"], version)
+    [file.rename(tmp_path / "i/labels" / file.name) for file in (tmp_path / "labels").iterdir()]
+    resample_zarr(tmp_path / "i", f"{bucket.url}/r", 3.0, levels=2, device="cpu", **bucket.options)
+    resample_zarr(tmp_path / "i", tmp_path / "r", 3.0, levels=2, device="cpu")
+    assert bucket.objects("r/") == files(tmp_path / "r")
+    assert "labels/tissue/1/c/0/0/0" in {key.replace("1/0/0/0", "1/c/0/0/0") for key in bucket.objects("r/")}
 
 
 def check_same(bucket, name, other):
@@ -376,6 +400,32 @@ def test_a_bucket_that_refuses(bucket, status, body, error, after, caplog):
     assert not bucket.objects()
 
 
+@pytest.mark.parametrize("missing", [("If-Match",), ("If-None-Match", "If-Match")])
+def test_a_store_without_conditional_requests(bucket, caplog, missing):
+    """It answers 501; the image is written, with one warning."""
+    options = bucket.options["storage_options"]
+
+    class WithoutConditions(Proxy):
+        target = options["endpoint"]
+
+        def _pass(self):
+            self.status = 501 if any(name in self.headers for name in missing) else 0
+            type(self).status = self.status
+            super()._pass()
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutConditions) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        through = {**options, "endpoint": f"http://127.0.0.1:{proxy.server_port}", "retry_config": {"max_retries": 0}}
+        write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), storage_options=through)
+        proxy.shutdown()
+    assert [record.message for record in caplog.records if "no conditional requests" in record.message] == [
+        f"{bucket.url}/i: this store has no conditional requests; make sure that only one run writes there"
+    ]
+    assert np.array_equal(read_zarr(f"{bucket.url}/i", device="cpu", **bucket.options), VALUES)
+
+
 ON_A_CLUSTER = """
 import sys
 from linumpy import resample_zarr
@@ -442,3 +492,36 @@ def test_processes_of_a_cluster_are_killed(bucket, monkeypatch, killed):
         assert code == 0, errors
     resample_zarr(source, f"{bucket.url}/once", 1.5, device="cpu", chunks=(8, 8, 8), codec="none")
     check_same(bucket, "r", "once")
+
+
+@pytest.mark.parametrize("spelling", ["i/", "x/../i", "x/%2e%2e/i", "%69", "i/inside"])
+def test_a_source_is_not_replaced_whatever_its_name(bucket, spelling, monkeypatch):
+    """With overwrite=True the target is removed first; it is refused before if the source is there."""
+    write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), **bucket.options)
+    before, options = bucket.objects(), {"overwrite": True, "device": "cpu", **bucket.options}
+    store = zarr.storage.ObjectStore(bucket.store, read_only=True)
+    url, target = f"{bucket.url}/i", f"{bucket.url}/{spelling}"
+    with pytest.raises(ValueError, match="overlap: choose another URL"):
+        resample_zarr(url, target, 2.0, **options)
+    with pytest.raises(ValueError, match="overlap: choose another URL"):
+        convert_zarr(url, target, **options)
+    with pytest.raises(ValueError, match="overlap: choose another URL"):
+        stream.predict(np.negative, url, target, shape=(8, 8, 8), **options)
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    assert load("linum_aip").main([url, target, "--overwrite"]) == 2
+    if spelling != "i/inside":
+        with pytest.raises(ValueError, match="overlap: choose another URL"):
+            convert_zarr((store, "i"), target, **options)
+    assert bucket.objects() == before
+
+
+def test_journals_are_not_copied_and_broken_ones_are_replaced(bucket, tmp_path):
+    write_omezarr(f"{bucket.url}/i", VALUES, (1, 1, 1), **bucket.options)
+    obstore.put(bucket.store, "i/.linumpy-unfinished", b"{}")
+    text = b'{"released": true, "request": {}, "parts": ["@"]}'
+    obstore.put(bucket.store, "j/.linumpy-unfinished", text)
+    for target in (f"{bucket.url}/j", tmp_path / "j"):
+        convert_zarr(f"{bucket.url}/i", target, device="cpu", **bucket.options)
+    assert bucket.objects("j/") == files(tmp_path / "j")
+    assert ".linumpy-unfinished" not in bucket.objects("j/")

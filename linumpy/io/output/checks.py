@@ -8,12 +8,16 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import zarr
+
 from linumpy.io.output.objects import ObjectFolder, Target, check_objects, object_folder
 from linumpy.io.paths import absolute, is_archive, is_zarr_folder
+from linumpy.io.stores.remote import is_remote, open_store, place_of, without_credentials
 
 #: Suffixes that an output folder may not have: people and other programs would mistake the folder for a file.
 _FILE_SUFFIXES = (
@@ -93,16 +97,18 @@ def refuse_url(path: Path) -> None:
         raise ValueError(f"{url} is a URL: give a local path, or for an image the URL as a str")
 
 
-def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path] = ()) -> None:
+def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path | zarr.Array] = ()) -> None:
     """Check that outputs neither replace nor lie inside a source, nor overlap each other."""
     outputs, sources = list(outputs), list(sources)
-    urls = [str(path).rstrip("/") for path in outputs if "://" in str(path)]
-    for url, read_url in itertools.product(urls, [str(path).rstrip("/") for path in sources]):
-        if f"{url}/".startswith(f"{read_url}/") or f"{read_url}/".startswith(f"{url}/"):
-            raise ValueError(f"the output {url} and the source {read_url} overlap: choose another URL")
+    remote = [output for output in outputs if "://" in str(output)]
+    for output, source in itertools.product(remote, sources):
+        if any(f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/") for a, b in _places(output, source)):
+            name = without_credentials(str(source.store_path if isinstance(source, zarr.Array) else source))
+            raise ValueError(f"the output {output} and the source {name.rstrip('/')} overlap: choose another URL")
+    paths = [source for source in sources if not isinstance(source, zarr.Array)]
     # Path.resolve would raise RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(str(path)))) for path in outputs if "://" not in str(path)]
-    read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
+    read = [(path, Path(os.path.realpath(path))) for path in paths if "://" not in str(path)]
     for (output, output_path), (source, source_path) in itertools.product(targets, read):
         if output_path == source_path or output_path in source_path.parents:
             raise ValueError(f"the output {output} would replace the source {source}: choose another path")
@@ -111,6 +117,20 @@ def check_apart(outputs: Iterable[str | Target], sources: Iterable[str | Path] =
     for (first, first_path), (second, second_path) in itertools.combinations(targets, 2):
         if first_path == second_path or first_path in second_path.parents or second_path in first_path.parents:
             raise ValueError(f"the outputs {first} and {second} would overlap: choose separate paths")
+
+
+def _places(*two: str | Target | zarr.Array) -> Iterator[tuple[str, str]]:
+    """Yield the places of two images, as they were named, and in the buckets where both are."""
+    yield tuple(str(one).rstrip("/") for one in two)  # type: ignore[misc]
+    found = []
+    for one in two:
+        if isinstance(one, (ObjectFolder, zarr.Array)):
+            found.append(place_of(one.store, one.inside if isinstance(one, ObjectFolder) else one.path))
+        elif is_remote(str(one)):
+            with suppress(Exception):  # a URL that cannot be opened is another check's error
+                found.append(place_of(*open_store(str(one))))
+    if len(found) == 2 and all(found):
+        yield found[0], found[1]  # type: ignore[misc]
 
 
 def check_free_space(path: Target, nbytes: int, *, encoded: bool) -> None:

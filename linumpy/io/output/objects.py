@@ -30,7 +30,8 @@ from linumpy.io.zarr_mode import wait_for_zarr
 
 log = logging.getLogger(__name__)
 
-_JOURNAL = ".linumpy-unfinished"
+#: Name of the journal in an image.
+JOURNAL = ".linumpy-unfinished"
 #: Seconds between two versions of a journal; after which a run without a new version stops; and counts as killed.
 _BEAT_SECONDS, _SILENT_SECONDS, _LEASE_SECONDS = 10.0, 60.0, 120.0
 
@@ -79,8 +80,9 @@ def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
         )
     if url.rstrip("/").lower().endswith(OZX):
         raise ValueError(f"{name}: an .ozx file is written to a local folder only: write it there and upload it")
+    whole = ValueError(f"{name} is a whole bucket: name an image in it, such as {name}/brain.ome.zarr")
     if "/" not in url.rstrip("/").partition("://")[2]:
-        raise ValueError(f"{name} is a whole bucket: name an image in it, such as {name}/brain.ome.zarr")
+        raise whole
     try:
         folder = ObjectFolder(open_to_write(url, options))
     except ImportError as error:
@@ -88,9 +90,13 @@ def object_folder(url: str, options: Mapping[str, Any] | None) -> ObjectFolder:
     except ValueError:
         raise
     except Exception as error:  # obstore's own
-        raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): {explained(error)}") from None
+        why = explained(error).removesuffix(": read it again later")
+        text = f"{name} is no URL of a bucket (s3://, gs://, az://), or storage_options= do not fit it: {why}"
+        raise ValueError(text) from None
     if not folder.store.supports_listing:
         raise ValueError(f"{name} is no URL of a bucket (s3://, gs://, az://): HTTP servers are read only")
+    if not folder.store.store.prefix:  # such as of s3://bucket/i/..
+        raise whole
     return folder
 
 
@@ -100,7 +106,7 @@ def check_objects(folder: ObjectFolder, *, overwrite: bool) -> None:
     if names & set(ZARR_FILES):
         if not overwrite:
             raise FileExistsError(f"{folder} exists: choose another URL, or replace it with overwrite=True")
-    elif names and _JOURNAL not in names:
+    elif names and JOURNAL not in names:
         raise FileExistsError(f"{folder} has objects ({min(names)}) but is no Zarr image: choose another URL")
 
 
@@ -153,7 +159,7 @@ class Claim:
             self._count += 1
             body = json.dumps({**self.document(), **more, "run": self.run, "version": self._count}).encode()
             try:
-                self._version = _put_if(store, _JOURNAL, body, self._version)
+                self._version = _put_if(store, JOURNAL, body, self._version)
             except _RefusedError:
                 # An answer may have been lost, so that the same request was sent again.
                 found = _journal(self.folder)
@@ -182,7 +188,7 @@ class Claim:
                     if _read(store, key)[0] != data:
                         raise FileExistsError(f"{self.folder} was made by another program meanwhile") from None
         store.held.clear()
-        store.remove(_JOURNAL)
+        store.remove(JOURNAL)
 
     def stop(self) -> None:
         """End the thread."""
@@ -210,6 +216,8 @@ class _RefusedError(Exception):
 
 def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str, str]:
     """Write an object if its version is `version`, or for None, if there is none; return its new version."""
+    if str(store) in _without_conditions:
+        return store.put(key, data)
     try:
         return store.put(key, data, "create" if version is None else version)
     except FileNotFoundError:
@@ -217,11 +225,11 @@ def _put_if(store: RemoteStore, key: str, data: bytes, version: Any) -> dict[str
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
             raise _RefusedError from None
-        if type(error).__name__ not in ("NotSupportedError", "NotImplementedError"):
+        is_missing = type(error).__name__ in ("NotSupportedError", "NotImplementedError")
+        if not is_missing and "501 Not Implemented" not in str(error):
             raise
-    if str(store) not in _without_conditions:
-        _without_conditions.add(str(store))
-        log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
+    _without_conditions.add(str(store))
+    log.warning("%s: this store has no conditional requests; make sure that only one run writes there", store)
     return store.put(key, data)
 
 
@@ -255,7 +263,7 @@ class _Journal:
 def _journal(folder: ObjectFolder) -> _Journal | None:
     """Read the journal of an image; None if there is none."""
     try:
-        body, meta = _read(folder.store, _JOURNAL)
+        body, meta = _read(folder.store, JOURNAL)
     except FileNotFoundError:
         return None
     try:
@@ -291,12 +299,12 @@ def claimed(
         try:
             check_objects(folder, overwrite=overwrite)  # the run whose journal this was may have made the image
         except BaseException:
-            folder.store.remove(_JOURNAL)
+            folder.store.remove(JOURNAL)
             raise
         if not earlier:
             if left is not None:
                 log.warning("%s: removed what a stopped run had left", folder)
-            _remove(folder, keep=_JOURNAL)
+            _remove(folder, keep=JOURNAL)
         folder.store.held.update(dict.fromkeys(DOCUMENTS))
         yield claim, earlier
     finally:
@@ -338,5 +346,5 @@ def clean_objects(folder: ObjectFolder) -> bool:
         raise ResumeError(f"{folder} is being written by a run that was active {left.age:.0f} s ago")
     if not _names(folder) & set(ZARR_FILES):
         _remove(folder)
-    folder.store.remove(_JOURNAL)
+    folder.store.remove(JOURNAL)
     return True

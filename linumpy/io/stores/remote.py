@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import posixpath
 import re
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -34,6 +35,8 @@ _BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(sec
 _RETRIES = {"max_retries": 16, "retry_timeout": timedelta(minutes=2), "backoff": _BACKOFF}
 #: Time-outs: a request may take long, but fails if no byte comes for a while.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
+#: Environment variables that name the server of S3.
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 #: Maximum number of stores that stay open, with their connections.
 _MAX_STORES = 32
 
@@ -242,6 +245,18 @@ def open_to_write(url: str, options: Mapping[str, Any] | None = None) -> RemoteS
     return RemoteStore(store, without_credentials(url.rstrip("/")), read_only=False, held={})
 
 
+def place_of(store: Any, path: str) -> str | None:
+    """Return server, bucket and path of an object, whatever URL names it; None for a store without buckets."""
+    own = getattr(store, "store", None)
+    config = getattr(own, "config", None) or {}
+    bucket = config.get("bucket") or config.get("container_name")
+    if own is None or bucket is None:
+        return None
+    servers = (config.get("account_name"), config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
+    server = next(filter(None, servers), "").rstrip("/")
+    return posixpath.normpath("/".join(filter(None, (type(own).__name__, server, bucket, own.prefix, path))))
+
+
 def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> Any:
     """Make obstore's store for a URL."""
     import obstore.store
@@ -250,6 +265,9 @@ def _make_store(root: str, options: dict[str, Any], *, is_plain_http: bool) -> A
     parts, settings = urlsplit(root), dict(options)
     client = {**_CLIENT, **(settings.pop("client_options", None) or {})}
     retries = {**_RETRIES, **(settings.pop("retry_config", None) or {})}
+    for name, value in (*settings.items(), *((name, os.environ.get(name, "")) for name in _ENDPOINTS)):
+        if "endpoint" in name.lower() and value and "://" not in str(value):  # obstore would end in a panic
+            raise ValueError(f"{name}={value!r}: pass a URL, such as https://{value}")
     named = (*settings.items(), *os.environ.items())
     endpoints = (root, *(str(value) for name, value in named if "endpoint" in name.lower()))
     if any(url.startswith("http://") for url in endpoints):

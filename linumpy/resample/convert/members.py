@@ -18,7 +18,7 @@ from zarr.core.sync import sync
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import Node, member_names, open_member
-from linumpy.io.output.objects import ObjectFolder, Target
+from linumpy.io.output.objects import JOURNAL, ObjectFolder, Target
 from linumpy.io.paths import METADATA_FILES
 from linumpy.io.source import describe_source
 from linumpy.io.stores.zips import ArchiveStore
@@ -35,7 +35,7 @@ class Members:
     """The members of a group.
 
     - `nodes`: all groups and arrays by their paths, sorted; the path of the group itself is empty.
-    - `files`: paths of other files, except metadata, chunks of arrays, and files in hidden folders.
+    - `files`: paths of other files, except metadata, journals, chunks of arrays, and files in hidden folders.
     """
 
     nodes: dict[str, Node]
@@ -93,10 +93,10 @@ def _check_names(group: zarr.Group, entry: _Entry) -> None:
 
 
 def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
-    """Return the entry at a path below another entry; None for metadata and hidden folders."""
+    """Return the entry at a path below another entry; None for metadata, journals and hidden folders."""
     path, above = member
     name, in_groups = path.rpartition("/")[2], above.in_groups and above.node is not None
-    if name in METADATA_FILES and above.node is not None:
+    if name == JOURNAL or (name in METADATA_FILES and above.node is not None):
         return None
     if sync(group.store.exists(_key(group, path))):
         return _Entry(path, in_groups)
