@@ -417,3 +417,9 @@ def test_a_limit_of_reads_that_is_none(monkeypatch, text):
     monkeypatch.setenv(reader_module.READS_VARIABLE, text)
     with pytest.raises(ValueError, match=f"LINUMPY_READS='{text}': pass a number of reads from 1 to 4096"):
         Reader(device="cpu")
+
+
+def test_a_switch_that_is_neither_0_nor_1(monkeypatch):
+    monkeypatch.setenv(reader_module.HEDGING_VARIABLE, "maybe")
+    with pytest.raises(ValueError, match="LINUMPY_HEDGING='maybe': pass 0 or 1"):
+        Reader(device="cpu")

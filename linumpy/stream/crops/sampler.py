@@ -90,11 +90,11 @@ class CropSampler:
     class_weights : mapping of int to float, optional
         With mode "balanced", the relative frequency of each class; a class without weight is not drawn.
     locality : int
-        Number of crops that are drawn in one block, with mode "uniform". A block holds about as many voxels as these
-        crops together, and 8 blocks are drawn at a time, whose crops come in random order. So a chunk is fetched once
-        for all crops of its blocks, if ``Config(cache_bytes=sampler.cache_nbytes)`` keeps it. Each crop is as probable
-        as without blocks. By default 1: no blocks. Ranks of one configuration would share the blocks; rather give each
-        rank a sampler of its own seed.
+        Number of crops that are drawn in one block, with mode "uniform"; below 65,536. A block holds about as many
+        voxels as these crops together, and 8 blocks are drawn at a time, whose crops come in random order. So a chunk is
+        fetched once for all crops of its blocks, if ``Config(cache_bytes=sampler.cache_nbytes)`` keeps it. Each crop is
+        as probable as without blocks. By default 1: no blocks. Ranks of one configuration would share the blocks;
+        rather give each rank a sampler of its own seed.
     length : int, optional
         Samples of an epoch. By default the sequence is infinite, and is one epoch.
     epochs : int, optional
@@ -148,7 +148,7 @@ class CropSampler:
         self.volumes = tuple(_with_shape(volume) for volume in volumes)
         for volume in self.volumes:
             _check_fits(volume, self.shape)
-        self.mode, self.foreground, self.locality = mode, foreground, integer("locality", locality, 1)
+        self.mode, self.foreground, self.locality = mode, foreground, integer("locality", locality, 1, 2**16)
         if self.locality > 1 and mode != "uniform":
             raise InvalidArgument(f"locality={locality} does nothing in mode {mode!r}: pass mode='uniform'")
         self._group: tuple[tuple[int, int, int], list[_Block]] | None = None
