@@ -91,10 +91,10 @@ class CropSampler:
         With mode "balanced", the relative frequency of each class; a class without weight is not drawn.
     locality : int
         Number of crops that are drawn in one block, with mode "uniform"; below 65,536. A block holds about as many
-        voxels as these crops together, and 8 blocks are drawn at a time, whose crops come in random order. So a chunk is
-        fetched once for all crops of its blocks, if ``Config(cache_bytes=sampler.cache_nbytes)`` keeps it. Each crop is
-        as probable as without blocks. By default 1: no blocks. Ranks of one configuration would share the blocks;
-        rather give each rank a sampler of its own seed.
+        voxels as these crops together, and 8 blocks are drawn at a time, whose crops come in random order. So a chunk
+        is fetched once for all crops of its blocks, if ``Config(cache_bytes=sampler.cache_nbytes)`` keeps it. Each
+        crop is as probable as without blocks. By default 1: no blocks. Ranks of one configuration would share the
+        blocks; rather give each rank a sampler of its own seed.
     length : int, optional
         Samples of an epoch. By default the sequence is infinite, and is one epoch.
     epochs : int, optional
