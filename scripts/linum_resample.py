@@ -75,7 +75,7 @@ main = cli.Command(
         help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
     ),
     cli.Option(
-        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
+        "--like", type=cli.path_or_url, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
     ),
     cli.Option(
         "--coordinate-system", metavar="NAME",
