@@ -276,35 +276,27 @@ def search_overlaps(
             overlaps[number] = FoundOverlap(planes, math.nan, expected)
 
     def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
-        pair = pairs[number]
-        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
+        box_pair, candidates, expected = pairs[number]
+        voxels_measured = [image.measured(box) for image, box in zip(images[number : number + 2], box_pair, strict=True)]
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
-        overlap, correlation = best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1]))
-        return FoundOverlap(overlap, correlation, pair.expected)
+        overlap, correlation = best_overlap(*windows, candidates, expected, (masks[0], masks[1]))
+        return FoundOverlap(overlap, correlation, expected)
 
     def read(number: int) -> tuple[Array, Array]:
-        pair = pairs[number]
-        above = read_box(pair.fixed.array, pair.fixed_box, device)
-        return above, read_box(pair.moving.array, pair.moving_box, device)
+        fixed_box, moving_box = pairs[number][0]
+        above = read_box(images[number].array, fixed_box, device)
+        return above, read_box(images[number + 1].array, moving_box, device)
 
     work(list(pairs), read, correlate, overlaps.__setitem__)
     return [overlaps[number] for number in range(len(moves))]
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two neighbouring slices, the box of each that is correlated, and the overlaps to try, in planes."""
-
-    fixed: MosaicImage
-    moving: MosaicImage
-    fixed_box: Box
-    moving_box: Box
-    overlaps: tuple[int, ...]
-    expected: float
+#: The box of each of two neighbouring slices that is correlated, the overlaps to try, and the expected overlap.
+_Pair = tuple[tuple[Box, Box], list[int], float]
 
 
 def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
-    """Plan the search of a pair: the boxes to correlate and the overlaps to try."""
+    """Plan the search of a pair."""
     above, below = fixed.array.shape[0], moving.array.shape[0]
     overlaps, expected = candidate_overlaps(
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
@@ -317,7 +309,7 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
             f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
         )
     last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
-    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
+    return ((last, *fixed_window), (first, *moving_window)), overlaps, expected
 
 
 def search_window(
