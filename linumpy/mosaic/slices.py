@@ -127,7 +127,13 @@ def stack_mosaics(
             voxels = images[number].measured(part)
             return True if voxels is None else voxels.mask(array_module_of(device))
 
-        with _stack_writer(step, images, plan) as writer:
+        first, array = images[0], images[0].array
+        # The first slice stays where it is.
+        origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
+        with step.writer(
+            "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing,
+            axes="zyx", origin=origin, chunks=array.chunks, shards=array.shards,
+        ) as writer:  # fmt: skip
             has_corrections = any(image.corrections for image in images)
             make_stack(step, writer, images, plan, work, measured=measured if has_corrections else None)
             if decisions is not None:
@@ -175,16 +181,6 @@ def _decide(
             ", mended" if row.mended else "",
         )  # fmt: skip
     return plan, rows
-
-
-def _stack_writer(step: Step, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
-    """Open the writer of the stack, whose origin leaves the first slice where it is."""
-    first, array = images[0], images[0].array
-    origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
-    return step.writer(
-        "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing, axes="zyx",
-        origin=origin, chunks=array.chunks, shards=array.shards,
-    )  # fmt: skip
 
 
 def make_stack(
@@ -277,7 +273,9 @@ def search_overlaps(
 
     def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
         box_pair, candidates, expected = pairs[number]
-        voxels_measured = [image.measured(box) for image, box in zip(images[number : number + 2], box_pair, strict=True)]
+        voxels_measured = [
+            image.measured(box) for image, box in zip(images[number : number + 2], box_pair, strict=True)
+        ]
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
         overlap, correlation = best_overlap(*windows, candidates, expected, (masks[0], masks[1]))
         return FoundOverlap(overlap, correlation, expected)
