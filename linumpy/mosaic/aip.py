@@ -82,11 +82,7 @@ def project_mosaic_to_png(
     check_apart([output], [source])
     with step.work() as work:
         pixels = work.xp.empty(image.lateral_shape, np.float32)
-
-        def store_means(index: tuple[int | slice, ...], means: Array) -> None:
-            pixels[index] = means
-
-        project_columns(image, step, store_means, work)
+        project_columns(image, step, pixels.__setitem__, work)
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=step.overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
