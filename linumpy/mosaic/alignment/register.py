@@ -145,7 +145,14 @@ def register_slices(
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
     """Log the result, write it if there is an output, and return it."""
-    _log_result(result)
+    for pair in result.pairs:
+        log.info(
+            "slices %d and %d: evidence %.3f, correlation %.3f, error %.2f µm, %.2f µm from the solution%s",
+            pair.fixed_id, pair.moving_id, pair.evidence, pair.correlation, pair.error_um, pair.residual_um,
+            f", rejected: {pair.rejected}" if pair.rejected else "",
+        )  # fmt: skip
+    for warning in result.warnings:
+        log.warning(warning)
     if output is not None:
         result.write(output, overwrite=overwrite)
     return result
@@ -335,15 +342,3 @@ def _with_warnings(result: SliceTransforms, shifts: str | Path | None) -> SliceT
         if not any(p.fixed_id <= above and below <= p.moving_id for p in used):
             warnings.append(f"No pair connects slice {above} with {below}: they are placed by {said}.")
     return replace(result, warnings=tuple(warnings))
-
-
-def _log_result(result: SliceTransforms) -> None:
-    """Log all pairs and the warnings."""
-    for pair in result.pairs:
-        log.info(
-            "slices %d and %d: evidence %.3f, correlation %.3f, error %.2f µm, %.2f µm from the solution%s",
-            pair.fixed_id, pair.moving_id, pair.evidence, pair.correlation, pair.error_um, pair.residual_um,
-            f", rejected: {pair.rejected}" if pair.rejected else "",
-        )  # fmt: skip
-    for warning in result.warnings:
-        log.warning(warning)
