@@ -273,9 +273,7 @@ def search_overlaps(
 
     def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
         box_pair, candidates, expected = pairs[number]
-        voxels_measured = [
-            image.measured(box) for image, box in zip(images[number : number + 2], box_pair, strict=True)
-        ]
+        voxels_measured = [images[number + k].measured(box) for k, box in enumerate(box_pair)]
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
         overlap, correlation = best_overlap(*windows, candidates, expected, (masks[0], masks[1]))
         return FoundOverlap(overlap, correlation, expected)

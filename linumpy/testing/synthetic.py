@@ -11,6 +11,7 @@ In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
-from linumpy.testing.texture import Dtype, plane_waves, speckle
+from linumpy.testing.texture import Dtype, plane_waves, speckle, stored
 
 if TYPE_CHECKING:
-    from linumpy.write.writer import Progress
+    from linumpy.write.writer import OmeZarrWriter, Progress
 
 #: Number of plane waves in the structure of the tissue, and the standard deviation of its logarithm.
 _WAVES = 6
@@ -147,10 +149,8 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     mean *= np.where(below >= 0, np.float32(spec.peak), np.float32(0))
     mean *= _structure(spec, start, stop)
     mean += np.float32(spec.noise)
-    mean *= _speckle(spec, start, stop)
-    if spec.dtype == "uint16":
-        return np.clip(np.rint(mean), 0, 65535).astype(np.uint16)
-    return mean.astype(spec.dtype, copy=False)
+    mean *= speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
+    return stored(mean, spec.dtype)
 
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
@@ -169,11 +169,6 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
     return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
 
 
-def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return speckle of mean 1, which differs from slice to slice."""
-    return speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
-
-
 def write_mosaic(
     path: str | Path,
     spec: MosaicSpec,
@@ -190,7 +185,6 @@ def write_mosaic(
     Returns: `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the
     tile shape.
     """
-    from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter
 
     attributes = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
@@ -199,18 +193,32 @@ def write_mosaic(
         attributes=attributes,
     ) as writer:  # fmt: skip
 
-        def write(box: tuple[slice, ...]) -> int:
+        def make(box: tuple[slice, ...]) -> np.ndarray:
             depth, rows, columns = ((b.start, b.stop) for b in box)
-            voxels = block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
-            writer[box] = voxels
-            return voxels.nbytes
+            return block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
 
-        threads = min(8, usable_cores())
-        pool = ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller())
-        try:
-            for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each
-                if progress is not None:
-                    progress(nbytes)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        write_boxes(writer, make, progress)
     return Path(path)
+
+
+def write_boxes(
+    writer: OmeZarrWriter,
+    make: Callable[[tuple[slice, ...]], Array],
+    progress: Progress | None,
+    threads: int | None = None,
+) -> None:
+    """Make an image in threads, one chunk or shard after another, and write it; `progress` is called with the bytes."""
+    from linumpy.io.zarr_mode import in_mode_of_caller
+
+    def write(box: tuple[slice, ...]) -> int:
+        voxels = make(box)
+        writer[box] = voxels
+        return int(voxels.nbytes)
+
+    pool = ThreadPoolExecutor(threads or min(8, usable_cores()), "linumpy-synthetic", in_mode_of_caller())
+    try:
+        for nbytes in pool.map(write, writer.regions(nbytes=0)):
+            if progress is not None:
+                progress(nbytes)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+
+from linumpy.arrays import Array, array_module
 
 #: Speckle is drawn in cells (Z, Y, X) of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
@@ -62,3 +64,11 @@ def _cell(seed: Sequence[int], looks: int) -> np.ndarray:
     for _ in range(looks - 1):
         total += rng.standard_exponential(_CELL, dtype=np.float32)
     return total / np.float32(looks)
+
+
+def stored(voxels: Array, dtype: Dtype) -> Any:
+    """Return intensities in a data type, rounded and clipped to its range."""
+    if dtype == "uint16":
+        xp = array_module(voxels)
+        return xp.clip(xp.rint(voxels), 0, 65535).astype(np.uint16)
+    return voxels.astype(dtype, copy=False)
