@@ -185,8 +185,7 @@ def sharpness(image: np.ndarray, mask: np.ndarray) -> float:
     there are none.
     """
     pixels, counted = image.astype(np.float64), mask if mask.any() else np.ones(mask.shape, bool)
-    slope, smooth = (-0.5, 0.0, 0.5), (0.25, 0.5, 0.25)
-    slopes = [ndimage.correlate1d(ndimage.correlate1d(pixels, slope, axis), smooth, 1 - axis) for axis in (0, 1)]
+    slopes = [ndimage.sobel(pixels, axis) / 8 for axis in (0, 1)]
     mean = pixels[counted].mean()
     return float((slopes[0] ** 2 + slopes[1] ** 2)[counted].mean() / mean**2) if mean else float("nan")
 
