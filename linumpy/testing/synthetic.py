@@ -23,14 +23,13 @@ from linumpy.arrays import Array
 from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
-from linumpy.testing.texture import Dtype, plane_waves, speckle, stored
+from linumpy.testing.texture import Dtype, log_normal, speckle, stored, sum_of_waves
 
 if TYPE_CHECKING:
     from linumpy.write.writer import OmeZarrWriter, Progress
 
-#: Number of plane waves in the structure of the tissue, and the standard deviation of its logarithm.
+#: Number of plane waves in the structure of the tissue.
 _WAVES = 6
-_STRUCTURE = 0.5
 
 
 @dataclass(frozen=True)
@@ -147,26 +146,13 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     below = (index - surface[None]) * np.float32(spec.spacing_um[0] / 1e3)
     mean = np.exp(np.float32(-2 * spec.attenuation_per_mm) * np.maximum(below, 0))
     mean *= np.where(below >= 0, np.float32(spec.peak), np.float32(0))
-    mean *= _structure(spec, start, stop)
+    # Waves are equal in all slices.
+    z, y, x = (np.arange(a, b, dtype=np.float64) for a, b in zip(start, stop, strict=True))
+    waves = sum_of_waves((spec.seed, 1), _WAVES, (40, 300), spec.spacing_um, (z + spec.first_plane, 0, y[:, None], x))
+    mean *= log_normal(waves, _WAVES)
     mean += np.float32(spec.noise)
     mean *= speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
     return stored(mean, spec.dtype)
-
-
-def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return the reflectivity of the tissue, of mean 1 and about log-normal: a few plane waves, equal in all slices."""
-    total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
-    offset = (spec.first_plane, 0, 0)
-    for periods_um, phase in plane_waves((spec.seed, 1), _WAVES, 40, 300):
-        factors = []
-        for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
-            position = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
-            factor = np.exp(2j * np.pi * position / periods_um[axis]).astype(np.complex64)
-            factors.append(factor.reshape([-1 if k == axis else 1 for k in range(3)]))
-        lateral = factors[1] * factors[2] * np.complex64(np.exp(1j * phase))
-        total += (factors[0] * lateral).real
-    # Each wave has a variance of 1/2.
-    return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
 
 
 def write_mosaic(
