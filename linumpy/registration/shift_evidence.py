@@ -136,11 +136,11 @@ def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, over
     whole, evidence = find_evidence(factors, limit, structured=float(alike.mean()), samples=samples)
     xp = array_module(structure.band)
     refined = refine_shifts(first.smooth, second.smooth, xp.asarray((whole + nominal - limit).astype(np.float64)))
-    shifts = to_host(refined.shifts)
+    shifts, deviations, correlation = map(to_host, refined)
     shifts[:, axis] += size - strip
     return {
-        "fixed": fixed, "moving": moving, "shifts": shifts, "deviations": to_host(refined.deviations),
-        "correlation": to_host(refined.correlation), "evidence": evidence, "structured": alike,
+        "fixed": fixed, "moving": moving, "shifts": shifts, "deviations": deviations, "correlation": correlation,
+        "evidence": evidence, "structured": alike,
     }  # fmt: skip
 
 
@@ -174,17 +174,11 @@ def _bayes_factors(
         stranger = [images[others[part]] if count > 2 else images[mirror] for images in (second.band, second.variance)]
         fixed = first.band[part], first.variance[part]
         maps.append(score_shifts(fixed, (second.band[part], second.variance[part]), *bounds))
-        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), *bounds))
-    z, deviation, area = (
-        np.concatenate([to_host(getattr(part, name)) for part in maps]).astype(np.float64)
-        for name in ("z", "deviation", "area")
-    )
+        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), *bounds)[:2])
+    z, deviation, area = (np.concatenate(list(map(to_host, part))).astype(float) for part in zip(*maps, strict=True))
     contrast = [to_host(array_module(strip.variance).mean(strip.variance, axis=(1, 2))) for strip in (first, second)]
     structured = (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
-    by_chance, spread = (
-        np.concatenate([to_host(getattr(part, name)) for part in chance]).astype(np.float64)
-        for name in ("z", "deviation")
-    )
+    by_chance, spread = (np.concatenate(list(map(to_host, part))).astype(float) for part in zip(*chance, strict=True))
     square, whole = (by_chance / spread) ** 2, deviation.copy()
     deviation *= max(1.0, float(np.sqrt(square.mean())))
     few = spread**-2 < _FEW
