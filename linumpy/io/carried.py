@@ -157,7 +157,8 @@ def carried_from(volumes: Volumes) -> Carried:
     everything, ome = group.attrs.asdict(), ome_attributes(group)
     multiscale = ome["multiscales"][image.multiscale]
     name = multiscale.get("name")
-    omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
+    omero, label, listed = ome.get("omero"), ome.get("image-label"), open_optional(group, "labels")
+    labels = tuple(image_paths(listed)) if isinstance(listed, zarr.Group) else ()
     systems, lost = _systems(chosen, multiscale)
     version, zarr_format = image.version, group.metadata.zarr_format
     if (version == "0.4") != (zarr_format == 2):  # the closest one that is for the Zarr format of the image
@@ -256,12 +257,6 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
         step, first = image.scale[level][number], image.translation[level][number]
         if number not in kept and (axis.unit is not None or (step, first) != (1, 0)):
             yield f"the axis {axis.name} (scale {step:g}, translation {first:g}, {axis.unit or 'no unit'})"
-
-
-def _label_names(group: zarr.Group) -> tuple[str, ...]:
-    """Return the names of the label images that the group lists."""
-    labels = open_optional(group, "labels")
-    return tuple(image_paths(labels)) if isinstance(labels, zarr.Group) else ()
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:
