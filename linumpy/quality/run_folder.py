@@ -71,7 +71,9 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     links: list[Path] = []
     files: list[Path] = []
     summary, earlier = _summary(folder / _SUMMARY), Counter[str]()
-    made = _made_by_last_run(summary)
+    # By stage the files of the last run, relative to its folder: none of a stage that it left out.
+    made = {entry["name"]: frozenset(entry["files"]) for entry in summary.get("stages", ()) if "files" in entry}
+    made |= dict.fromkeys(summary.get("left_out", ()), frozenset())
     for path in _walk(folder, _DEPTH, follow_links):
         name = path.relative_to(folder)
         if name.parts[0] in made and str(name) not in made[name.parts[0]]:
@@ -117,15 +119,6 @@ def _summary(path: Path) -> dict[str, JSON]:
     """Return the summary of ``linum-pipeline``; empty if there is none."""
     content = _json_object(path)
     return content if _is_summary(content) else {}
-
-
-def _made_by_last_run(summary: Mapping[str, JSON]) -> dict[str, frozenset[str]]:
-    """Return by stage the files of the last run, relative to its folder: none of a stage that it left out.
-
-    Stages whose entry does not list files are missing.
-    """
-    made = {entry["name"]: frozenset(entry["files"]) for entry in summary.get("stages", ()) if "files" in entry}
-    return made | dict.fromkeys(summary.get("left_out", ()), frozenset())
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
