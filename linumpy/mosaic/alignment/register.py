@@ -139,8 +139,17 @@ def register_slices(
         numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
     )
     result = _transforms(paths, slices, surfaces, depths, solution, alignment, reliable)
-    results = _results(numbers, links, registered, evidence, reasons, solution)
-    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, step.overwrite)
+    results = [
+        PairResult(
+            fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
+            correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
+            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
+            rejected=reasons[n],
+        )
+        for n, link in enumerate(links)
+    ]  # fmt: skip
+    result = replace(result, pairs=tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id))))
+    return _log_and_write(_with_warnings(result, shifts), output, step.overwrite)
 
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
@@ -290,23 +299,6 @@ def _transforms(
             )
         )  # fmt: skip
     return SliceTransforms(interval, tuple(transforms))
-
-
-def _results(
-    numbers: Sequence[int], links: Sequence[PairLink], registered: PairTransforms, evidence: np.ndarray,
-    reasons: Sequence[str], solution: ChainSolution,
-) -> tuple[PairResult, ...]:  # fmt: skip
-    """Return the results of all pairs, in the order of the slices."""
-    results = [
-        PairResult(
-            fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
-            correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
-            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
-            rejected=reasons[n],
-        )
-        for n, link in enumerate(links)
-    ]  # fmt: skip
-    return tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id)))
 
 
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:
