@@ -22,6 +22,7 @@ from linumpy.io.ngff.axes import Placement
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.source import Source, open_node, with_options
 from linumpy.io.volume import Volume, as_volume, select_volumes
+from linumpy.pictures import clipping, percentiles, scale_bar_label, scale_bar_um
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,8 +280,6 @@ def _sizes(volume: _ShownVolume) -> tuple[float, ...]:
 
 def _draw(figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
     """Draw the section of the last two axes, and the other sections beside and below it, with a common edge."""
-    from linumpy.pictures import clipping, percentiles
-
     rank = len(volume.shape)
     # The axis that each section cuts: axis 0, then axis 2 for the section beside it, then axis 1 for that below it.
     cuts = [0, 2, 1] if rank == 3 else [None]
@@ -345,8 +344,6 @@ def _draw_section(
 def add_scale_bar(axes: Axes, width_um: float) -> None:
     """Draw a scale bar at the lower right of axes whose x is in µm."""
     from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
-
-    from linumpy.pictures import scale_bar_label, scale_bar_um
 
     length = scale_bar_um(width_um)
     label = scale_bar_label(length)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Unpack
 
 import numpy as np
+from PIL import Image
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
@@ -74,8 +75,6 @@ def project_mosaic_to_png(
 
     Returns: The intensities that are black and white.
     """
-    from PIL import Image
-
     step = Step.of(TileOptions, common)
     image = step.open(source, level, one="a picture shows one volume")
     check_picture(output, overwrite=step.overwrite, formats=(".png",))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 
 from linumpy.arrays import Array, DeviceName
@@ -46,8 +47,6 @@ class Gray:
 
     def resized(self, pixel: tuple[float, float]) -> np.ndarray:
         """Return the picture with pixels of another size: means over them, or repeated values."""
-        from PIL import Image
-
         if np.allclose(pixel, self.pixel, rtol=1e-6):
             return self.values
         rows, columns = (
