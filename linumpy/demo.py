@@ -20,9 +20,12 @@ from linumpy.arrays import Array, DeviceName
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
+from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image
 from linumpy.io.output.checks import check_parent, check_target, refuse_url
 from linumpy.io.output.files import check_file
+from linumpy.mosaic.io.figures import draw_depth_map, draw_section
+from linumpy.pictures import save
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
@@ -144,7 +147,10 @@ def run_demo(
     with clock.stage("make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
         synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
     with clock.stage("read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
-        volume, spacing, read_by = _read(mosaic, used)
+        image = open_image(mosaic)
+        volume, report = read_zarr(image.levels[0], device=used.kind, return_report=True)
+    spacing = image.spacing[0]
+    read_by = f"{report.backend}: {report.engine}{f'; {report.gds}' if used.is_cuda else ''}"
     step = min(spacing[1:])
     # The surface is detected before resampling, which mixes water and tissue: the logarithm would then move the edge.
     with clock.stage("find the tissue surface", spec.nbytes):
@@ -166,17 +172,6 @@ def run_demo(
     return DemoResult(used, read_by, shape, spacing, error, bias, error * depth_spacing, tuple(clock.stages), outputs)
 
 
-def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
-    """Read level 0 to the device; return the volume, its spacing in µm, and the name of the reader."""
-    image = open_image(path)
-    array, spacing = image.levels[0], image.spacing[0]
-    from linumpy.gpu.zarr_io import read_zarr
-
-    volume, report = read_zarr(array, device=used.kind, return_report=True)
-    gds = f"; {report.gds}" if used.is_cuda else ""
-    return volume, spacing, f"{report.backend}: {report.engine}{gds}"
-
-
 def _draw(
     volume: Array,
     surface: np.ndarray,
@@ -191,9 +186,6 @@ def _draw(
     `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` (Z) and `lateral` (Y, X). The
     spacing of the resampled volume is `spacing` (Z, Y, X).
     """
-    from linumpy.mosaic.io.figures import draw_depth_map, draw_section
-    from linumpy.pictures import save
-
     row = volume.shape[1] // 2
     mosaic_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
     # Both grids begin at the same edge: voxel n has its centre at (n + 0.5) times the spacing.
