@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
+from scipy.ndimage import gaussian_filter
+from scipy.special import expit, log_ndtr
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
@@ -160,8 +162,6 @@ def _bayes_factors(
     Returns: (1) Logarithm of the Bayes factor of a match at each shift. (2) Whether both strips show more than noise.
     (3) Median number of independent samples of an overlap at the nominal shift.
     """
-    from scipy.special import log_ndtr
-
     maps, chance = [], []
     bounds: tuple[list[int], list[int]] = low.tolist(), high.tolist()
     count = len(first.band)
@@ -206,8 +206,6 @@ def find_evidence(
 
     Returns: (1) Index of the most probable shift. (2) Its probability.
     """
-    from scipy.special import expit
-
     shape = factors.shape[1:]
     rest = _RARE / (shape[0] * shape[1])
     highest = factors.max(axis=(1, 2), keepdims=True)
@@ -242,8 +240,6 @@ def find_evidence(
 
 def _total(scaled: np.ndarray, highest: np.ndarray, sigma: float, rest: float) -> np.ndarray:
     """Return for each step of an axis the logarithm of the probability of all pairs, which scatter about the step."""
-    from scipy.ndimage import gaussian_filter
-
     spread = rest * scaled.sum(axis=(1, 2), keepdims=True)
     spread = spread + (1 - _RARE) * gaussian_filter(scaled, (0, sigma, sigma), mode="constant")
     matched = np.log(_PRIOR) + np.log(spread + 1e-300) + highest
