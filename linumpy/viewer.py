@@ -189,7 +189,10 @@ def _open_source(
         node = open_node(with_options(source, storage_options))
         source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
     if isinstance(source, OmeZarrImage):
-        return _of_image(source, _default_level(source) if level is None else level, entries)
+        if level is None:  # the finest level that is small enough to show, or the coarsest
+            small_levels = (n for n, array in enumerate(source.levels) if max(array.shape) <= _SHOWN_VOXELS)
+            level = next(small_levels, len(source.levels) - 1)
+        return _of_image(source, level, entries)
     if level:
         raise ValueError(f"level={level}, but a single array has no levels")
     if isinstance(source, zarr.Array):
@@ -198,12 +201,6 @@ def _open_source(
     return _checked_volume(
         f"array on the {side}", "", source.shape, source.dtype, spacing, lambda index: to_host(source[index])
     )
-
-
-def _default_level(image: OmeZarrImage) -> int:
-    """Return the finest level that is small enough to show, or the coarsest level."""
-    small_levels = (n for n, array in enumerate(image.levels) if max(array.shape) <= _SHOWN_VOXELS)
-    return next(small_levels, len(image.levels) - 1)
 
 
 def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _ShownVolume:
