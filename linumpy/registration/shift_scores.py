@@ -79,12 +79,6 @@ def score_shifts(
     return z.astype(np.float32), xp.sqrt(variance).astype(np.float32), area[:, 0, 0]
 
 
-def _taper(xp: ModuleType, position: Array) -> Array:
-    """Return the Tukey window at positions in an interval from 0 to 1; 0 outside of the interval."""
-    edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
-    return xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0)
-
-
 def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array, Array, Array]:
     """Return for each pixel of the fixed images its coordinates in the moving images, and its weight.
 
@@ -96,7 +90,8 @@ def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array
         step, pixel = shift[:, axis, None], xp.arange(size)
         coordinates.append(pixel - step)
         position = (pixel + 0.5 - xp.maximum(step, 0)) / xp.maximum(size - abs(step), 1)
-        weights.append(_taper(xp, position).astype(np.float32))
+        edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
+        weights.append(xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0).astype(np.float32))
     return *coordinates, weights[0][:, :, None] * weights[1][:, None]
 
 
