@@ -101,7 +101,10 @@ def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds
 
     Returns: In voxels along Z. A voxel whose index is at least this depth is tissue.
     """
-    y, x = (_centred(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
+    y, x = (  # in µm from the middle of the mosaic
+        (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
+        for axis, bounds in ((1, rows), (2, columns))
+    )
     half = [n * s / 2 for n, s in zip(spec.shape[1:], spec.spacing_um[1:], strict=True)]
     bowl = spec.curvature_um * ((y / half[0]) ** 2 + (x / half[1]) ** 2)
     return (spec.water_um + spec.tilt[0] * y + spec.tilt[1] * x + bowl) / spec.spacing_um[0]
@@ -119,11 +122,6 @@ def surface_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bound
 def _indices(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
     index = np.arange(*(bounds or (0, spec.shape[axis])), dtype=np.float64)
     return index[:, None] if axis == 1 else index[None, :]
-
-
-def _centred(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
-    """Return coordinates along an axis in µm from the middle of the mosaic."""
-    return (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
 
 
 def _within_tile(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
