@@ -163,7 +163,9 @@ def carried_from(volumes: Volumes) -> Carried:
     version, zarr_format = image.version, group.metadata.zarr_format
     if (version == "0.4") != (zarr_format == 2):  # the closest one that is for the Zarr format of the image
         version = "0.4" if zarr_format == 2 else "0.5"
-    spatial = [image.axes[axis] for axis in image.spatial_axes]
+    spatial, method = [image.axes[axis] for axis in image.spatial_axes], multiscale.get("metadata")
+    describes_levels = isinstance(method, Mapping) and method.keys() <= _METHOD_KEYS
+    rewritten = (*_REWRITTEN, *(["metadata"] if describes_levels else []))
     return Carried(
         name=name if isinstance(name, str) and name else None,
         ngff_version=version,
@@ -187,7 +189,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 if number != image.multiscale
             ),
             *lost,
-            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _rewritten(multiscale)),
+            *(f"{key!r} of the multiscale image" for key in multiscale if key not in rewritten),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
@@ -226,13 +228,6 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
     """Return the attributes of an image's group that neither NGFF nor linumpy defines."""
     return {key: value for key, value in group.attrs.asdict().items() if key not in _DEFINED}
-
-
-def _rewritten(multiscale: Multiscale) -> tuple[str, ...]:
-    """Return the keys of a multiscale image that the writer of a new image sets."""
-    metadata = multiscale.get("metadata")
-    describes_levels = isinstance(metadata, Mapping) and metadata.keys() <= _METHOD_KEYS
-    return (*_REWRITTEN, "metadata") if describes_levels else _REWRITTEN
 
 
 def _text(value: object) -> str | None:
