@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -137,7 +137,13 @@ def stack_mosaics(
             has_corrections = any(image.corrections for image in images)
             make_stack(step, writer, images, plan, work, measured=measured if has_corrections else None)
             if decisions is not None:
-                _write_decisions(decisions, rows, step.overwrite)
+                with (
+                    replacing(decisions, overwrite=step.overwrite) as temporary,
+                    temporary.open("w", newline="", encoding="utf-8") as file,
+                ):
+                    table = csv.DictWriter(file, [member.name for member in fields(PairDecision)], lineterminator="\n")
+                    table.writeheader()
+                    table.writerows(map(asdict, rows))
     return plan, rows
 
 
@@ -220,14 +226,6 @@ def make_stack(
         step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
 
     work(boxes(plan.shape, size), read, blend, writer.write, done=done)
-
-
-def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite: bool) -> None:
-    names = [member.name for member in fields(PairDecision)]
-    with replacing(path, overwrite=overwrite) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(names)
-        table.writerows([getattr(row, name) for name in names] for row in rows)
 
 
 class FoundOverlap(NamedTuple):
