@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,12 @@ from linumpy.arrays import Array, DeviceName
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
+from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image
 from linumpy.io.output.checks import check_parent, check_target, refuse_url
 from linumpy.io.output.files import check_file
+from linumpy.mosaic.io.figures import draw_depth_map, draw_section
+from linumpy.pictures import save
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
@@ -84,18 +87,13 @@ class DemoResult:
         return "\n".join(rows)
 
 
-@dataclass
-class _Clock:
-    """Times stages; a stage ends when its kernels have ended."""
-
-    stages: list[Stage] = field(default_factory=list)
-
-    @contextmanager
-    def stage(self, name: str, nbytes: int | None = None) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        devices.synchronize()
-        self.stages.append(Stage(name, time.perf_counter() - begin, nbytes))
+@contextmanager
+def _timed(stages: list[Stage], name: str, nbytes: int | None = None) -> Iterator[None]:
+    """Time a stage, which ends when its kernels have ended, and append it."""
+    begin = time.perf_counter()
+    yield
+    devices.synchronize()
+    stages.append(Stage(name, time.perf_counter() - begin, nbytes))
 
 
 def run_demo(
@@ -137,44 +135,39 @@ def run_demo(
         check_target(path, overwrite=overwrite)
     for picture in pictures:
         check_file(picture, overwrite=overwrite)
-    clock = _Clock()
+    stages: list[Stage] = []
     if used.is_cuda:
-        with clock.stage("start CUDA"), used.xp.cuda.Device(used.index):
+        with _timed(stages, "start CUDA"), used.xp.cuda.Device(used.index):
             used.xp.zeros(1)
-    with clock.stage("make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
+    with _timed(stages, "make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
         synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
-    with clock.stage("read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
-        volume, spacing, read_by = _read(mosaic, used)
+    with _timed(stages, "read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
+        image = open_image(mosaic)
+        volume, report = read_zarr(image.levels[0], device=used.kind, return_report=True)
+    spacing = image.spacing[0]
+    read_by = f"{report.backend}: {report.engine}{f'; {report.gds}' if used.is_cuda else ''}"
     step = min(spacing[1:])
     # The surface is detected before resampling, which mixes water and tissue: the logarithm would then move the edge.
-    with clock.stage("find the tissue surface", spec.nbytes):
+    with _timed(stages, "find the tissue surface", spec.nbytes):
         mean_width = max(1, round(_SMOOTH_UM / step))
         surface = find_tissue_interface(volume, s_xy=mean_width, s_z=2, depth_axis=0, definition="edge")
     truth = synthetic.surface_depth(spec)
     depths, depth_spacing = to_host(surface), spacing[0]
     depth_um, lateral = surface * np.float32(depth_spacing), spacing[1:]
-    with clock.stage("resample to isotropic voxels", spec.nbytes):
+    with _timed(stages, "resample to isotropic voxels", spec.nbytes):
         volume, spacing = resample_volume(volume, spacing, step)
-    with clock.stage("write volume and depth map", int(volume.nbytes)), bytes_progress("writing", volume.nbytes) as bar:
+    with (
+        _timed(stages, "write volume and depth map", int(volume.nbytes)),
+        bytes_progress("writing", volume.nbytes) as bar,
+    ):
         write_omezarr(volume_out, volume, spacing, overwrite=overwrite, progress=bar)
         write_omezarr(map_out, depth_um, lateral, axes="yx", overwrite=overwrite)
-    with clock.stage("draw the pictures"):
+    with _timed(stages, "draw the pictures"):
         _draw(volume, depths, truth, depth_spacing, lateral, spacing, pictures)
     error, bias = float(np.nanmedian(np.abs(depths - truth))), float(np.nanmedian(depths - truth))
     outputs = (mosaic, volume_out, map_out, *pictures)
     shape = tuple(volume.shape)
-    return DemoResult(used, read_by, shape, spacing, error, bias, error * depth_spacing, tuple(clock.stages), outputs)
-
-
-def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
-    """Read level 0 to the device; return the volume, its spacing in µm, and the name of the reader."""
-    image = open_image(path)
-    array, spacing = image.levels[0], image.spacing[0]
-    from linumpy.gpu.zarr_io import read_zarr
-
-    volume, report = read_zarr(array, device=used.kind, return_report=True)
-    gds = f"; {report.gds}" if used.is_cuda else ""
-    return volume, spacing, f"{report.backend}: {report.engine}{gds}"
+    return DemoResult(used, read_by, shape, spacing, error, bias, error * depth_spacing, tuple(stages), outputs)
 
 
 def _draw(
@@ -191,9 +184,6 @@ def _draw(
     `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` (Z) and `lateral` (Y, X). The
     spacing of the resampled volume is `spacing` (Z, Y, X).
     """
-    from linumpy.mosaic.io.figures import draw_depth_map, draw_section
-    from linumpy.pictures import save
-
     row = volume.shape[1] // 2
     mosaic_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
     # Both grids begin at the same edge: voxel n has its centre at (n + 0.5) times the spacing.

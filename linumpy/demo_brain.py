@@ -75,8 +75,10 @@ class BrainDemoResult:
         slices = len(self.summary.slices)
         rows = [f"{'stage':<12}{'seconds':>9}{'s a slice':>11}  error against the truth"]
         for stage in self.summary.stages:
-            errors = [error for error in self.errors if error.stage == stage.name]
-            lines = [_told(error) for error in errors]
+            lines = []
+            for error in (error for error in self.errors if error.stage == stage.name):
+                nothing = "" if error.nothing is None else f"({error.nothing:.3g} without the stage)"
+                lines.append(" ".join(f"{error.what}: {error.value:.3g} {error.unit} {nothing}".split()))
             first, *rest = lines or [""]
             rows.append(
                 f"{stage.name:<12}{stage.wall_seconds:>9.2f}{stage.wall_seconds / slices:>11.3f}  {first}".rstrip()
@@ -91,12 +93,6 @@ class BrainDemoResult:
         if self.device.is_cuda:
             rows.append(f"kernels    {self.compiled}")
         return "\n".join(rows)
-
-
-def _told(error: StageError) -> str:
-    """Return a line on an error, and on that of doing nothing."""
-    nothing = "" if error.nothing is None else f"({error.nothing:.3g} without the stage)"
-    return " ".join(f"{error.what}: {error.value:.3g} {error.unit} {nothing}".split())
 
 
 def run_brain_demo(

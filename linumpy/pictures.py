@@ -15,14 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
+from PIL import Image, ImageDraw, ImageFont
 
 _DPI = 120
 #: In pixels: sizes of texts, width of a colour bar, gap, length of a tick, length of a line in the legend.
@@ -131,10 +126,8 @@ def save(picture: Picture, path: str | Path, suffix: str = "") -> None:
     Path(path).write_bytes(content)
 
 
-def render(picture: Picture) -> Image:
+def render(picture: Picture) -> Image.Image:
     """Return the pixels of a picture, as an image of Pillow."""
-    from PIL import Image
-
     rows = [[_Axes(panel) for panel in row] for row in picture.rows]
     heights = [max(axes.height for axes in row) + max(axes.below for axes in row) + _ABOVE for row in rows]
     top = _TEXT + 2 * _GAP if picture.source else 0
@@ -180,10 +173,8 @@ class _Axes:
             rows[-1].append(line)
         return rows
 
-    def draw(self, canvas: Image, left: int, top: int) -> None:
+    def draw(self, canvas: Image.Image, left: int, top: int) -> None:
         """Draw the panel; `left` and `top` are the corner of the axes."""
-        from PIL import ImageDraw
-
         panel, draw = self.panel, ImageDraw.Draw(canvas)
         right, bottom = left + self.width, top + self.height
         canvas.paste(self._inside(), (left, top))
@@ -206,10 +197,8 @@ class _Axes:
         if panel.colors is not None:
             self._draw_bar(canvas, right + 2 * _GAP, top, panel.colors)
 
-    def _inside(self) -> Image:
+    def _inside(self) -> Image.Image:
         """Return the pixels of the axes: image and lines."""
-        from PIL import Image, ImageDraw
-
         panel, size = self.panel, (self.width * _OVERSAMPLING, self.height * _OVERSAMPLING)
         if panel.image is None or panel.colors is None:
             inside = Image.new("RGB", size, "white")
@@ -227,9 +216,7 @@ class _Axes:
             _draw_line(draw, np.stack([x, y], axis=1), line)
         return inside.reduce(_OVERSAMPLING)
 
-    def _draw_scale_bar(self, canvas: Image, right: int, bottom: int) -> None:
-        from PIL import ImageDraw
-
+    def _draw_scale_bar(self, canvas: Image.Image, right: int, bottom: int) -> None:
         draw, extent = ImageDraw.Draw(canvas), abs(self.panel.x_limits[1] - self.panel.x_limits[0])
         label = scale_bar_label(scale_bar_um(extent))
         length = scale_bar_um(extent) / extent * self.width
@@ -239,10 +226,8 @@ class _Axes:
         draw.line((middle - length / 2, top + _GAP, middle + length / 2, top + _GAP), "white", 3)
         draw.text((middle, top + _GAP + 4), label, "white", _font(_TEXT), "ma")
 
-    def _draw_bar(self, canvas: Image, left: int, top: int, colors: Colors) -> None:
+    def _draw_bar(self, canvas: Image.Image, left: int, top: int, colors: Colors) -> None:
         """Draw a colour bar with its ticks and its label, and below it the share of values that its limits clip."""
-        from PIL import Image, ImageDraw
-
         draw, bottom, right = ImageDraw.Draw(canvas), top + self.height, left + _BAR
         ramp = Image.fromarray(_table(colors.name)[::-1, None].copy())
         canvas.paste(ramp.resize((_BAR, self.height)), (left, top))
@@ -271,7 +256,7 @@ def _ticks(limits: tuple[float, float], count: int) -> list[tuple[float, str]]:
     return [((number - limits[0]) / (limits[1] - limits[0]), format(number + 0.0, form)) for number in numbers.tolist()]
 
 
-def _draw_line(draw: ImageDraw, points: np.ndarray, line: Line) -> None:
+def _draw_line(draw: ImageDraw.ImageDraw, points: np.ndarray, line: Line) -> None:
     """Draw a line at points in pixels."""
     finite = np.isfinite(points).all(axis=1)
     points, width = np.clip(points, -1e5, 1e5), round(line.width * _OVERSAMPLING)
@@ -301,9 +286,7 @@ def _dashes(points: np.ndarray, drawn: int, left_out: int) -> Iterator[np.ndarra
         yield np.stack([np.interp(at, distance, column) for column in points.T], axis=1)
 
 
-def _draw_legend(canvas: Image, left: float, top: float, row: list[Line]) -> None:
-    from PIL import ImageDraw
-
+def _draw_legend(canvas: Image.Image, left: float, top: float, row: list[Line]) -> None:
     draw = ImageDraw.Draw(canvas)
     for line in row:
         y = top + _SMALL / 2
@@ -323,19 +306,15 @@ def _width_of_legend(row: list[Line]) -> int:
     return sum(_SWATCH + 3 * _GAP + _width(line.label, _SMALL) for line in row)
 
 
-def _write(canvas: Image, position: tuple[float, float], text: str, anchor: str, size: int = _TEXT) -> None:
+def _write(canvas: Image.Image, position: tuple[float, float], text: str, anchor: str, size: int = _TEXT) -> None:
     """Write a text; `anchor` is Pillow's name of the point of the text that is at `position`."""
-    from PIL import ImageDraw
-
     draw = ImageDraw.Draw(canvas)
     for number, line in enumerate(text.split("\n")):
         draw.text((position[0], position[1] + number * (size + 4)), _printable(line), "black", _font(size), anchor)
 
 
-def _write_upwards(canvas: Image, left: float, middle: float, text: str) -> None:
+def _write_upwards(canvas: Image.Image, left: float, middle: float, text: str) -> None:
     """Write a text from the bottom to the top; `left` is its left edge, `middle` its centre along y."""
-    from PIL import Image
-
     turned = Image.new("RGB", (_width(text) + 2, _TEXT + 8), "white")
     _write(turned, (1, 1), text, "la")
     turned = turned.transpose(Image.Transpose.ROTATE_90)
@@ -356,10 +335,8 @@ def _printable(text: str) -> str:
 
 
 @lru_cache
-def _font(size: int) -> FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont:
     """Return the font of matplotlib, which unlike Pillow's own has Greek letters, accents and subscripts."""
-    from PIL import ImageFont
-
     matplotlib = importlib.util.find_spec("matplotlib")  # this does not import it
     assert matplotlib is not None
     assert matplotlib.origin is not None

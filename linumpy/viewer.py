@@ -22,6 +22,7 @@ from linumpy.io.ngff.axes import Placement
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.source import Source, open_node, with_options
 from linumpy.io.volume import Volume, as_volume, select_volumes
+from linumpy.pictures import clipping, percentiles, scale_bar_label, scale_bar_um
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,7 +189,10 @@ def _open_source(
         node = open_node(with_options(source, storage_options))
         source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
     if isinstance(source, OmeZarrImage):
-        return _of_image(source, _default_level(source) if level is None else level, entries)
+        if level is None:  # the finest level that is small enough to show, or the coarsest
+            small_levels = (n for n, array in enumerate(source.levels) if max(array.shape) <= _SHOWN_VOXELS)
+            level = next(small_levels, len(source.levels) - 1)
+        return _of_image(source, level, entries)
     if level:
         raise ValueError(f"level={level}, but a single array has no levels")
     if isinstance(source, zarr.Array):
@@ -197,12 +201,6 @@ def _open_source(
     return _checked_volume(
         f"array on the {side}", "", source.shape, source.dtype, spacing, lambda index: to_host(source[index])
     )
-
-
-def _default_level(image: OmeZarrImage) -> int:
-    """Return the finest level that is small enough to show, or the coarsest level."""
-    small_levels = (n for n, array in enumerate(image.levels) if max(array.shape) <= _SHOWN_VOXELS)
-    return next(small_levels, len(image.levels) - 1)
 
 
 def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _ShownVolume:
@@ -279,8 +277,6 @@ def _sizes(volume: _ShownVolume) -> tuple[float, ...]:
 
 def _draw(figure: Figure, volume: _ShownVolume, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
     """Draw the section of the last two axes, and the other sections beside and below it, with a common edge."""
-    from linumpy.pictures import clipping, percentiles
-
     rank = len(volume.shape)
     # The axis that each section cuts: axis 0, then axis 2 for the section beside it, then axis 1 for that below it.
     cuts = [0, 2, 1] if rank == 3 else [None]
@@ -345,8 +341,6 @@ def _draw_section(
 def add_scale_bar(axes: Axes, width_um: float) -> None:
     """Draw a scale bar at the lower right of axes whose x is in µm."""
     from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
-
-    from linumpy.pictures import scale_bar_label, scale_bar_um
 
     length = scale_bar_um(width_um)
     label = scale_bar_label(length)

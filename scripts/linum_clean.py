@@ -21,5 +21,5 @@ def _clean(parsed: cli.Namespace) -> None:
 
 main = cli.Command(
     "linum-clean", __doc__, _clean,
-    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="Image that was to be written."),
+    cli.Option("output", type=cli.path_or_url, metavar="OUTPUT", help="Image that was to be written."),
 )  # fmt: skip

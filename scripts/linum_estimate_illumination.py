@@ -35,7 +35,7 @@ def _estimate(parsed: cli.Namespace) -> None:
 
 main = cli.Command(
     "linum-estimate-illumination", __doc__, _estimate,
-    cli.Option("input", type=cli.source, nargs="+", metavar="INPUT", help="OME-Zarr volumes."),
+    cli.Option("input", type=cli.path_or_url, nargs="+", metavar="INPUT", help="OME-Zarr volumes."),
     cli.Option("output", type=Path, metavar="OUTPUT", help="File to write (.npz)."),
     *cli.shared("tile_shape"),
     cli.Option("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg)."),

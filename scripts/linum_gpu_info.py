@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from linumpy import cli, device
+from linumpy import cli, device, kernel_cache
 from linumpy.core import native
 from linumpy.core.reader import READS_VARIABLE, max_reads
 from linumpy.errors import LinumpyError
@@ -41,7 +41,6 @@ def _print(arguments: cli.Namespace) -> None:
 
 
 def _warm_up() -> None:
-    from linumpy import kernel_cache
     from linumpy.demo import run_demo
     from linumpy.pipeline.settings import Run
     from linumpy.warm_up import DTYPES, warming_up

@@ -27,7 +27,6 @@ For example:
 """
 
 import argparse
-import time
 
 from linumpy import cli
 
@@ -48,23 +47,21 @@ def _resample(parsed: argparse.Namespace) -> None:
 
     if (parsed.resolution is None) == (parsed.like is None):
         raise ValueError("pass one of --resolution and --like")
-    begin = time.perf_counter()
-    if parsed.devices is None:
-        device, device_name = cli.device_and_name(parsed)
-    elif parsed.device == "cpu":
-        raise ValueError("--devices are GPUs: not together with --device cpu")
-    else:
-        device, device_name = "cuda", "several GPUs"
+    command = cli.TileCommand(parsed)
+    if parsed.devices is not None:
+        if parsed.device == "cpu":
+            raise ValueError("--devices are GPUs: not together with --device cpu")
+        command.device, command.device_name = "cuda", "several GPUs"
     volume = cli.volume_options(parsed) | {"spacing": cli.spacing_of_axes(parsed)}
     nbytes = open_source_volumes(parsed.input, parsed.level, **volume).nbytes
     resample_zarr(
         parsed.input, parsed.output, cli.new_spacing(parsed), order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-        level=parsed.level, levels=parsed.levels, device=device, memory_bytes=cli.memory_bytes(parsed),
+        level=parsed.level, levels=parsed.levels, device=command.device, memory_bytes=cli.memory_bytes(parsed),
         overwrite=parsed.overwrite, codec=parsed.codec, labels=parsed.labels, like=parsed.like,
         coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
         ngff_version=parsed.ngff_version, **volume,
     )  # fmt: skip
-    print(cli.closing_line(parsed.input, parsed.output, device_name, time.perf_counter() - begin, nbytes))
+    command.close(nbytes)
 
 
 main = cli.Command(
@@ -75,7 +72,7 @@ main = cli.Command(
         help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
     ),
     cli.Option(
-        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
+        "--like", type=cli.path_or_url, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
     ),
     cli.Option(
         "--coordinate-system", metavar="NAME",

@@ -34,7 +34,7 @@ main = cli.Command(
     "linum-stack-slices", __doc__, _stack,
     cli.Option("input", type=Path, metavar="FOLDER", help="Folder of the slices."),
     cli.Option("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of the transforms."),
-    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    cli.Option("output", type=cli.path_or_url, metavar="OUTPUT", help="OME-Zarr volume to write."),
     cli.Option(
         "--resolution", type=float, nargs="+", metavar="UM",
         help="Voxel spacing of the stack in µm, one number or three (z, y, x). [as the slices]",

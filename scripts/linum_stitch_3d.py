@@ -30,9 +30,9 @@ def _stitch(parsed: cli.Namespace) -> None:
 
 main = cli.Command(
     "linum-stitch-3d", __doc__, _stitch,
-    cli.Option("input", type=cli.source, metavar="INPUT", help="OME-Zarr mosaic grid."),
+    cli.Option("input", type=cli.path_or_url, metavar="INPUT", help="OME-Zarr mosaic grid."),
     cli.Option("positions", type=Path, metavar="POSITIONS", help="Positions of the tiles: .json or .csv."),
-    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr volume to write."),
+    cli.Option("output", type=cli.path_or_url, metavar="OUTPUT", help="OME-Zarr volume to write."),
     *cli.options_of(Stitch),
     *cli.shared("tile_shape"),
     cli.Option(

@@ -36,7 +36,7 @@ def _print(arguments: cli.Namespace) -> None:
 
 main = cli.Command(
     "linum-stream-info", __doc__, _print,
-    cli.Option("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images."),
+    cli.Option("arrays", nargs="+", type=cli.path_or_url, metavar="ARRAY", help="Zarr arrays or OME-Zarr images."),
     cli.Option(
         "--crop", nargs="+", type=int, action="append", required=True, metavar="N",
         help="Voxels of a crop along each axis; may be given several times.",

@@ -45,8 +45,8 @@ def _voxelize(parsed: argparse.Namespace) -> None:
 main = cli.Command(
     "linum-voxelize", __doc__, _voxelize,
     cli.Option("input", type=Path, metavar="MESH", help="File with triangles."),
-    cli.Option("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid."),
-    cli.Option("output", type=cli.image_output, metavar="OUTPUT", help="OME-Zarr label image to write."),
+    cli.Option("image", type=cli.path_or_url, metavar="IMAGE", help="OME-Zarr image with the grid."),
+    cli.Option("output", type=cli.path_or_url, metavar="OUTPUT", help="OME-Zarr label image to write."),
     cli.Option(
         "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [as the file says]"
     ),

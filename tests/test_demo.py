@@ -67,7 +67,7 @@ def test_a_second_run(result, tmp_path, monkeypatch):
     (tmp_path / "out/notes.txt").write_text("mine")
     run_demo(tmp_path / "out", "small", "cpu")
     drawn, draw = [], figures.draw_section
-    monkeypatch.setattr(figures, "draw_section", lambda *a, **k: drawn.append(a) or draw(*a, **k))
+    monkeypatch.setattr("linumpy.demo.draw_section", lambda *a, **k: drawn.append(a) or draw(*a, **k))
     run_demo(tmp_path / "out", "small", "cpu", overwrite=True)
     (section, found, truth, *_), row = drawn[0], open_image(result.outputs[1]).levels[0].shape[1] // 2
     depths = surface_depth(synthetic.SIZES["small"])[row], open_image(result.outputs[2]).levels[0][row] / 5

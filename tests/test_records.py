@@ -10,7 +10,7 @@ PACKAGES = ("geometry", "correction", "registration", "mosaic", "quality", "pipe
 #: Records of the registration of slices, which still are built by position in places.
 BY_POSITION = {
     "Alignment", "ChainSolution", "CoarseMatches", "Level", "NormalEquations", "PairLink", "PairResult",
-    "PairTransforms", "SliceTransform", "SliceTransforms", "ZSearch", "_Pair",
+    "PairTransforms", "SliceTransform", "SliceTransforms", "ZSearch",
 }  # fmt: skip
 
 

@@ -8,14 +8,13 @@ from linumpy.cli.options import (
     VOLUME,
     Option,
     device_and_name,
-    image_output,
     memory_bytes,
     new_spacing,
     options_of,
+    path_or_url,
     paths,
     record_of,
     shared,
-    source,
     spacing_of_axes,
     volume_options,
 )
@@ -24,6 +23,6 @@ from linumpy.cli.tiles import TileCommand, closing_line, size_text
 
 __all__ = [
     "EXPECTED", "IMAGE", "TILES", "VOLUME", "Command", "Namespace", "Option", "Parser", "TileCommand", "closing_line",
-    "device_and_name", "image_output", "memory_bytes", "new_spacing", "one_line", "options_of", "paths", "record_of",
-    "run", "shared", "size_text", "source", "spacing_of_axes", "volume_options",
+    "device_and_name", "memory_bytes", "new_spacing", "one_line", "options_of", "path_or_url", "paths", "record_of",
+    "run", "shared", "size_text", "spacing_of_axes", "volume_options",
 ]  # fmt: skip

@@ -22,8 +22,8 @@ from linumpy.declared import Declared, Help
 Record = TypeVar("Record", bound=Declared)
 
 
-def source(text: str) -> str | Path:
-    """Parse a source: return a URL as text, since ``Path`` would change it, and any other text as a path."""
+def path_or_url(text: str) -> str | Path:
+    """Parse the place of an image: return a URL as text, since ``Path`` would change it, else a path."""
     return text if "://" in text else Path(text)
 
 
@@ -79,14 +79,9 @@ def record_of(parsed: Namespace, record: type[Record]) -> Record:
 def paths(input: str, output: str) -> tuple[Option, Option]:
     """Return ``input``, a source, and ``output``, a path or a URL, with their helps."""
     return (
-        Option("input", type=source, metavar="INPUT", help=input),
-        Option("output", type=image_output, metavar="OUTPUT", help=output),
+        Option("input", type=path_or_url, metavar="INPUT", help=input),
+        Option("output", type=path_or_url, metavar="OUTPUT", help=output),
     )
-
-
-def image_output(text: str) -> str | Path:
-    """Return an image to write as a path, or a URL as it is."""
-    return text if "://" in text else Path(text)
 
 
 #: Options that several commands have. The help ends with the default in brackets.

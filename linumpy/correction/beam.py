@@ -241,7 +241,11 @@ def estimate_beam(
     gates = np.concatenate([np.zeros((planes, 1)), -np.log1p(((z[:, None] - focus) / rayleigh) ** 2)], axis=1)
     gates -= ((falloff_per_mm * z / 1e3) ** 2)[:, None]
     interval = None if interval_um is None else interval_um / spacing_um
-    alone = [(p, (_misfit_alone(p, gates), p.stop - p.first)) for p in profiles]
+    alone: _Misfits = []
+    for profile in profiles:
+        part = slice(profile.first, profile.stop)
+        left = _without_line(profile.logs[part, None] - gates[part])
+        alone.append((profile, ((left**2).sum(axis=0), profile.stop - profile.first)))
     pairs = [] if interval is None else _pairs(profiles, interval, gates)
     by_group = _by_group(alone, pairs)
     best = int(np.argmin(by_group.sum(axis=0)))
@@ -266,13 +270,6 @@ def estimate_beam(
         pairs=len(pairs),
         reason=reason,
     )
-
-
-def _misfit_alone(profile: Profile, gates: np.ndarray) -> np.ndarray:
-    """Return the sum of squared deviations of a profile from a straight line, for each beam that is divided out."""
-    lit = slice(profile.first, profile.stop)
-    left: np.ndarray = (_without_line(profile.logs[lit, None] - gates[lit]) ** 2).sum(axis=0)
-    return left
 
 
 def _without_line(logs: np.ndarray) -> np.ndarray:

@@ -124,16 +124,13 @@ def _basis(xp: ModuleType, size: int, shrink: int, count: int, spans: int) -> Ar
 
     The spans cover the centres of the first and the last voxel.
     """
+    from scipy.interpolate import BSpline
+
     begin = np.arange(count) * shrink
     middle = (begin + np.minimum(begin + shrink, size) - 1) / 2
     position = middle * spans / max(1, size - 1)
-    first = np.minimum(position.astype(np.int64), spans - 1)
-    t = position - first
-    values = [(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]
-    matrix = np.zeros((spans + 3, count), np.float32)
-    for k, value in enumerate(values):
-        matrix[first + k, np.arange(count)] = value / 6
-    return xp.asarray(matrix)
+    matrix = BSpline.design_matrix(position, np.arange(-3.0, spans + 4), 3).toarray()
+    return xp.asarray(np.ascontiguousarray(matrix.T, np.float32))
 
 
 class _SplineFit:

@@ -59,7 +59,10 @@ def histogram_percentiles(counts: np.ndarray, shares: tuple[float, float]) -> np
 
     NaN for an empty histogram.
     """
-    edges = _edges()
+    # The lower edge of each bin, and the upper edge of the last.
+    ordered = np.minimum(np.arange(BINS + 1, dtype=np.uint64) << np.uint64(16), 2**32 - 1).astype(np.uint32)
+    bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
+    edges = np.nan_to_num(bits.view(np.float32), nan=0.0, posinf=3.4e38, neginf=-3.4e38).astype(np.float64)
     cumulative = np.cumsum(counts, axis=1)
     results = np.full((2, len(counts)), np.nan, np.float32)
     for plane, row in enumerate(cumulative):
@@ -98,10 +101,3 @@ def _finite_or_nan(xp: ModuleType, volume: Array) -> Array:
     """Return a volume as float32, with NaN in place of infinite voxels."""
     voxels = volume.astype(np.float32, copy=False)
     return voxels if volume.dtype.kind != "f" else xp.where(xp.isfinite(voxels), voxels, np.float32(np.nan))
-
-
-def _edges() -> np.ndarray:
-    """Return the lower edge of each bin, and the upper edge of the last."""
-    ordered = np.minimum(np.arange(BINS + 1, dtype=np.uint64) << np.uint64(16), 2**32 - 1).astype(np.uint32)
-    bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
-    return np.nan_to_num(bits.view(np.float32), nan=0.0, posinf=3.4e38, neginf=-3.4e38).astype(np.float64)

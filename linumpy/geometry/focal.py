@@ -95,7 +95,8 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     if not all(grid):
         raise ValueError(f"a surface of {surface.shape} holds no complete tile of {height} × {width} voxels")
     xp = array_module(surface)
-    step = _sampling_step(grid, (height, width))
+    total = grid[0] * grid[1] * height * width
+    step = max(1, min(round((total / _SAMPLES) ** 0.5), min(height, width) // 8))  # between fitted voxels
     complete = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
     tiles = complete[:, ::step, :, ::step].astype(np.float64).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
     valid = xp.isfinite(tiles) & (tiles >= 0)
@@ -241,12 +242,6 @@ def _shifts(
 def _line(xp: ModuleType, n: int) -> Array:
     """Return coordinates along an axis of a tile, from -1 to 1."""
     return xp.arange(n, dtype=np.float64) / max(1, n - 1) * 2 - 1
-
-
-def _sampling_step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
-    """Return the step between fitted voxels along both axes: 1, or more for more than about `_SAMPLES` voxels."""
-    total = grid[0] * grid[1] * tile_shape[0] * tile_shape[1]
-    return max(1, min(round((total / _SAMPLES) ** 0.5), min(tile_shape) // 8))
 
 
 def _terms(xp: ModuleType, height: int, width: int, step: int) -> Array:

@@ -42,7 +42,10 @@ class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
         for volumes, image in zip(case, images, strict=True):
             if image.shape[1:] != images[0].shape[1:] or not np.allclose(volumes.spacing, case[0].spacing):
                 raise ValueError(f"{volumes.name} has another shape or spacing than {case[0].name}, of the same case")
-        return np.concatenate(images), _properties(case[0])
+        spacing = tuple(step / 1000 for step in case[0].spacing)
+        spacing = spacing if len(spacing) == 3 else (_SPACING_WITHOUT_Z, *spacing)
+        grid = {"spacing": case[0].spacing, "origin": case[0].origin}
+        return np.concatenate(images), {"spacing": spacing, "linumpy": grid}
 
     def read_seg(self, seg_fname: str) -> tuple[np.ndarray, dict[str, Any]]:
         """Read a segmentation as float32, (1, z, y, x), and its properties; see :meth:`read_images`."""
@@ -63,12 +66,6 @@ def _read(volumes: Volumes) -> np.ndarray:
         raise ValueError(f"{volumes.name} has {volumes.leading_shape[0]} times: nnU-Net's images have one")
     image = read_channels(volumes, tuple(slice(0, n) for n in volumes.first.shape), np.float32)
     return image if image.ndim == 4 else image[:, None]
-
-
-def _properties(volumes: Volumes) -> dict[str, Any]:
-    spacing = tuple(step / 1000 for step in volumes.spacing)
-    grid = {"spacing": volumes.spacing, "origin": volumes.origin}
-    return {"spacing": spacing if len(spacing) == 3 else (_SPACING_WITHOUT_Z, *spacing), "linumpy": grid}
 
 
 # nnU-Net chooses a reader by the suffixes of files from this list, or by its name among the registry's attributes.

@@ -157,12 +157,15 @@ def carried_from(volumes: Volumes) -> Carried:
     everything, ome = group.attrs.asdict(), ome_attributes(group)
     multiscale = ome["multiscales"][image.multiscale]
     name = multiscale.get("name")
-    omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
+    omero, label, listed = ome.get("omero"), ome.get("image-label"), open_optional(group, "labels")
+    labels = tuple(image_paths(listed)) if isinstance(listed, zarr.Group) else ()
     systems, lost = _systems(chosen, multiscale)
     version, zarr_format = image.version, group.metadata.zarr_format
     if (version == "0.4") != (zarr_format == 2):  # the closest one that is for the Zarr format of the image
         version = "0.4" if zarr_format == 2 else "0.5"
-    spatial = [image.axes[axis] for axis in image.spatial_axes]
+    spatial, method = [image.axes[axis] for axis in image.spatial_axes], multiscale.get("metadata")
+    describes_levels = isinstance(method, Mapping) and method.keys() <= _METHOD_KEYS
+    rewritten = (*_REWRITTEN, *(["metadata"] if describes_levels else []))
     return Carried(
         name=name if isinstance(name, str) and name else None,
         ngff_version=version,
@@ -186,7 +189,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 if number != image.multiscale
             ),
             *lost,
-            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _rewritten(multiscale)),
+            *(f"{key!r} of the multiscale image" for key in multiscale if key not in rewritten),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
@@ -227,13 +230,6 @@ def other_attributes(group: zarr.Group) -> dict[str, Any]:
     return {key: value for key, value in group.attrs.asdict().items() if key not in _DEFINED}
 
 
-def _rewritten(multiscale: Multiscale) -> tuple[str, ...]:
-    """Return the keys of a multiscale image that the writer of a new image sets."""
-    metadata = multiscale.get("metadata")
-    describes_levels = isinstance(metadata, Mapping) and metadata.keys() <= _METHOD_KEYS
-    return (*_REWRITTEN, "metadata") if describes_levels else _REWRITTEN
-
-
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -256,12 +252,6 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
         step, first = image.scale[level][number], image.translation[level][number]
         if number not in kept and (axis.unit is not None or (step, first) != (1, 0)):
             yield f"the axis {axis.name} (scale {step:g}, translation {first:g}, {axis.unit or 'no unit'})"
-
-
-def _label_names(group: zarr.Group) -> tuple[str, ...]:
-    """Return the names of the label images that the group lists."""
-    labels = open_optional(group, "labels")
-    return tuple(image_paths(labels)) if isinstance(labels, zarr.Group) else ()
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:

@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from zarr.storage import LocalStore
 
 from linumpy.arrays import bits_of
 from linumpy.io.metadata import chunk_nbytes, chunks_per_shard
-from linumpy.io.paths import absolute
+from linumpy.io.source import path_of
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, UndecodableError, read_array_filter, read_chain
@@ -319,14 +318,9 @@ def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
 
 def _local_root(array: zarr.Array) -> str | None:
     """Return the absolute path of a local array, also inside a ZIP file; None for an array in another store."""
-    store = array.store
-    if isinstance(store, ArchiveStore):
-        return f"{store.path}/{array.path}".rstrip("/")
     # A subclass of LocalStore may read its bytes from elsewhere, or change them.
-    if type(store) is not LocalStore:
-        return None
-    # The path is absolute, since chunks at a relative path would look missing in another working folder.
-    return str(absolute(Path(store.root) / array.path))
+    is_local = isinstance(array.store, ArchiveStore) or type(array.store) is LocalStore
+    return path_of(array) if is_local else None
 
 
 def stored_chunks(array: zarr.Array) -> StoredChunks:

@@ -140,7 +140,9 @@ def _repaired(where: StorePath, document: _Document, error: Exception, name: str
                 repaired = {**document, "fill_value": fill[0] if isinstance(fill, list) and is_listed else fill}
         if repaired != document:
             array = checked_array(zarr.Array(zarr.AsyncArray(metadata=repaired, store_path=where)), document)
-            _warn_of_null(document, name)
+            is_null = document.get("zarr_format") == 3 and document.get("fill_value", ...) is None
+            if is_null and str(document.get("data_type")).startswith(("f", "c")):  # JavaScript writes NaN as null
+                log.warning("%s: the fill value is null; missing chunks are read as 0", name)
             return array
     except MetadataError:
         raise
@@ -341,13 +343,6 @@ def _zero(data_type: Any) -> Any:
     if name.startswith(("int", "uint", "float")):
         return 0
     return {"bool": False, "string": ""}.get(name)
-
-
-def _warn_of_null(document: _Document, name: str) -> None:
-    """Log a warning for floats: the fill value null is read as 0, but may mean NaN, which JavaScript writes as null."""
-    kind = str(document.get("data_type"))
-    if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
-        log.warning("%s: the fill value is null; missing chunks are read as 0", name)
 
 
 def _reason(document: _Document, error: Exception) -> str:

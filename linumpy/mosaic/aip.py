@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Unpack
 
 import numpy as np
+from PIL import Image
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
@@ -74,19 +75,13 @@ def project_mosaic_to_png(
 
     Returns: The intensities that are black and white.
     """
-    from PIL import Image
-
     step = Step.of(TileOptions, common)
     image = step.open(source, level, one="a picture shows one volume")
     check_picture(output, overwrite=step.overwrite, formats=(".png",))
     check_apart([output], [source])
     with step.work() as work:
         pixels = work.xp.empty(image.lateral_shape, np.float32)
-
-        def store_means(index: tuple[int | slice, ...], means: Array) -> None:
-            pixels[index] = means
-
-        project_columns(image, step, store_means, work)
+        project_columns(image, step, pixels.__setitem__, work)
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=step.overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")

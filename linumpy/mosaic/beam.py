@@ -235,7 +235,7 @@ def brain_light(
     light = BrainLight(
         beam=beam, beam_from=beam_from, estimate=estimate, background=background, end_per_mm=end, deep=deep,
         slices=len(usable), surface=surface, scale=1.0, max_gain=max_gain, dtype=dtype.name,
-        warnings=_warnings(left_out), left_out=left_out,
+        warnings=(f"Attenuation is not compensated: {left_out}.",) if left_out else (), left_out=left_out,
     )  # fmt: skip
     return _scaled(light, usable, spacing_um, dtype) if usable else light
 
@@ -248,10 +248,6 @@ def _profiles(number: int, sample: Sample, background: float) -> list[Profile]:
         chosen = np.flatnonzero(is_tissue & (sample.blocks == block))
         found.append(block_profile(sample.lines[:, xp.asarray(chosen)], number, block, background))
     return [profile for profile in found if profile is not None]
-
-
-def _warnings(left_out: str) -> tuple[str, ...]:
-    return (f"Attenuation is not compensated: {left_out}.",) if left_out else ()
 
 
 def _scaled(light: BrainLight, tissues: Sequence[Tissue], spacing_um: float, dtype: np.dtype) -> BrainLight:

@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -127,11 +127,23 @@ def stack_mosaics(
             voxels = images[number].measured(part)
             return True if voxels is None else voxels.mask(array_module_of(device))
 
-        with _stack_writer(step, images, plan) as writer:
+        first, array = images[0], images[0].array
+        # The first slice stays where it is.
+        origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
+        with step.writer(
+            "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing,
+            axes="zyx", origin=origin, chunks=array.chunks, shards=array.shards,
+        ) as writer:  # fmt: skip
             has_corrections = any(image.corrections for image in images)
             make_stack(step, writer, images, plan, work, measured=measured if has_corrections else None)
             if decisions is not None:
-                _write_decisions(decisions, rows, step.overwrite)
+                with (
+                    replacing(decisions, overwrite=step.overwrite) as temporary,
+                    temporary.open("w", newline="", encoding="utf-8") as file,
+                ):
+                    table = csv.DictWriter(file, [member.name for member in fields(PairDecision)], lineterminator="\n")
+                    table.writeheader()
+                    table.writerows(map(asdict, rows))
     return plan, rows
 
 
@@ -177,16 +189,6 @@ def _decide(
     return plan, rows
 
 
-def _stack_writer(step: Step, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
-    """Open the writer of the stack, whose origin leaves the first slice where it is."""
-    first, array = images[0], images[0].array
-    origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
-    return step.writer(
-        "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing, axes="zyx",
-        origin=origin, chunks=array.chunks, shards=array.shards,
-    )  # fmt: skip
-
-
 def make_stack(
     step: Step,
     writer: OmeZarrWriter,
@@ -224,14 +226,6 @@ def make_stack(
         step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
 
     work(boxes(plan.shape, size), read, blend, writer.write, done=done)
-
-
-def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite: bool) -> None:
-    names = [member.name for member in fields(PairDecision)]
-    with replacing(path, overwrite=overwrite) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(names)
-        table.writerows([getattr(row, name) for name in names] for row in rows)
 
 
 class FoundOverlap(NamedTuple):
@@ -276,35 +270,27 @@ def search_overlaps(
             overlaps[number] = FoundOverlap(planes, math.nan, expected)
 
     def correlate(number: int, windows: tuple[Array, Array]) -> FoundOverlap:
-        pair = pairs[number]
-        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
+        box_pair, candidates, expected = pairs[number]
+        voxels_measured = [images[number + k].measured(box) for k, box in enumerate(box_pair)]
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
-        overlap, correlation = best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1]))
-        return FoundOverlap(overlap, correlation, pair.expected)
+        overlap, correlation = best_overlap(*windows, candidates, expected, (masks[0], masks[1]))
+        return FoundOverlap(overlap, correlation, expected)
 
     def read(number: int) -> tuple[Array, Array]:
-        pair = pairs[number]
-        above = read_box(pair.fixed.array, pair.fixed_box, device)
-        return above, read_box(pair.moving.array, pair.moving_box, device)
+        fixed_box, moving_box = pairs[number][0]
+        above = read_box(images[number].array, fixed_box, device)
+        return above, read_box(images[number + 1].array, moving_box, device)
 
     work(list(pairs), read, correlate, overlaps.__setitem__)
     return [overlaps[number] for number in range(len(moves))]
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two neighbouring slices, the box of each that is correlated, and the overlaps to try, in planes."""
-
-    fixed: MosaicImage
-    moving: MosaicImage
-    fixed_box: Box
-    moving_box: Box
-    overlaps: tuple[int, ...]
-    expected: float
+#: The box of each of two neighbouring slices that is correlated, the overlaps to try, and the expected overlap.
+_Pair = tuple[tuple[Box, Box], list[int], float]
 
 
 def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
-    """Plan the search of a pair: the boxes to correlate and the overlaps to try."""
+    """Plan the search of a pair."""
     above, below = fixed.array.shape[0], moving.array.shape[0]
     overlaps, expected = candidate_overlaps(
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
@@ -317,7 +303,7 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
             f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
         )
     last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
-    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
+    return ((last, *fixed_window), (first, *moving_window)), overlaps, expected
 
 
 def search_window(

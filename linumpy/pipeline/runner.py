@@ -173,9 +173,6 @@ def _task(run: Run, name: str, task_name: str, files: _Files) -> Task:
     """Make the task of a stage for a slice, or for the brain."""
     stage = STAGES[name]
     inputs = {role: files[role] for role in (*stage.needs, *stage.optional) if role in files}
-    lacking = [role for role in stage.needs if role not in inputs]
-    if lacking:
-        raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
     common = Common(
         levels=run.levels,
         codec=run.codec,

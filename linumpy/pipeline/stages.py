@@ -17,9 +17,26 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import to_host
 from linumpy.io.output.results import read_result, write_result
-from linumpy.mosaic.options import Galvo
+from linumpy.mosaic.aip import project_mosaic
+from linumpy.mosaic.alignment.register import register_slices
+from linumpy.mosaic.alignment.stack import stack_registered
+from linumpy.mosaic.attenuation import compensate_attenuation
+from linumpy.mosaic.beam import estimate_brain_light
+from linumpy.mosaic.focal import correct_mosaic
+from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
+from linumpy.mosaic.grid import resample_mosaic_grid, tile_of
+from linumpy.mosaic.illumination import estimate_illumination, fix_illumination, read_fields, write_fields
+from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.io.slice_table import find_slices
+from linumpy.mosaic.io.tiles import boxes, read_box
+from linumpy.mosaic.options import Alignment, FocalCorrection, Galvo, SurfaceMethod
+from linumpy.mosaic.stitching import stitch_mosaic
+from linumpy.mosaic.surface import find_mosaic_surface
+from linumpy.mosaic.tile_positions import estimate_positions
 from linumpy.pipeline.settings import Focal
+from linumpy.quality.report import write_report
 from linumpy.resample.tile_work import TileWork
 
 log = logging.getLogger(__name__)
@@ -121,8 +138,6 @@ def _galvo(task: Task, work: TileWork) -> None:
     A mosaic whose shift is 0, or cannot be detected because there is no clear seam, is not copied: the output is a link
     to it.
     """
-    from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
-
     settings: Galvo = task.options
     tile_shape = task.common.tile_shape
     source, output = task.one("image"), task.outputs["image"]
@@ -139,8 +154,6 @@ def _galvo(task: Task, work: TileWork) -> None:
 
 
 def _resample(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.grid import resample_mosaic_grid
-
     resample_mosaic_grid(
         task.one("image"), task.outputs["image"], tile_shape=task.common.tile_shape, **asdict(task.options),
         **_volume(task, work),
@@ -149,11 +162,6 @@ def _resample(task: Task, work: TileWork) -> None:
 
 def _survey(task: Task, work: TileWork) -> None:
     """Write which tiles of a mosaic grid were recorded: those with more than one value."""
-    from linumpy.device import to_host
-    from linumpy.mosaic.grid import tile_of
-    from linumpy.mosaic.io.image import open_mosaic
-    from linumpy.mosaic.io.tiles import boxes, read_box
-
     image = open_mosaic(task.one("image"))
     tile = tile_of(image)
     grid = tuple(-(-image.array.shape[axis] // tile[axis]) for axis in image.lateral_axes)
@@ -171,9 +179,6 @@ def is_empty(survey: Path) -> bool:
 
 
 def _focal(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.focal import correct_mosaic
-    from linumpy.mosaic.options import FocalCorrection, SurfaceMethod
-
     settings: Focal = task.options
     correct_mosaic(
         task.one("image"), task.outputs["image"], method=SurfaceMethod(s_xy=settings.s_xy, s_z=settings.s_z),
@@ -184,8 +189,6 @@ def _focal(task: Task, work: TileWork) -> None:
 
 def _shading(task: Task, work: TileWork) -> None:
     """Estimate the illumination that the tiles of all slices share."""
-    from linumpy.mosaic.illumination import estimate_illumination, write_fields
-
     fields = estimate_illumination(
         task.inputs["image"], None, task.options,
         report=task.outputs["shading_picture"], **_shared(task, work),
@@ -195,8 +198,6 @@ def _shading(task: Task, work: TileWork) -> None:
 
 def _illumination(task: Task, work: TileWork) -> None:
     """Correct the illumination; if the fields are left out, the output is a link."""
-    from linumpy.mosaic.illumination import fix_illumination, read_fields
-
     source, output, fields = task.one("image"), task.outputs["image"], read_fields(task.one("fields"))
     if fields.evidence.left_out:
         _link(source, output)
@@ -206,15 +207,10 @@ def _illumination(task: Task, work: TileWork) -> None:
 
 
 def _aip(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.aip import project_mosaic
-
     project_mosaic(task.one("image"), task.outputs["projection"], **_map(task, work))
 
 
 def _surface(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.options import SurfaceMethod
-    from linumpy.mosaic.surface import find_mosaic_surface
-
     method = SurfaceMethod(**asdict(task.options))
     find_mosaic_surface(
         task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
@@ -223,16 +219,12 @@ def _surface(task: Task, work: TileWork) -> None:
 
 
 def _positions(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.tile_positions import estimate_positions
-
     estimate_positions(
         task.one("image"), task.outputs["positions"], task.options, **_shared(task, work),
     )  # fmt: skip
 
 
 def _stitch(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.stitching import stitch_mosaic
-
     stitch_mosaic(
         task.one("image"), task.one("positions"), task.outputs["image"], task.options, **_volume(task, work),
     )  # fmt: skip
@@ -240,9 +232,6 @@ def _stitch(task: Task, work: TileWork) -> None:
 
 def _beam(task: Task, work: TileWork) -> None:
     """Estimate the beam and the attenuation that all slices share."""
-    from linumpy.mosaic.beam import estimate_brain_light
-    from linumpy.mosaic.io.slice_table import find_slices
-
     images, interval = task.inputs["image"], task.common.slicing_interval_mm
     assert interval is not None
     slices = {number: path for number, path in find_slices(images[0].parent).items() if path in images}
@@ -253,8 +242,6 @@ def _beam(task: Task, work: TileWork) -> None:
 
 
 def _attenuation(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.attenuation import compensate_attenuation
-
     compensate_attenuation(
         task.one("image"), task.outputs["image"], light=task.one("beam") if "beam" in task.inputs else None,
         report=task.outputs["attenuation"], **asdict(task.options), **_volume(task, work),
@@ -271,9 +258,6 @@ def _link_slices(folder: Path, slices: Sequence[Path]) -> None:
 
 
 def _register(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.alignment.register import register_slices
-    from linumpy.mosaic.options import Alignment
-
     folder = task.outputs["transforms"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
     interval = task.common.slicing_interval_mm
@@ -286,8 +270,6 @@ def _register(task: Task, work: TileWork) -> None:
 
 
 def _stack(task: Task, work: TileWork) -> None:
-    from linumpy.mosaic.alignment.stack import stack_registered
-
     folder = task.outputs["stack"].parent / "slices"
     _link_slices(folder, task.inputs["image"])
     stack_registered(
@@ -296,8 +278,6 @@ def _stack(task: Task, work: TileWork) -> None:
 
 
 def _report(task: Task, work: TileWork) -> None:
-    from linumpy.quality.report import write_report
-
     page = task.outputs["report"]
     write_report(page.parent.parent, page, device=work.device, overwrite=True)
 

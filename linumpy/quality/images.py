@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 
 from linumpy.arrays import Array, DeviceName
@@ -46,8 +47,6 @@ class Gray:
 
     def resized(self, pixel: tuple[float, float]) -> np.ndarray:
         """Return the picture with pixels of another size: means over them, or repeated values."""
-        from PIL import Image
-
         if np.allclose(pixel, self.pixel, rtol=1e-6):
             return self.values
         rows, columns = (
@@ -185,8 +184,7 @@ def sharpness(image: np.ndarray, mask: np.ndarray) -> float:
     there are none.
     """
     pixels, counted = image.astype(np.float64), mask if mask.any() else np.ones(mask.shape, bool)
-    slope, smooth = (-0.5, 0.0, 0.5), (0.25, 0.5, 0.25)
-    slopes = [ndimage.correlate1d(ndimage.correlate1d(pixels, slope, axis), smooth, 1 - axis) for axis in (0, 1)]
+    slopes = [ndimage.sobel(pixels, axis) / 8 for axis in (0, 1)]
     mean = pixels[counted].mean()
     return float((slopes[0] ** 2 + slopes[1] ** 2)[counted].mean() / mean**2) if mean else float("nan")
 

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from linumpy.io.output.results import JSON
 from linumpy.mosaic.io.figures import draw_positions
@@ -38,9 +38,6 @@ from linumpy.quality.run_folder import RunFolder
 from linumpy.quality.stack_parts import Match
 from linumpy.registration.positions import TilePositions
 from linumpy.version import __version__
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 #: Pixels of a cell's width and of its section's height; pixels of the width of other images.
 _WIDTH, _SECTION, _LARGE = 200, 64, 480
@@ -182,8 +179,6 @@ def _between(contents: Contents, last: int | None, number: int) -> str:
 
 
 def _cell(column: Column, cells: Cells | None, number: int, alt: str, faults: Sequence[str]) -> str:
-    from PIL import Image
-
     why = html.escape("; ".join(faults), quote=True)
     below = f"<div class='why' title='{why}'>{why}</div>" if why else ""
     if cells is None or number not in cells.pictures:
@@ -317,8 +312,6 @@ def _picture_of_tiles(run: RunFolder, located: tuple[Path, TilePositions]) -> st
 
 
 def _picture_file(run: RunFolder, path: Path) -> str:
-    from PIL import Image
-
     name = str(path.relative_to(run.folder))
     try:
         with Image.open(path) as opened:
@@ -328,10 +321,8 @@ def _picture_file(run: RunFolder, path: Path) -> str:
         return f"<p>{html.escape(name)} cannot be read: {html.escape(str(error))}</p>"
 
 
-def _eight_bits(picture: Image) -> Image:
+def _eight_bits(picture: Image.Image) -> Image.Image:
     """Return a picture in RGB, on white where it is transparent; Pillow would clip gray values of 16 bits at 255."""
-    from PIL import Image
-
     if picture.mode.startswith("I"):
         return Image.fromarray((np.asarray(picture) / 257).astype(np.uint8)).convert("RGB")
     if not picture.has_transparency_data:
@@ -340,13 +331,13 @@ def _eight_bits(picture: Image) -> Image:
     return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
 
 
-def _figure(picture: Image, name: str) -> str:
+def _figure(picture: Image.Image, name: str) -> str:
     picture.thumbnail(_SIZE, reducing_gap=1.0)
     caption = html.escape(name, quote=True)
     return f"<figure><img alt='{caption}' src='{_source(picture)}'><figcaption>{caption}</figcaption></figure>"
 
 
-def _source(picture: Image) -> str:
+def _source(picture: Image.Image) -> str:
     """Return a picture as the address of an image in HTML."""
     file = io.BytesIO()
     picture.save(file, format="JPEG", quality=_QUALITY)

@@ -70,8 +70,11 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     images: list[Path] = []
     links: list[Path] = []
     files: list[Path] = []
-    summary, earlier = _summary(folder / _SUMMARY), Counter[str]()
-    made = _made_by_last_run(summary)
+    summary, earlier = _json_object(folder / _SUMMARY), Counter[str]()
+    summary = summary if _is_summary(summary) else {}
+    # By stage the files of the last run, relative to its folder: none of a stage that it left out.
+    made = {entry["name"]: frozenset(entry["files"]) for entry in summary.get("stages", ()) if "files" in entry}
+    made |= dict.fromkeys(summary.get("left_out", ()), frozenset())
     for path in _walk(folder, _DEPTH, follow_links):
         name = path.relative_to(folder)
         if name.parts[0] in made and str(name) not in made[name.parts[0]]:
@@ -111,21 +114,6 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     if not any((images, documents, tables, pictures, contents.stages, unread)):
         raise SourceError(f"{folder} holds no OME-Zarr images, JSON, tables or pictures to report")
     return contents
-
-
-def _summary(path: Path) -> dict[str, JSON]:
-    """Return the summary of ``linum-pipeline``; empty if there is none."""
-    content = _json_object(path)
-    return content if _is_summary(content) else {}
-
-
-def _made_by_last_run(summary: Mapping[str, JSON]) -> dict[str, frozenset[str]]:
-    """Return by stage the files of the last run, relative to its folder: none of a stage that it left out.
-
-    Stages whose entry does not list files are missing.
-    """
-    made = {entry["name"]: frozenset(entry["files"]) for entry in summary.get("stages", ()) if "files" in entry}
-    return made | dict.fromkeys(summary.get("left_out", ()), frozenset())
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:

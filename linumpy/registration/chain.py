@@ -118,12 +118,13 @@ def solve_chain(
     scales = 1 / np.hypot(1, np.where(is_usable, [link.error_um for link in links], 0) / tolerance)
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ prior_links @ centre)]).reshape(-1, rank + 1, rank + 1)
-    robust_weights = is_usable.astype(np.float64)
+    robust_weights, corners = is_usable.astype(np.float64), _corners([(-e / 2, e / 2) for e in extent])
 
     def solve(prior_weight: float) -> tuple[np.ndarray, np.ndarray]:
         all_weights = np.concatenate([weights * robust_weights, np.full(len(prior_links), prior_weight)])
         solved = _solve(count, ends_all, all_links, all_weights, reference_index, rigid)
-        return solved, _residuals(solved, ends, measured, extent)
+        pairs = zip(ends, measured, strict=True)
+        return solved, np.array([_apart(solved[b] @ link, solved[a], corners) for (a, b), link in pairs])
 
     # Links are rejected where they contradict each other. Whether they contradict the prior is part of their evidence.
     for number in range(_ROUNDS):
@@ -303,13 +304,3 @@ def _nearest_rotation(matrix: np.ndarray) -> np.ndarray:
     turn[-1] = np.sign(np.linalg.det(u @ v))
     rotation: np.ndarray = u * turn @ v
     return rotation
-
-
-def _residuals(
-    solved: np.ndarray, ends: Sequence[tuple[int, int]], links: Sequence[np.ndarray], extent: np.ndarray
-) -> np.ndarray:
-    """Return the root mean square distance of each link from the solution, over the corners, in µm."""
-    corners = _corners([(-e / 2, e / 2) for e in extent])
-    return np.array([
-        _apart(solved[moving] @ link, solved[fixed], corners) for (fixed, moving), link in zip(ends, links, strict=True)
-    ])  # fmt: skip

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import scipy.fft
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
@@ -230,15 +231,9 @@ def _blocks(length: int) -> list[slice]:
 
 
 def _fft(xp: ModuleType) -> Any:
-    if xp is np:
-        import scipy.fft
-
-        return scipy.fft
-    return xp.fft
+    return scipy.fft if xp is np else xp.fft
 
 
 def fast_length(n: int) -> int:
     """Return the smallest length from `n` on of which a transform of real numbers is fast."""
-    import scipy.fft
-
     return int(scipy.fft.next_fast_len(n, real=True))

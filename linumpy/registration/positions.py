@@ -19,6 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+from scipy.sparse import coo_matrix, csc_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import splu
 
 from linumpy.arrays import Array
 from linumpy.declared import Range, Share, check_value
@@ -123,9 +126,6 @@ class TilePositions:
 
         The others have their positions relative to that group from the model.
         """
-        from scipy.sparse import coo_matrix
-        from scipy.sparse.csgraph import connected_components
-
         ends = np.array([[*pair.fixed, *pair.moving] for pair in self.pairs if not pair.rejected]).reshape(-1, 4).T
         if not ends.size:
             return np.zeros(self.grid, bool)
@@ -352,9 +352,6 @@ class _Solver:
         return positions.reshape((*self._grid, 2)), variance
 
     def _along(self, weight: np.ndarray, targets: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        from scipy.sparse import csc_matrix
-        from scipy.sparse.linalg import splu
-
         # The normal matrix is the weighted Laplacian of the grid; the first tile is fixed at 0.
         ends = np.concatenate([self._from, self._to, self._from, self._to])
         others = np.concatenate([self._from, self._to, self._to, self._from])

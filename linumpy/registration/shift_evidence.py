@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
+from scipy.ndimage import gaussian_filter
+from scipy.special import expit, log_ndtr
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
@@ -136,11 +138,11 @@ def _measure_axis(structure: TileStructure, present: np.ndarray, axis: int, over
     whole, evidence = find_evidence(factors, limit, structured=float(alike.mean()), samples=samples)
     xp = array_module(structure.band)
     refined = refine_shifts(first.smooth, second.smooth, xp.asarray((whole + nominal - limit).astype(np.float64)))
-    shifts = to_host(refined.shifts)
+    shifts, deviations, correlation = map(to_host, refined)
     shifts[:, axis] += size - strip
     return {
-        "fixed": fixed, "moving": moving, "shifts": shifts, "deviations": to_host(refined.deviations),
-        "correlation": to_host(refined.correlation), "evidence": evidence, "structured": alike,
+        "fixed": fixed, "moving": moving, "shifts": shifts, "deviations": deviations, "correlation": correlation,
+        "evidence": evidence, "structured": alike,
     }  # fmt: skip
 
 
@@ -160,8 +162,6 @@ def _bayes_factors(
     Returns: (1) Logarithm of the Bayes factor of a match at each shift. (2) Whether both strips show more than noise.
     (3) Median number of independent samples of an overlap at the nominal shift.
     """
-    from scipy.special import log_ndtr
-
     maps, chance = [], []
     bounds: tuple[list[int], list[int]] = low.tolist(), high.tolist()
     count = len(first.band)
@@ -174,17 +174,11 @@ def _bayes_factors(
         stranger = [images[others[part]] if count > 2 else images[mirror] for images in (second.band, second.variance)]
         fixed = first.band[part], first.variance[part]
         maps.append(score_shifts(fixed, (second.band[part], second.variance[part]), *bounds))
-        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), *bounds))
-    z, deviation, area = (
-        np.concatenate([to_host(getattr(part, name)) for part in maps]).astype(np.float64)
-        for name in ("z", "deviation", "area")
-    )
+        chance.append(score_shifts(fixed, (stranger[0], stranger[1]), *bounds)[:2])
+    z, deviation, area = (np.concatenate(list(map(to_host, part))).astype(float) for part in zip(*maps, strict=True))
     contrast = [to_host(array_module(strip.variance).mean(strip.variance, axis=(1, 2))) for strip in (first, second)]
     structured = (area > _STRUCTURED) & (np.minimum(*contrast) > _CONTRAST)
-    by_chance, spread = (
-        np.concatenate([to_host(getattr(part, name)) for part in chance]).astype(np.float64)
-        for name in ("z", "deviation")
-    )
+    by_chance, spread = (np.concatenate(list(map(to_host, part))).astype(float) for part in zip(*chance, strict=True))
     square, whole = (by_chance / spread) ** 2, deviation.copy()
     deviation *= max(1.0, float(np.sqrt(square.mean())))
     few = spread**-2 < _FEW
@@ -212,8 +206,6 @@ def find_evidence(
 
     Returns: (1) Index of the most probable shift. (2) Its probability.
     """
-    from scipy.special import expit
-
     shape = factors.shape[1:]
     rest = _RARE / (shape[0] * shape[1])
     highest = factors.max(axis=(1, 2), keepdims=True)
@@ -248,8 +240,6 @@ def find_evidence(
 
 def _total(scaled: np.ndarray, highest: np.ndarray, sigma: float, rest: float) -> np.ndarray:
     """Return for each step of an axis the logarithm of the probability of all pairs, which scatter about the step."""
-    from scipy.ndimage import gaussian_filter
-
     spread = rest * scaled.sum(axis=(1, 2), keepdims=True)
     spread = spread + (1 - _RARE) * gaussian_filter(scaled, (0, sigma, sigma), mode="constant")
     matched = np.log(_PRIOR) + np.log(spread + 1e-300) + highest

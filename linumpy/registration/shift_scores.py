@@ -15,7 +15,6 @@ select different tissue in the two images. Here the same tissue has the same wei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -35,26 +34,18 @@ _SMOOTHED = 4 * np.pi
 _FLOOR = 0.05
 
 
-@dataclass(frozen=True)
-class ScoreMaps:
-    """Scores of pairs at all whole shifts of a window.
-
-    - `z` (float32, (n, shifts along Y, shifts along X)): Fisher's z of the correlation.
-    - `deviation` (float32, of the same shape): standard deviation of z for images that do not match.
-    - `area` (float32, (n,)): pixels that make one independent sample of a pair.
-    """
-
-    z: Array
-    deviation: Array
-    area: Array
-
-
-def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[int], high: Sequence[int]) -> ScoreMaps:
+def score_shifts(
+    fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[int], high: Sequence[int]
+) -> tuple[Array, Array, Array]:
     """Score each whole shift of pairs of images from `low` to `high`, both included, along Y and X.
 
     - `fixed`, `moving` ((array of float32, array of float32), each (n, Y, X)): images of mean about 0, and their local
       variance. At a shift, pixel p of the moving image is at p + shift in the fixed image.
     - `low`, `high` (2,): bounds of the shifts.
+
+    Returns, as float32: (1) Fisher's z of the correlation, (n, shifts along Y, shifts along X). (2) Its standard
+    deviation for images that do not match, of the same shape. (3) Pixels that make one independent sample of a pair,
+    (n,).
     """
     xp, shape = array_module(fixed[0]), fixed[0].shape[1:]
     padded = [fast_length(size + max(abs(a), abs(b))) for size, a, b in zip(shape, low, high, strict=True)]
@@ -85,29 +76,7 @@ def score_shifts(fixed: tuple[Any, Any], moving: tuple[Any, Any], low: Sequence[
     area = power[0].shape[1] * power[0].shape[2] * (power[0] * power[1]).sum(axis=(1, 2), keepdims=True)
     area = xp.maximum(area / xp.maximum(totals[0] * totals[1], 1e-12), 1)
     variance = area * xp.maximum(correlate(*variances) / product, 1 / count)
-    return ScoreMaps(z.astype(np.float32), xp.sqrt(variance).astype(np.float32), area[:, 0, 0])
-
-
-@dataclass(frozen=True)
-class RefinedShifts:
-    """Shifts of pairs of images to fractions of a pixel.
-
-    - `shifts` (float64, (n, 2)): along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed
-      image.
-    - `deviations` (float64, (n, 2)): standard deviation of each shift, from the difference of the images and their
-      gradients; infinite if unknown.
-    - `correlation` (float64, (n,)): weighted correlation of the overlap at the shift, from -1 to 1; 0 without contrast.
-    """
-
-    shifts: Array
-    deviations: Array
-    correlation: Array
-
-
-def _taper(xp: ModuleType, position: Array) -> Array:
-    """Return the Tukey window at positions in an interval from 0 to 1; 0 outside of the interval."""
-    edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
-    return xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0)
+    return z.astype(np.float32), xp.sqrt(variance).astype(np.float32), area[:, 0, 0]
 
 
 def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array, Array, Array]:
@@ -121,7 +90,8 @@ def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array
         step, pixel = shift[:, axis, None], xp.arange(size)
         coordinates.append(pixel - step)
         position = (pixel + 0.5 - xp.maximum(step, 0)) / xp.maximum(size - abs(step), 1)
-        weights.append(_taper(xp, position).astype(np.float32))
+        edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
+        weights.append(xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0).astype(np.float32))
     return *coordinates, weights[0][:, :, None] * weights[1][:, None]
 
 
@@ -136,11 +106,15 @@ def _correlation(xp: ModuleType, a: Array, b: Array, weight: Any) -> Array:
     return xp.where(varied, (sums[4] - sums[0] * sums[1]) / spread, 0.0)
 
 
-def refine_shifts(fixed: Array, moving: Array, first: Array) -> RefinedShifts:
+def refine_shifts(fixed: Array, moving: Array, first: Array) -> tuple[Array, Array, Array]:
     """Refine shifts of pairs of images by Gauss-Newton steps, at most by 2 pixels along each axis.
 
     - `fixed`, `moving` (float32, (n, Y, X)): smoothed images, both on the host or both on the device.
     - `first` (float64, (n, 2)): the shifts from which to start, in the memory of the images.
+
+    Returns, as float64: (1) The shifts along Y and X in pixels, (n, 2): pixel p of the moving image is at p + shift in
+    the fixed image. (2) Their standard deviations, (n, 2), from the difference of the images and their gradients;
+    infinite if unknown. (3) Weighted correlation of the overlap at the shift, (n,), from -1 to 1; 0 without contrast.
     """
     xp, shift = array_module(fixed), first
     slope = _gradient(xp, fixed)
@@ -165,7 +139,7 @@ def refine_shifts(fixed: Array, moving: Array, first: Array) -> RefinedShifts:
     noise = (difference * difference).sum(axis=(1, 2), dtype=np.float64) / weight.sum(axis=(1, 2), dtype=np.float64)
     variance = _SMOOTHED * noise[:, None] * xp.stack([xx, yy], axis=1) / safe[:, None]
     deviations = xp.where(known[:, None], xp.sqrt(variance), np.inf)
-    return RefinedShifts(shift, deviations, _correlation(xp, sides[0], sides[1], weight))
+    return shift, deviations, _correlation(xp, sides[0], sides[1], weight)
 
 
 def _without_plane(xp: ModuleType, images: Any, weight: Any) -> Any:

@@ -20,6 +20,7 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems
 from linumpy.io.ome import open_image
+from linumpy.io.scenes import map_between, map_from_system
 from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
@@ -96,8 +97,6 @@ def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_give
             f"{like.name} has the axes of space {like.names}, and {volumes.name} {volumes.names}: "
             "like= needs an image with the same ones"
         )
-    from linumpy.io.scenes import map_between
-
     between: PointMap | None = None
     if like.chosen is not None and volumes.chosen is not None:
         between = map_between(like.chosen.image, volumes.chosen.image, system)
@@ -162,8 +161,6 @@ def _plan_in_system(
     volumes: Volumes, spacing: ArrayLike, system: str, output_shape: Sequence[int] | None
 ) -> TargetGrid:
     """Plan a grid in a coordinate system, with a spacing in µm, that covers the source."""
-    from linumpy.io.scenes import map_from_system
-
     chosen = volumes.chosen
     if chosen is None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")

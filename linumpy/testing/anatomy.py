@@ -16,10 +16,10 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.testing.brain_spec import BrainSpec
-from linumpy.testing.texture import lattice, plane_waves
+from linumpy.testing.texture import add_cosine, lattice, log_normal, sum_of_waves
 
-#: Plane waves of the structure and of the border between tissues, and standard deviation of the structure's logarithm.
-_WAVES, _BORDER_WAVES, _STRUCTURE = 16, 4, 0.5
+#: Plane waves of the structure, and of the border between tissues.
+_WAVES, _BORDER_WAVES = 16, 4
 #: Steepness of the outline of the brain and of the borders between tissues, in units of their fields.
 _OUTLINE_SLOPE, _BORDER_SLOPE = 20.0, 4.0
 #: Numbers of lobes of an irregular outline, their heights, and the depth in µm over which a lobe turns by a radian.
@@ -85,7 +85,7 @@ def _irregular(spec: BrainSpec, at: _Points) -> Array:
     angle, radius = xp.arctan2(v, u), xp.ones((len(at.z), *at.y.shape), np.float32)
     for lobes, height, phase, turn in zip(_LOBES, _LOBE_HEIGHTS, phases, turns, strict=True):
         along_z = turn * spec.spacing_um[0] / _LOBE_DEPTH_UM
-        _add_cosine(radius, along_z * at.z, lobes * angle + phase - along_z * at.above, height)
+        add_cosine(radius, along_z * at.z, lobes * angle + phase - along_z * at.above, height)
     return xp.hypot(v, u).astype(np.float32) / radius
 
 
@@ -100,11 +100,7 @@ def _edge(spec: BrainSpec) -> np.float32:
 
 def _waves(spec: BrainSpec, at: _Points) -> Array:
     """Return structure of plane waves, with smooth borders between grey and white matter."""
-    xp = array_module(at.y)
-    structure = xp.exp(
-        np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * _sum_of_waves(spec, 1, _WAVES, spec.texture_um, at)
-        - np.float32(_STRUCTURE**2 / 2)
-    )
+    structure = log_normal(_sum_of_waves(spec, 1, _WAVES, spec.texture_um, at), _WAVES)
     longest = spec.texture_um[1]
     border = _sum_of_waves(spec, 7, _BORDER_WAVES, (longest, 3 * longest), at)
     structure *= 1 + np.float32(spec.white - 1) * _smooth_step(border - 1, _BORDER_SLOPE)
@@ -180,22 +176,7 @@ def _noise(spec: BrainSpec, stream: int, period_um: float, at: _Points) -> Array
 
 
 def _sum_of_waves(spec: BrainSpec, stream: int, number: int, periods_um: tuple[float, float], at: _Points) -> Array:
-    """Sum plane waves, each a product of a line along Z and a plane."""
-    total = array_module(at.y).zeros((len(at.z), *at.y.shape), np.float32)
-    for periods, phase in plane_waves((spec.seed, stream), number, *periods_um):
-        turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, periods, strict=True)]
-        plane = turns[1] * at.y + turns[2] * at.x + phase - turns[0] * at.above
-        _add_cosine(total, turns[0] * at.z, plane)
-    return total
-
-
-def _add_cosine(total: Array, line: Array, plane: Array, height: float = 1.0) -> None:
-    """Add ``height * cos(line[k] + plane[i, j])`` to a volume: cosines of a line and of a plane are few."""
-    xp = array_module(plane)
-    line, product = line[:, None, None], xp.empty_like(total)
-    cosine, sine = (np.float32(height) * part for part in (xp.cos(plane), xp.sin(plane)))
-    total += xp.multiply(xp.cos(line).astype(np.float32), cosine.astype(np.float32), out=product)
-    total -= xp.multiply(xp.sin(line).astype(np.float32), sine.astype(np.float32), out=product)
+    return sum_of_waves((spec.seed, stream), number, periods_um, spec.spacing_um, (at.z, at.above, at.y, at.x))
 
 
 def _smooth_step(field: Array, slope: float) -> Array:

@@ -27,7 +27,7 @@ from linumpy.device import array_module, array_module_of
 from linumpy.errors import RegionError
 from linumpy.testing.anatomy import reflectivity_at, tissue_share
 from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults, draw_brain
-from linumpy.testing.texture import speckle
+from linumpy.testing.texture import speckle, stored
 
 __all__ = [
     "USUAL_FAULTS", "BrainSpec", "Faults", "draw_brain", "mosaic", "reference", "reflectivity_at", "tile",
@@ -46,7 +46,8 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     y, x = np.meshgrid(
         *(np.arange(a, b, dtype=np.float64) for a, b in zip(start[1:], stop[1:], strict=True)), indexing="ij"
     )
-    return _stored(spec, reflectivity_at(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
+    z = np.arange(start[0], stop[0], dtype=np.float64)
+    return stored(reflectivity_at(spec, z, np.zeros_like(y), y, x), spec.dtype)
 
 
 def tile(spec: BrainSpec, number: int, row: int, column: int, *, device: DeviceName = "cpu") -> Array:
@@ -74,7 +75,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, device: DeviceN
         out += xp.asarray(truth_dark_field(spec))
     if faults.galvo:
         out = xp.roll(out, truth_galvo(spec, number), axis=2)
-    return _stored(spec, out)
+    return stored(out, spec.dtype)
 
 
 def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
@@ -275,14 +276,6 @@ def _transmission(spec: BrainSpec, reflectivity: Array) -> Array:
     left = xp.exp(within - xp.cumsum(within, axis=0))
     # (1 - exp(-x)) / x, which is 1 at 0.
     return left * xp.where(within > 0, -xp.expm1(-within) / xp.maximum(within, np.float32(1e-30)), 1)
-
-
-def _stored(spec: BrainSpec, voxels: Array) -> Any:
-    """Return voxels in the dtype of the spec."""
-    if spec.dtype == "uint16":
-        xp = array_module(voxels)
-        return xp.clip(xp.rint(voxels), 0, 65535).astype(np.uint16)
-    return voxels.astype(spec.dtype, copy=False)
 
 
 def _uniform(spec: BrainSpec, stream: int, number: int, shape: tuple[int, ...]) -> np.ndarray:

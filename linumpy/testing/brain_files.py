@@ -7,15 +7,13 @@ table of shifts of the motor.
 from __future__ import annotations
 
 import csv
-import itertools
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
-from linumpy.arrays import DeviceName
-from linumpy.device import usable_cores
+from linumpy.arrays import Array, DeviceName
 from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS
 from linumpy.testing.brain import BrainSpec, tile, truth_shift
+from linumpy.testing.synthetic import write_boxes
 
 
 def write_brain(
@@ -39,18 +37,24 @@ def write_brain(
     """
     from linumpy.io.output.checks import check_parent
     from linumpy.io.output.files import replacing
-    from linumpy.io.zarr_mode import in_mode_of_caller
+    from linumpy.write.writer import OmeZarrWriter
 
     folder = Path(folder)
     check_parent(folder)
     (folder / "mosaics").mkdir(parents=True, exist_ok=True)
-    threads = 1 if device == "cuda" else min(8, usable_cores())
-    with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
-        for number in spec.written:
-            path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"
-            for nbytes in _write_slice(spec, path, number, pool, device, overwrite):
-                if progress is not None:
-                    progress(nbytes)
+    depth, height, width = spec.tile_shape
+    shape = depth, spec.tiles[0] * height, spec.tiles[1] * width
+    attributes = {"linumpy": {"tile_shape": {"y": height, "x": width}}}
+    for number in spec.written:
+        path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"
+        with OmeZarrWriter(
+            path, shape, spec.dtype, spec.spacing_um, chunks=spec.tile_shape, attributes=attributes, overwrite=overwrite
+        ) as writer:
+
+            def make(box: tuple[slice, ...], number: int = number) -> Array:
+                return tile(spec, number, box[1].start // height, box[2].start // width, device=device)
+
+            write_boxes(writer, make, progress, threads=1 if device == "cuda" else None)
     with replacing(folder / "shifts.csv", overwrite=overwrite) as path, path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(SHIFT_COLUMNS)
@@ -58,31 +62,3 @@ def write_brain(
             y, x = truth_shift(spec, number)
             table.writerow([number - 1, number, x, y, x * spec.spacing_um[2] / 1e3, y * spec.spacing_um[1] / 1e3])
     return folder
-
-
-def _write_slice(
-    spec: BrainSpec,
-    path: Path,
-    number: int,
-    pool: ThreadPoolExecutor,
-    device: DeviceName,
-    overwrite: bool,
-) -> Iterator[int]:
-    """Write a slice tile by tile; yield the bytes of each."""
-    from linumpy.write.writer import OmeZarrWriter
-
-    depth, height, width = spec.tile_shape
-    shape = depth, spec.tiles[0] * height, spec.tiles[1] * width
-    attributes = {"linumpy": {"tile_shape": {"y": height, "x": width}}}
-    with OmeZarrWriter(
-        path, shape, spec.dtype, spec.spacing_um, chunks=spec.tile_shape, attributes=attributes, overwrite=overwrite
-    ) as writer:
-
-        def write(tile_index: tuple[int, ...]) -> int:
-            row, column = tile_index
-            voxels = tile(spec, number, row, column, device=device)
-            box = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
-            writer[(slice(0, depth), *box)] = voxels
-            return int(voxels.nbytes)
-
-        yield from pool.map(write, itertools.product(*map(range, spec.tiles)))

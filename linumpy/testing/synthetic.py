@@ -11,6 +11,7 @@ In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +19,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.declared import Count, Declared, Positive, Range
 from linumpy.device import usable_cores
 from linumpy.errors import RegionError
-from linumpy.testing.texture import Dtype, plane_waves, speckle
+from linumpy.testing.texture import Dtype, log_normal, speckle, stored, sum_of_waves
 
 if TYPE_CHECKING:
-    from linumpy.write.writer import Progress
+    from linumpy.write.writer import OmeZarrWriter, Progress
 
-#: Number of plane waves in the structure of the tissue, and the standard deviation of its logarithm.
+#: Number of plane waves in the structure of the tissue.
 _WAVES = 6
-_STRUCTURE = 0.5
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,10 @@ def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds
 
     Returns: In voxels along Z. A voxel whose index is at least this depth is tissue.
     """
-    y, x = (_centred(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
+    y, x = (  # in µm from the middle of the mosaic
+        (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
+        for axis, bounds in ((1, rows), (2, columns))
+    )
     half = [n * s / 2 for n, s in zip(spec.shape[1:], spec.spacing_um[1:], strict=True)]
     bowl = spec.curvature_um * ((y / half[0]) ** 2 + (x / half[1]) ** 2)
     return (spec.water_um + spec.tilt[0] * y + spec.tilt[1] * x + bowl) / spec.spacing_um[0]
@@ -118,11 +122,6 @@ def surface_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bound
 def _indices(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
     index = np.arange(*(bounds or (0, spec.shape[axis])), dtype=np.float64)
     return index[:, None] if axis == 1 else index[None, :]
-
-
-def _centred(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
-    """Return coordinates along an axis in µm from the middle of the mosaic."""
-    return (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
 
 
 def _within_tile(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
@@ -145,33 +144,13 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     below = (index - surface[None]) * np.float32(spec.spacing_um[0] / 1e3)
     mean = np.exp(np.float32(-2 * spec.attenuation_per_mm) * np.maximum(below, 0))
     mean *= np.where(below >= 0, np.float32(spec.peak), np.float32(0))
-    mean *= _structure(spec, start, stop)
+    # Waves are equal in all slices.
+    z, y, x = (np.arange(a, b, dtype=np.float64) for a, b in zip(start, stop, strict=True))
+    waves = sum_of_waves((spec.seed, 1), _WAVES, (40, 300), spec.spacing_um, (z + spec.first_plane, 0, y[:, None], x))
+    mean *= log_normal(waves, _WAVES)
     mean += np.float32(spec.noise)
-    mean *= _speckle(spec, start, stop)
-    if spec.dtype == "uint16":
-        return np.clip(np.rint(mean), 0, 65535).astype(np.uint16)
-    return mean.astype(spec.dtype, copy=False)
-
-
-def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return the reflectivity of the tissue, of mean 1 and about log-normal: a few plane waves, equal in all slices."""
-    total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
-    offset = (spec.first_plane, 0, 0)
-    for periods_um, phase in plane_waves((spec.seed, 1), _WAVES, 40, 300):
-        factors = []
-        for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
-            position = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
-            factor = np.exp(2j * np.pi * position / periods_um[axis]).astype(np.complex64)
-            factors.append(factor.reshape([-1 if k == axis else 1 for k in range(3)]))
-        lateral = factors[1] * factors[2] * np.complex64(np.exp(1j * phase))
-        total += (factors[0] * lateral).real
-    # Each wave has a variance of 1/2.
-    return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
-
-
-def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return speckle of mean 1, which differs from slice to slice."""
-    return speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
+    mean *= speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
+    return stored(mean, spec.dtype)
 
 
 def write_mosaic(
@@ -190,7 +169,6 @@ def write_mosaic(
     Returns: `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the
     tile shape.
     """
-    from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter
 
     attributes = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
@@ -199,18 +177,32 @@ def write_mosaic(
         attributes=attributes,
     ) as writer:  # fmt: skip
 
-        def write(box: tuple[slice, ...]) -> int:
+        def make(box: tuple[slice, ...]) -> np.ndarray:
             depth, rows, columns = ((b.start, b.stop) for b in box)
-            voxels = block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
-            writer[box] = voxels
-            return voxels.nbytes
+            return block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
 
-        threads = min(8, usable_cores())
-        pool = ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller())
-        try:
-            for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each
-                if progress is not None:
-                    progress(nbytes)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        write_boxes(writer, make, progress)
     return Path(path)
+
+
+def write_boxes(
+    writer: OmeZarrWriter,
+    make: Callable[[tuple[slice, ...]], Array],
+    progress: Progress | None,
+    threads: int | None = None,
+) -> None:
+    """Make an image in threads, one chunk or shard after another, and write it; `progress` is called with the bytes."""
+    from linumpy.io.zarr_mode import in_mode_of_caller
+
+    def write(box: tuple[slice, ...]) -> int:
+        voxels = make(box)
+        writer[box] = voxels
+        return int(voxels.nbytes)
+
+    pool = ThreadPoolExecutor(threads or min(8, usable_cores()), "linumpy-synthetic", in_mode_of_caller())
+    try:
+        for nbytes in pool.map(write, writer.regions(nbytes=0)):
+            if progress is not None:
+                progress(nbytes)
+    finally:
+        pool.shutdown(cancel_futures=True)

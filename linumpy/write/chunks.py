@@ -370,7 +370,8 @@ class OwnChunks:
     def _gathered(self, part: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the voxels of a chunk in pieces that are contiguous, with the fill value beyond the edge."""
         layout = self._layout
-        pieces = _pieces(layout.chunk_shape, layout.dtype.itemsize)
+        step = grown((1,) * layout.rank, layout.chunk_shape, layout.dtype.itemsize, _PIECE_NBYTES)
+        pieces = list(split(tuple(slice(0, n) for n in layout.chunk_shape), step))  # consecutive in the file
         scratch = np.empty(math.prod(shape_of(pieces[0])), layout.dtype)
         for box in pieces:
             piece = scratch[: math.prod(shape_of(box))].reshape(shape_of(box))
@@ -392,12 +393,6 @@ class OwnChunks:
         if bits[0] == self._fill and bits[-1] == self._fill and (bits == self._fill).all():
             return None
         return self._encode_on_host(chunk)
-
-
-def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Box]:
-    """Cut a chunk into boxes that are consecutive in its file, of at most :data:`_PIECE_NBYTES` or one voxel."""
-    step = grown((1,) * len(shape), shape, itemsize, _PIECE_NBYTES)
-    return list(split(tuple(slice(0, n) for n in shape), step))
 
 
 #: A writer of the chunks of an array; `stored_nbytes` counts the bytes of the files that were written.

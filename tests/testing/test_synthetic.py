@@ -7,7 +7,7 @@ import pytest
 
 from linumpy.errors import RegionError
 from linumpy.io.ome import open_image
-from linumpy.testing import synthetic
+from linumpy.testing import synthetic, texture
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from tests.support.stacks import consecutive_slices
 
@@ -61,7 +61,7 @@ def test_attenuation_and_speckle_can_be_measured_back():
     depth_mm = np.arange(100) * flat.spacing_um[0] / 1e3
     slope = np.polyfit(depth_mm, np.log(profile), 1)[0]
     assert slope == pytest.approx(-2 * flat.attenuation_per_mm, rel=0.05)
-    speckle = synthetic._speckle(flat, (0, 0, 0), flat.shape)
+    speckle = texture.speckle((flat.seed, 2, flat.slice_number), flat.looks, (0, 0, 0), flat.shape)
     assert speckle.mean() == pytest.approx(1, abs=0.005)
     assert speckle.std() == pytest.approx(1 / np.sqrt(flat.looks), rel=0.01)
 

@@ -204,8 +204,11 @@ def place_levels(
             raise MetadataError(f"{name}: the scale {step} is not positive and finite along each axis of space")
     if spacing_given is None:
         for axis in spatial:
-            if str(axes[axis].unit) not in MICROMETERS:
-                return (Unplaced(_why_unplaced(axes[axis], name)),) * len(steps)
+            unit = axes[axis].unit
+            if str(unit) not in MICROMETERS:
+                problem, cure = ("no unit", "add one to") if unit is None else (f"the unknown unit {unit!r}", "correct")
+                reason = f"axis {axes[axis].name!r} has {problem}; pass spacing= in µm, or {cure} the metadata"
+                return (Unplaced(f"{name}: {reason}"),) * len(steps)
         factors = [MICROMETERS[str(axes[axis].unit)] for axis in spatial]
     else:
         given = _checked_spacing(spacing_given, [axes[axis].name.lower() for axis in spatial], name)
@@ -219,14 +222,6 @@ def place_levels(
             tuple(origin[axis] * factor + shift for axis, factor, shift in zip(spatial, factors, shifts, strict=True)),
         )
         for step, origin in zip(steps, origins, strict=True)
-    )
-
-
-def _why_unplaced(axis: Axis, name: str) -> str:
-    if axis.unit is None:
-        return f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or add one to the metadata"
-    return (
-        f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or correct the metadata"
     )
 
 

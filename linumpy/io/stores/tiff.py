@@ -106,7 +106,9 @@ def open_stack(files: list[str], missing: str = "error") -> Iterator[TiffStack]:
             kept = stored_axes
         else:
             store, stored_axes = series.aszarr(level=0, squeeze=False), series.get_axes(False)
-            kept = _kept_axes(first, series)
+            # A file with a spacing of planes is a volume, even of one plane.
+            has_spacing = "spacing" in (first.imagej_metadata or {}) or "PhysicalSizeZ=" in (first.ome_metadata or "")
+            kept = series.axes + ("Z" if has_spacing else "")
         with store:
             array = zarr.open_array(store, mode="r")
             axes, order = _axes(stored_axes, array.shape, kept, name)
@@ -244,9 +246,3 @@ def _warn_of_gaps(files: list[str]) -> None:
             "%s: %d numbers are missing in the names of the files, the first is %d; the files are taken as neighbours",
             os.path.dirname(files[0]), absent, first,
         )  # fmt: skip
-
-
-def _kept_axes(file: TiffFile, series: TiffPageSeries) -> str:
-    """Return the axes that a stack keeps even if they have one entry: a file with a spacing of planes is a volume."""
-    has_spacing = "spacing" in (file.imagej_metadata or {}) or "PhysicalSizeZ=" in (file.ome_metadata or "")
-    return series.axes + ("Z" if has_spacing else "")

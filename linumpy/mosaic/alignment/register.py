@@ -139,13 +139,29 @@ def register_slices(
         numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
     )
     result = _transforms(paths, slices, surfaces, depths, solution, alignment, reliable)
-    results = _results(numbers, links, registered, evidence, reasons, solution)
-    return _log_and_write(_with_warnings(replace(result, pairs=results), shifts), output, step.overwrite)
+    results = [
+        PairResult(
+            fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
+            correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
+            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
+            rejected=reasons[n],
+        )
+        for n, link in enumerate(links)
+    ]  # fmt: skip
+    result = replace(result, pairs=tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id))))
+    return _log_and_write(_with_warnings(result, shifts), output, step.overwrite)
 
 
 def _log_and_write(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
     """Log the result, write it if there is an output, and return it."""
-    _log_result(result)
+    for pair in result.pairs:
+        log.info(
+            "slices %d and %d: evidence %.3f, correlation %.3f, error %.2f µm, %.2f µm from the solution%s",
+            pair.fixed_id, pair.moving_id, pair.evidence, pair.correlation, pair.error_um, pair.residual_um,
+            f", rejected: {pair.rejected}" if pair.rejected else "",
+        )  # fmt: skip
+    for warning in result.warnings:
+        log.warning(warning)
     if output is not None:
         result.write(output, overwrite=overwrite)
     return result
@@ -285,23 +301,6 @@ def _transforms(
     return SliceTransforms(interval, tuple(transforms))
 
 
-def _results(
-    numbers: Sequence[int], links: Sequence[PairLink], registered: PairTransforms, evidence: np.ndarray,
-    reasons: Sequence[str], solution: ChainSolution,
-) -> tuple[PairResult, ...]:  # fmt: skip
-    """Return the results of all pairs, in the order of the slices."""
-    results = [
-        PairResult(
-            fixed_id=numbers[link.fixed], moving_id=numbers[link.moving], matrix=_rows(link.matrix),
-            correlation=float(registered.correlations[n]), overlap=float(registered.overlaps[n]),
-            error_um=link.error_um, residual_um=float(solution.residuals_um[n]), evidence=float(evidence[n]),
-            rejected=reasons[n],
-        )
-        for n, link in enumerate(links)
-    ]  # fmt: skip
-    return tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id)))
-
-
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:
     """Return the transform from the coordinates of a slice to the stack, which levels the cut surface of the slice."""
     spacing = np.array(image.spacing)
@@ -335,15 +334,3 @@ def _with_warnings(result: SliceTransforms, shifts: str | Path | None) -> SliceT
         if not any(p.fixed_id <= above and below <= p.moving_id for p in used):
             warnings.append(f"No pair connects slice {above} with {below}: they are placed by {said}.")
     return replace(result, warnings=tuple(warnings))
-
-
-def _log_result(result: SliceTransforms) -> None:
-    """Log all pairs and the warnings."""
-    for pair in result.pairs:
-        log.info(
-            "slices %d and %d: evidence %.3f, correlation %.3f, error %.2f µm, %.2f µm from the solution%s",
-            pair.fixed_id, pair.moving_id, pair.evidence, pair.correlation, pair.error_um, pair.residual_um,
-            f", rejected: {pair.rejected}" if pair.rejected else "",
-        )  # fmt: skip
-    for warning in result.warnings:
-        log.warning(warning)

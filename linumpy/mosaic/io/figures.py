@@ -54,7 +54,10 @@ def _section(
     `names` are the names of the lateral axes: the axis that `position_um` is on, and the axis of the section.
     """
     depth, width = extent_um(section.shape, spacing)
-    shown = _logarithm(section)
+    # Values below the first percentile of those above 0 are raised to it, since 0 has no logarithm.
+    finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
+    positive = finite[finite > 0]
+    shown = np.log10(np.maximum(finite, np.percentile(positive, 1) if positive.size else 1.0))
     x = (np.arange(section.shape[1]) + 0.5) * spacing[1]
     found = Line(x, (depths + 0.5) * spacing[0], _SURFACE_COLOR, "surface found")
     others = () if other is None else (Line(x, (other[0] + 0.5) * spacing[0], _OTHER_COLOR, other[1], width=4.0),)
@@ -139,14 +142,6 @@ def draw_surface(
     here = Line(np.array(above.x_limits), np.full(2, position_um), "#ffffff", style="--", width=1.5)
     title = "Depth of the tissue surface (dashed: the section above)"
     return Picture(((above,), (_depth_map(depth_um, spacing[1:], title, names, (here,)),)), source)
-
-
-def _logarithm(section: np.ndarray) -> np.ndarray:
-    """Return the logarithm of intensities for display; lower values are raised to the first percentile above 0."""
-    finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
-    positive = finite[finite > 0]
-    floor = np.percentile(positive, 1) if positive.size else 1.0
-    return np.log10(np.maximum(finite, floor))
 
 
 def draw_focal_curvature(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
@@ -121,15 +121,10 @@ def _time_axis(step: object, unit: str) -> dict[str, LeadingAxis]:
 def _ome_pixels(stack: TiffStack) -> ElementTree.Element | None:
     """Return the element Pixels of the series: the first one of its shape."""
     sizes = dict(zip(stack.series.get_axes(False), stack.series.get_shape(False), strict=True))
-    for pixels in _elements(ElementTree.fromstring(stack.file.ome_metadata or ""), "Pixels"):
+    for pixels in ElementTree.fromstring(stack.file.ome_metadata or "").iterfind(".//{*}Pixels"):
         if all(int(pixels.get(f"Size{axis}", 1)) == sizes.get(axis, 1) for axis in "TZYX"):
             return pixels
     return None
-
-
-def _elements(root: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
-    """Yield the elements of a name below an element, in any namespace."""
-    return (element for element in root.iter() if element.tag.rpartition("}")[2] == name)
 
 
 def _of_ome(pixels: ElementTree.Element, count: int) -> TiffMetadata:
@@ -139,7 +134,7 @@ def _of_ome(pixels: ElementTree.Element, count: int) -> TiffMetadata:
         if factor is not None:
             spacing |= _known({axis.lower(): _number(pixels.get(f"PhysicalSize{axis}"))}, factor)
     channels = tuple(
-        (channel.get("Name"), _ome_colour(channel.get("Color"))) for channel in _elements(pixels, "Channel")
+        (channel.get("Name"), _ome_colour(channel.get("Color"))) for channel in pixels.iterfind(".//{*}Channel")
     )
     return TiffMetadata(
         spacing,
