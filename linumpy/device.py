@@ -147,10 +147,9 @@ def requested_kind(kind: DeviceName | None) -> DeviceName:
             raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
         return kind
     name = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
-    for known in _KINDS:
-        if name == known:
-            return known
-    raise ValueError(f"{DEVICE_VARIABLE}={name!r} is unknown: set it to one of {', '.join(_KINDS)}")
+    if name not in _KINDS:
+        raise ValueError(f"{DEVICE_VARIABLE}={name!r} is unknown: set it to one of {', '.join(_KINDS)}")
+    return name
 
 
 def array_module_of(kind: str) -> ModuleType:

@@ -58,10 +58,6 @@ class _Options(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
 
 
-class _HostOptions(_Options, total=False):
-    device: DeviceName | None
-
-
 class _GpuOptions(_Options, total=False):
     backend: Backend
     out: Array | None
@@ -92,17 +88,25 @@ def plan_zarr_read(source: Source, *, region: RegionLike = None, level: int = 0)
 
 
 @overload
-def read_zarr(source: Source, *, return_report: Literal[False] = False, **options: Unpack[_HostOptions]) -> Array: ...
+def read_zarr(
+    source: Source,
+    *,
+    device: DeviceName | None = None,
+    return_report: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Array: ...
 
 
 @overload
 def read_zarr(
-    source: Source, *, return_report: Literal[True], **options: Unpack[_HostOptions]
+    source: Source, *, device: DeviceName | None = None, return_report: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Array, ReadReport]: ...
 
 
 @overload
-def read_zarr(source: Source, *, return_report: bool, **options: Unpack[_HostOptions]) -> Any: ...
+def read_zarr(
+    source: Source, *, device: DeviceName | None = None, return_report: bool, **options: Unpack[_Options]
+) -> Any: ...
 
 
 def read_zarr(

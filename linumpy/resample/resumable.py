@@ -196,8 +196,7 @@ def _mask(text: str, grid: tuple[int, ...]) -> np.ndarray:
     """Read the mask of the complete parts of a grid; an empty text has none."""
     if not text:
         return np.zeros(grid, bool)
-    bits = np.frombuffer(_bits(text), np.uint8)
-    return np.unpackbits(bits, count=math.prod(grid)).astype(bool).reshape(grid)
+    return np.unpackbits(np.frombuffer(_bits(text), np.uint8), count=math.prod(grid)).astype(bool).reshape(grid)
 
 
 def _bits(text: str) -> bytes:

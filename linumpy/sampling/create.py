@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from linumpy.gpu import Reader
     from linumpy.io.source import Source
 
-#: Where the volume of a sampler lies, and where it is sampled.
-SamplerDevice = Literal["cuda", "cpu", "openvkl", "virtual_memory", "out_of_core", "cuda_out_of_core"]
 #: Points along each axis at which ``importance="gradient"`` evaluates the field.
 _GRADIENT_POINTS = 96
 #: Names of the device in host memory.
@@ -82,7 +80,7 @@ Opener = tuple[Callable[..., Any], Callable[[Evaluation, Any], Field]]
 
 def create_sampler(
     type: str,
-    device: SamplerDevice = "cuda",
+    device: Literal["cuda", "cpu", "openvkl", "virtual_memory", "out_of_core", "cuda_out_of_core"] = "cuda",
     *,
     seed: int | None = None,
     order: str = "iid",

@@ -95,8 +95,9 @@ class Prediction:
         ]
         # Of a line along the first axis: float32 sums, and as much for the planes that are being written.
         line_nbytes = 8 * (self.grid.shape[0] + units[0]) * (self.channels or 1)
-        chunk_nbytes = read_layout(self.volumes.first.array).chunk_nbytes
-        return plan_columns(axes, line_nbytes, chunk_nbytes, self.leading_chunks, memory)
+        return plan_columns(
+            axes, line_nbytes, read_layout(self.volumes.first.array).chunk_nbytes, self.leading_chunks, memory
+        )
 
     @property
     def carried(self) -> Carried:

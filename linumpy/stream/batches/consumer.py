@@ -167,9 +167,7 @@ class Consumer:
         while item.read_errors is None:
             errors: dict[int, BaseException] = {}
             if not all(ticket.done() for _, ticket in item.tickets):
-                seconds = max([ticket.wait() for _, ticket in item.tickets])
-                with self._producer.changed:
-                    self._producer.count_turn(seconds)
+                self._producer.count_turn(max([ticket.wait() for _, ticket in item.tickets]))
             for rows, ticket in item.tickets:
                 for read, error in ticket.errors(self._stream).items():
                     errors.setdefault(rows[read], error)

@@ -79,7 +79,7 @@ class Feed:
         self._current: Iterator[tuple[int, Sample | Checked | Exception]] | None = None
         self._position = self._resume = 0
         self._folder = ""  # of the current iterable
-        self._samples: Pushed = ()  # the current iterable, or the last one
+        self.is_sequence = False  # whether the current iterable is one, so that nobody notices how far it is pulled
         self._resumed_epochs: deque[int] = deque()
         self.was_pushed = self.is_in_iterable = False  # `is_in_iterable`: whether :meth:`next` runs code of the user
         self.epochs: list[int] = []  # first epoch of each :class:`Epochs` that was pushed
@@ -106,11 +106,6 @@ class Feed:
         """Whether an iterable may have another sample, or a flush is pending."""
         return self._current is not None or bool(self._waiting)
 
-    @property
-    def is_sequence(self) -> bool:
-        """Whether the next sample is of a sequence, so that nobody notices how far ahead it is pulled."""
-        return isinstance(self._samples, (Indexed, list, tuple))
-
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
         """Skip the samples before a position, without drawing samples of an :class:`Indexed` sequence.
 
@@ -128,8 +123,9 @@ class Feed:
                 waiting = self._waiting.popleft()
                 if isinstance(waiting, Flush):
                     return waiting
-                self._samples, self._folder = waiting
-                self._current = self._numbered(self._samples)
+                samples, self._folder = waiting
+                self.is_sequence = isinstance(samples, (Indexed, list, tuple))
+                self._current = self._numbered(samples)
             self.is_in_iterable = True
             try:
                 numbered = next(self._current, None)

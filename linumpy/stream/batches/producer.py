@@ -131,14 +131,15 @@ class Producer:
             self.changed.wait(_TURN_SECONDS)
 
     def count_turn(self, seconds: float) -> None:
-        """Count a turn, of a thread or of the consumer, that began `seconds` late; call it holding :attr:`changed`.
+        """Count a turn, of a thread or of the consumer, that began `seconds` late.
 
         It is late if the interpreter's lock was had only when the interpreter switched threads.
         """
         is_late = seconds > 0.8 * sys.getswitchinterval()
-        self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
-        if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
-            self._memory.use_spare_slots()
+        with self.changed:
+            self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
+            if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
+                self._memory.use_spare_slots()
 
     def _wake_up(self) -> None:
         """Wake up the threads that have work; call it while holding :attr:`changed`."""
@@ -189,10 +190,9 @@ class Producer:
 
     @property
     def _may_pull(self) -> bool:
-        lookahead = self._config.lookahead_batches
-        if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
-            lookahead = max(lookahead, self._memory.slots - 2)  # two are the consumer's
-        return self.feed.has_more and len(self.ready) + self._coming < lookahead
+        reads_further = self._late_turns >= _LATE_TURNS and self.feed.is_sequence
+        slots = self._memory.slots - 2 if reads_further else 0  # two are the consumer's
+        return self.feed.has_more and len(self.ready) + self._coming < max(self._config.lookahead_batches, slots)
 
     def stop(self) -> None:
         """End the threads, and close :attr:`sources`; allowed any number of times."""
