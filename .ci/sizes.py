@@ -16,11 +16,11 @@ from pathlib import Path
 
 #: Target and ceiling of each size.
 LIMITS = {
-    "lines of linumpy and scripts": (57_000, 64_355),
+    "lines of linumpy and scripts": (57_000, 64_353),
     "statements of linumpy and scripts": (29_500, 33_351),
     "lines of linumpy/benchmark": (700, 0),
     "lines of benchmarks": (4_800, 0),
-    "lines of tests": (48_500, 58_938),
+    "lines of tests": (48_500, 58_946),
     "closure of linumpy.gpu.interpolation": (4_500, 0),
     "closure of linumpy.rays": (4_000, 0),
     "closure of linumpy.gpu.zarr_io": (9_000, 0),

@@ -67,14 +67,6 @@ def max_reads() -> int:
     return int(text)
 
 
-def may_hedge() -> bool:
-    """Return whether late responses are requested again; ``ValueError`` if the environment variable is not 0 or 1."""
-    text = os.environ.get(HEDGING_VARIABLE) or "1"
-    if text not in ("0", "1"):
-        raise ValueError(f"{HEDGING_VARIABLE}={text!r}: pass 0 or 1")
-    return text == "1"
-
-
 class CoreReader:
     """Reads regions of Zarr arrays; several threads may call it.
 
@@ -91,7 +83,10 @@ class CoreReader:
         self._device = device  # keeps alive the function in it that the core calls for direct reads
         reason = ctypes.create_string_buffer(256)
         self._library.quick.lc_set_reads(max_reads())
-        self._library.quick.lc_set_hedging(may_hedge())
+        hedging = os.environ.get(HEDGING_VARIABLE) or "1"
+        if hedging not in ("0", "1"):
+            raise ValueError(f"{HEDGING_VARIABLE}={hedging!r}: pass 0 or 1")
+        self._library.quick.lc_set_hedging(hedging == "1")
         self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, reason)
         if not self._pointer:
             raise RuntimeError(f"the native core could not be started: {reason.value.decode(errors='replace')}")

@@ -42,7 +42,9 @@ def open_node(source: Source) -> Node:
         return open_at(StorePath(source))
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Store):
         return open_at(_store_path(source[0], str(source[1])))
-    raise TypeError(f"source is a {type(source).__name__}: pass a path, a zarr array or group, or a (store, path) pair")
+    raise TypeError(
+        f"source is a {type(source).__name__}: pass a path, a zarr array or group, or a pair of a Zarr store and a path"
+    )
 
 
 def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:

@@ -29,8 +29,6 @@ from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
-#: A crop along one axis: a range, (start, stop), or one voxel.
-Extent = slice | tuple[SupportsIndex, SupportsIndex] | SupportsIndex
 #: Seeds, epochs and indices are less than this, since Philox takes them as words of 64 bits.
 WORD = 2**64
 
@@ -190,7 +188,7 @@ class Sample:
         def __init__(
             self,
             uri: str | Path,
-            aabb: Sequence[Extent] | np.ndarray | slice,
+            aabb: Sequence[slice | tuple[SupportsIndex, SupportsIndex] | SupportsIndex] | np.ndarray | slice,
             level: int = 0,
             parts: Iterable[Part] = (),
             name: str = "image",
@@ -334,7 +332,7 @@ class Config:
             put(self, name, integer(name, getattr(self, name), minimum, WORD))
         put(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
-            put(self, "device", integer("device", self.device, 0))
+            put(self, "device", integer("device (None, a CUDA device's number or 'cpu')", self.device, 0))
         check_choice("pad", self.pad, (None, *PADS))
         check_choice("on_error", self.on_error, ("raise", "skip"))
         put(self, "pad_value", real_number("pad_value", self.pad_value))

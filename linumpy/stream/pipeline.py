@@ -171,7 +171,7 @@ class Pipeline:
 
     @property
     def pending(self) -> bool:
-        """Whether samples were pushed that were not popped yet: ``while p.pending: p.pop()`` serves all.
+        """Whether samples were pushed that were not popped yet; after :meth:`flush`, a loop while it is True pops all.
 
         Where no sample is pulled or read ahead, this waits until an iterable has yielded a sample or is exhausted. The
         last samples, if too few for a batch, stay pending until :meth:`flush`; without it :meth:`pop` raises

@@ -167,8 +167,7 @@ class Prediction:
         chosen = self.volumes.chosen
         if "c" not in self.volumes.leading or chosen is None:
             return None
-        axis = chosen.leading["c"]
-        return sum(entry is None for entry in self.volumes.first.index[:axis])
+        return sum(entry is None for entry in self.volumes.first.index[: chosen.leading["c"]])
 
     def sample(self, time: int | None, index: int) -> Sample:
         """Return the sample of a crop, with all channels, at a time."""

@@ -135,9 +135,9 @@ class Producer:
 
         It is late if the interpreter's lock was had only when the interpreter switched threads.
         """
-        is_late = seconds > 0.8 * sys.getswitchinterval()
+        change = 1 if seconds > 0.8 * sys.getswitchinterval() else -0.5
         with self.changed:
-            self._late_turns = max(0, min(self._late_turns + (1 if is_late else -0.5), 2 * _LATE_TURNS))
+            self._late_turns = max(0, min(self._late_turns + change, 2 * _LATE_TURNS))
             if self._late_turns >= _LATE_TURNS and self.feed.is_sequence:
                 self._memory.use_spare_slots()
 

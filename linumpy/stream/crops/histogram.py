@@ -80,7 +80,7 @@ class Histogram:
         level : int
             Resolution level of an OME-Zarr image; a coarse level takes less time.
         cell : sequence of int, optional
-            Shape of a cell in voxels of that level; by default a chunk.
+            Shape of a cell in voxels of that level; by default a chunk. Cells should not be larger than crops.
         threshold : float, optional
             Voxels above the threshold are class 1, others class 0.
         background : int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 import operator
 from bisect import bisect_right
@@ -273,6 +274,9 @@ class CropSampler:
                 raise InvalidArgument(
                     f"mode {self.mode!r} needs the histogram of {volume.uri}: Histogram.of(its labels)"
                 )
+            if any(c > 2 * n for c, n in zip(volume.histogram.cell, self.shape, strict=False)):
+                text = "%s: crops of %s may miss their class in cells of %s: pass a smaller cell= to Histogram.of"
+                logging.getLogger(__name__).warning(text, volume.uri, self.shape, volume.histogram.cell)
         classes = sorted({int(value) for volume in self.volumes for value in _histogram(volume).classes})
         groups = {value: [value] for value in classes} if self.mode == "balanced" else {0: classes}
         for key, members in groups.items():

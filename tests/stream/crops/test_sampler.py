@@ -175,6 +175,14 @@ def test_classes_are_drawn_equally_often_or_by_weight(arrays):
     assert 0.7 < drawn[1] < 0.8
 
 
+def test_cells_larger_than_crops_are_told(arrays, caplog):
+    for cell, is_told in ((4, False), (5, True)):
+        caplog.clear()
+        histogram = stream.Histogram.of(arrays / "labels", cell=(cell, 4, 4))
+        stream.CropSampler([stream.Volume(str(arrays / "a"), histogram=histogram)], (2, 2, 2), mode="balanced")
+        assert ("crops of (2, 2, 2) may miss their class in cells of (5, 4, 4)" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize("shape", [(24, 32), (1, 24, 32, 40), (24, 32, 39), (40, 32, 24), (10, 10, 10), (25, 32, 40)])
 def test_histograms_of_other_arrays_are_refused(arrays, shape):
     made = stream.Histogram.of(make_array(arrays / "other", np.ones(shape, "u1")))
