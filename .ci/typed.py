@@ -23,6 +23,8 @@ Found = dict[tuple[str, int], list[str]]
 def write_pages() -> None:
     """Write the Python snippets of each page into a module, in the lines that they have in the page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    for earlier in FOLDER.glob("*.py"):  # of a page that has another name now
+        earlier.unlink()
     for page in (Path("README.md"), *Path("docs").glob("*.md")):
         lines: list[str] = []
         for snippet in snippets(page):
@@ -33,26 +35,30 @@ def write_pages() -> None:
     (FOLDER / "pyrightconfig.json").write_text('{"reportMissingImports": false, "reportMissingModuleSource": false}')
 
 
+def printed_by(*command: str) -> str:
+    """Return what a checker prints of the modules; end if it could not check them."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "."], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
+    if done.returncode > 1:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
 def by_mypy() -> Found:
     """Return the errors that mypy finds."""
-    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--check-untyped-defs", "--config-file=", "."]
-    text = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
-    if text.returncode > 1:
-        sys.exit(text.stdout + text.stderr)
+    text = printed_by("mypy", "--ignore-missing-imports", "--check-untyped-defs", "--config-file=")
     found: Found = defaultdict(list)
-    for file, line, message in re.findall(r"^(\w+\.py):(\d+): error: (.*)$", text.stdout, re.M):
+    for file, line, message in re.findall(r"^(\w+\.py):(\d+): error: (.*)$", text, re.M):
         found[file, int(line)].append(message)
     return found
 
 
 def by_pyright() -> Found:
     """Return the errors that pyright finds."""
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "."]
-    text = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
-    if text.returncode > 1:
-        sys.exit(text.stdout + text.stderr)
+    text = printed_by("pyright", "--outputjson", "--pythonpath", sys.executable)
     found: Found = defaultdict(list)
-    for entry in json.loads(text.stdout)["generalDiagnostics"]:
+    for entry in json.loads(text)["generalDiagnostics"]:
         found[Path(entry["file"]).name, entry["range"]["start"]["line"] + 1].append(entry["message"])
     return found
 

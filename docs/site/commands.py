@@ -50,22 +50,16 @@ def page_of(parser: argparse.ArgumentParser) -> str:
 
 def _row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     """Return the row of an argument in the table."""
-    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    formatter = parser._get_formatter()
+    text = formatter._expand_help(action) if action.help else ""
     default = _DEFAULT.search(text)
-    values = "" if action.nargs == 0 else parser._get_formatter()._format_args(action, _metavar(action))
-    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{values}`"
-    shown = f"{names} `{values}`" if values and action.option_strings else names
-    cells = (shown.replace("|", "\\|"), _escaped(_DEFAULT.sub("", text)), _escaped(default[1]) if default else "")
-    return f"| {' | '.join(cells)} |"
-
-
-def _metavar(action: argparse.Action) -> str:
-    if action.choices is not None:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    return (action.dest if not action.option_strings else action.dest.upper()) if action.metavar is None else ""
+    metavar = action.dest.upper() if action.option_strings else action.dest
+    values = "" if action.nargs == 0 else formatter._format_args(action, metavar)
+    words = [", ".join(f"`{name}`" for name in action.option_strings), f"`{values}`" if values else ""]
+    cells = (" ".join(filter(None, words)).replace("|", "\\|"), _escaped(_DEFAULT.sub("", text)))
+    return f"| {' | '.join(cells)} | {_escaped(default[1]) if default else ''} |"
 
 
 def _escaped(text: str) -> str:
     """Escape what Markdown would take as markup, and set options as code."""
-    text = re.sub(r"([*_<>|\[\]])", r"\\\1", " ".join(text.split()) if "\n" not in text else text)
-    return re.sub(r"(?<![\w`-])(--?[a-z][a-z-]*)", r"`\1`", text)
+    return re.sub(r"(?<![\w`-])(--?[a-z][a-z-]*)", r"`\1`", re.sub(r"([*_<>|\[\]])", r"\\\1", text))

@@ -9,12 +9,12 @@ import contextlib
 import dataclasses
 import importlib
 import re
-import typing
 from typing import Any
 
 import griffe
 
-from linumpy.declared import Declared, Help
+from linumpy.cli.options import Option, options_of
+from linumpy.declared import Declared
 
 _ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc):`(?:([\w.]+) <)?([~.]*)([\w.]+)>?`")
 
@@ -32,26 +32,29 @@ class Roles(griffe.Extension):
         record = None
         with contextlib.suppress(ImportError):  # of a package that is not installed, such as MONAI
             record = getattr(importlib.import_module(cls.module.path), cls.name, None)
-        if cls.docstring is None or not isinstance(record, type) or not issubclass(record, Declared):
+        is_record = dataclasses.is_dataclass(record) and isinstance(record, type) and issubclass(record, Declared)
+        if cls.docstring is None or not is_record:
             return
-        rows = []
-        for name, declaration in typing.get_type_hints(record, include_extras=True).items():
-            for text in (part for part in typing.get_args(declaration) if isinstance(part, Help)):
-                rows.append(f"{name} : {_type_of(declaration)}\n    {text.text.partition(' [')[0]}")
-        if rows and dataclasses.is_dataclass(record):
+        rows = [
+            f"{option.settings['dest']} : {_type_of(option)}\n    {_help_of(option)}" for option in options_of(record)
+        ]
+        if rows:
             cls.docstring.value += "\n\n" + "\n".join(["Attributes", "----------", *rows])
 
 
-def _type_of(declaration: Any) -> str:
-    """Return a type without its annotations."""
-    while typing.get_origin(declaration) is typing.Annotated:
-        declaration = typing.get_args(declaration)[0]
-    if typing.get_origin(declaration) is typing.Literal:
-        return f"{{{', '.join(map(repr, typing.get_args(declaration)))}}}"
-    parts = [part for part in typing.get_args(declaration) if part is not type(None)]
-    if parts and type(None) in typing.get_args(declaration):
-        return f"{_type_of(parts[0])} or None"
-    return getattr(declaration, "__name__", str(declaration))
+def _type_of(option: Option) -> str:
+    """Return the type of an option, and whether it may be None."""
+    settings = option.settings
+    kind = "bool" if "action" in settings else getattr(settings.get("type"), "__name__", "")
+    if "choices" in settings:
+        kind = f"{{{', '.join(map(repr, settings['choices']))}}}"
+    return f"{kind} or None" if settings.get("default", ...) is None else kind
+
+
+def _help_of(option: Option) -> str:
+    """Return the help of an option without its default, which the signature has."""
+    text: str = option.settings["help"]
+    return text.partition(" [")[0].replace("%%", "%")
 
 
 def _link(obj: griffe.Object, title: str | None, prefix: str, name: str) -> str:

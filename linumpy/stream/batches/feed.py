@@ -79,7 +79,7 @@ class Feed:
         self._current: Iterator[tuple[int, Sample | Checked | Exception]] | None = None
         self._position = self._resume = 0
         self._folder = ""  # of the current iterable
-        self.is_sequence = False  # whether the current iterable is one, so that nobody notices how far it is pulled
+        self.is_sequence = False  # whether a list, a tuple or a sampler is pulled now; it may be pulled further ahead
         self._resumed_epochs: deque[int] = deque()
         self.was_pushed = self.is_in_iterable = False  # `is_in_iterable`: whether :meth:`next` runs code of the user
         self.epochs: list[int] = []  # first epoch of each :class:`Epochs` that was pushed

@@ -122,7 +122,7 @@ class Memory:
             memory = _device_memory(nbytes, device_id)
             self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0  # bytes of a slot, and number of slots; 0 before :meth:`divide`
-        self.spare_slots = 0  # further slots, which nobody takes before :meth:`use_spare_slots`
+        self.spare_slots = 0  # slots that are not used before :meth:`use_spare_slots`
         self._stage_begin = 0
         #: Parts of the ring that are taken, in order: begin and end as offsets in the memory, and the batch's number.
         self._stages: deque[tuple[int, int, int]] = deque()
