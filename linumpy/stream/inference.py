@@ -286,8 +286,8 @@ class _PredictionRun:
 
     def _blend(self, chunks: Chunks, time: int | None, box: tuple[slice, ...]) -> Blend:
         def write(region: tuple[slice, ...], block: Array) -> None:
-            voxels = block.argmax(axis=0) if self._task.argmax else block
-            voxels = cast(voxels, self._image.dtype)
+            dtype = self._image.dtype
+            voxels = block.argmax(axis=0).astype(dtype) if self._task.argmax else cast(block, dtype)
             stored = self._stored_parts(time, region)
             lead = stored[: len(stored) - len(region)]
             shape = tuple(side.stop - side.start for side in (*lead, *region))

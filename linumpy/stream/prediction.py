@@ -27,7 +27,7 @@ from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.crops.order import Columns, CropAxis, plan_columns
-from linumpy.stream.crops.stitch import CropGrid, Window, cast
+from linumpy.stream.crops.stitch import CropGrid, Window
 from linumpy.stream.errors import InvalidArgument
 from linumpy.version import __version__
 from linumpy.write.new_image import NewImage, plan_image
@@ -117,7 +117,7 @@ class Prediction:
         """Plan the image, which is called `name` if the source has no name."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
-        if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
+        if self.argmax and np.array((self.channels or 1) - 1).astype(dtype) != (self.channels or 1) - 1:
             raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
         axes = ("t" if self.times != [None] else "") + ("" if self.output_channels is None else "c") + self.volumes.axes

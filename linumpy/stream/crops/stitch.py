@@ -289,14 +289,22 @@ class Stitcher:
 
 
 def cast(block: Array, dtype: DTypeLike) -> Array:
-    """Cast to a dtype; for integers, round halves to even and saturate."""
+    """Cast to a dtype; for integers, round halves to even and saturate.
+
+    The result is `block` itself if nothing changes. Entries of the first axis are cast one after another, since each
+    takes several times its memory.
+    """
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":
-        return block.astype(dtype)
-    limits = np.iinfo(dtype)
-    low, high = np.float64(limits.min), np.float64(limits.max)
-    xp = array_module(block)
-    whole: Array = xp.clip(xp.rint(block.astype(np.float64)), low, high).astype(dtype)
+        return block.astype(dtype, copy=False)
+    xp, exact = array_module(block), np.dtype("f4" if dtype.itemsize < 4 else "f8")
+    low, high = (exact.type(limit) for limit in (np.iinfo(dtype).min, np.iinfo(dtype).max))
+    if int(high) > np.iinfo(dtype).max:  # 2**63 and 2**64 are no int64 and uint64
+        high = np.nextafter(high, exact.type(0))
+    whole: Array = xp.empty(block.shape, dtype)
+    for entry, values in zip(whole, block, strict=True):
+        rounded = xp.rint(values.astype(exact))
+        entry[...] = xp.clip(rounded, low, high, out=rounded)
     return whole
 
 
