@@ -171,7 +171,7 @@ def _low_and_high(name: str, value: object) -> Range:
 
 
 #: Second word of Philox's key: each use of random numbers has a stream of its own.
-AUGMENT_STREAM, CROP_STREAM, BLOCK_STREAM, ORDER_STREAM = 1, 2, 3, 4
+AUGMENT_STREAM, CROP_STREAM = 1, 2
 #: Maximum number of nodes of the elastic grid along an axis: augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
 

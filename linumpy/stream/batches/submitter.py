@@ -7,9 +7,10 @@ record between the sample's `aabb` and the reader's regions: :class:`~linumpy.st
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.planning.reach import with_needed, with_regions
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop, stage_offsets
-from linumpy.stream.planning.samples import check_alike, checked_crops, plan_sample, plan_whole
+from linumpy.stream.planning.samples import check_alike, checked_crops, is_whole, plan_sample
 from linumpy.stream.reading.arrays import Key, Sources
 from linumpy.stream.resampling.on_host import Staged
 from linumpy.stream.stats import Metric
@@ -134,7 +135,7 @@ class Submitter:
             try:
                 infos = self._sources.wait_for(entry.requests, known, _holds)
                 stage = "plan"
-                if parts is not None and plan_whole(sample, infos, self._config, parts, 0) is not None:
+                if parts is not None and is_whole(sample, infos, self._config, parts):
                     continue
                 _, shapes = checked_crops(sample, infos, self._config)  # without an augmentation
                 if parts is not None and shapes != parts:
@@ -187,12 +188,13 @@ class Submitter:
 
     def _submit(self, item: InFlight, is_current: IsCurrent) -> None:
         while True:
-            begin, reads = time.perf_counter(), self._plan(item, is_current)
+            begin = time.perf_counter()
+            whole, reads = self._plan(item, is_current)
             if not item.samples:
                 return
             item.lease = item.lease or self._take_slot()
             waited = time.perf_counter() - begin > _PLAN_SECONDS
-            if not waited or all(is_current(read.info) for read in reads):
+            if not waited or all(map(is_current, [*whole.values(), *(read.info for read in reads)])):
                 break
             item.samples.clear()  # an array was rewritten during the wait for memory
             item.faulty.clear()
@@ -202,12 +204,13 @@ class Submitter:
         for part in item.parts:
             item.arrays.append(self._memory.array(offset, (len(item.samples), *part.shape), part.element))
             offset += part.nbytes(self._config.batch_size)
-        groups = self._placed(item, reads)
+        groups = [(dtype, *_regions_of(placed)) for (_, dtype), placed in self._placed(item, reads).items()]
+        if whole:
+            groups.append((_target(self.parts[0]), list(whole), *_whole_regions(item, whole)))
         if self.closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            for (_, dtype), placed in groups.items():
-                rows, infos, regions = _regions_of(placed)
+            for dtype, rows, infos, regions in groups:
                 looks = [info.look if self._reader.reads_natively(info.source) else None for info in infos]
                 layouts = [info.source for info in infos]
                 # The reader holds the lease, so that the slot is not reused while the reader writes there.
@@ -215,11 +218,12 @@ class Submitter:
                 item.tickets.append((rows, ticket))
         self.waves += 1
 
-    def _plan(self, item: InFlight, is_current: IsCurrent) -> list[CropRead]:
-        """Plan the samples of a batch: for each sample, a read for each part.
+    def _plan(self, item: InFlight, is_current: IsCurrent) -> tuple[dict[int, ArrayInfo], list[CropRead]]:
+        """Plan the samples of a batch: the arrays of whole samples by row, and for each other, a read for each part.
 
         Planned samples are appended to `samples`, the errors of others to `faulty`.
         """
+        whole: dict[int, ArrayInfo] = {}
         crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}
         opened: list[tuple[Pulled, list[ArrayInfo]]] = []
@@ -230,6 +234,10 @@ class Submitter:
                 item.faulty.append(as_stream_error(error, pulled.sample, "open"))
         begin = time.perf_counter()
         for pulled, infos in opened:
+            if self.parts is not None and is_whole(pulled.sample, infos, self._config, self.parts):
+                whole[len(item.samples)] = infos[0]
+                item.samples.append(pulled.sample)
+                continue
             where = len(item.samples), pulled.index, pulled.epoch
             try:
                 try:
@@ -249,10 +257,12 @@ class Submitter:
         self._divide(reads)
         if self.parts is not None and self._config.augment is not None:
             reads = with_needed(reads, self.parts, pad)
-        nbytes = sum(read.read_nbytes for read in reads)
+        nbytes = sum([read.read_nbytes for read in reads])
+        if whole and self.parts is not None:
+            nbytes += math.prod(self.parts[0].shape) * sum([info.dtype.itemsize for info in whole.values()])
         with self._changed:
             self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
-        return reads
+        return whole, reads
 
     def _planned(
         self,
@@ -264,8 +274,6 @@ class Submitter:
         epoch: int,
     ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
         """Plan a sample, which must be as the `parts` of the first sample; None if it is the first."""
-        if parts is not None and (read := plan_whole(sample, infos, self._config, parts, row)):
-            return parts, (read,)
         shapes, planned = plan_sample(sample, infos, self._config, row, index, epoch)
         if parts is not None and shapes != parts:
             check_alike(parts, shapes)
@@ -321,7 +329,7 @@ class Submitter:
         groups: dict[tuple[int, np.dtype | str], list[Placed]] = {}
         for number, read in enumerate(reads):
             part, (first, (row_nbytes, *rest)) = item.parts[number % count], layouts[number % count]
-            dtype: np.dtype | str = "bfloat16" if part.dtype is Dtype.BF16 else part.element
+            dtype = _target(part)
             address, strides = first + read.row * row_nbytes, tuple(rest)
             if read.resampling is not None:
                 voxels, dtype = None, read.info.dtype
@@ -337,15 +345,40 @@ class Submitter:
         return groups
 
 
+def _target(part: PartShape) -> np.dtype | str:
+    """Return the dtype to which the reader converts a part."""
+    return "bfloat16" if part.dtype is Dtype.BF16 else part.element
+
+
+def _numbered(infos: Iterable[ArrayInfo]) -> tuple[list[ArrayInfo], np.ndarray]:
+    """Return the different arrays, and the number of each of `infos` among them."""
+    numbers: dict[int, tuple[int, ArrayInfo]] = {}
+    array = np.array([numbers.setdefault(id(info), (len(numbers), info))[0] for info in infos], np.int64)
+    return [info for _, info in numbers.values()], array
+
+
+def _whole_regions(item: InFlight, whole: Mapping[int, ArrayInfo]) -> tuple[list[ArrayInfo], Regions]:
+    """Return the arrays and regions of samples that are only copied, by row of the batch."""
+    infos, array = _numbered(whole.values())
+    extents = np.array([item.samples[row].aabb for row in whole], np.int64)
+    output, (row_nbytes, *strides) = item.arrays[0], item.arrays[0].strides
+    regions = Regions(
+        array=array,
+        start=extents[:, :, 0],
+        stop=extents[:, :, 1],
+        strides=np.tile(np.array(strides, np.int64), (len(whole), 1)),
+        addresses=address_of(output) + row_nbytes * np.array(list(whole), np.int64),
+    )
+    return infos, regions
+
+
 def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
     """Return the row of the batch of each region (or needed box) that is read, the arrays, and the regions."""
-    numbers: dict[int, int] = {}
     reads = [read for read, _, _ in placed]
-    arrays = [numbers.setdefault(id(read.info), len(numbers)) for read in reads]
-    infos = list(dict(zip(arrays, [read.info for read in reads], strict=True)).values())
+    infos, array = _numbered(read.info for read in reads)
     extents = np.array([read.region for read in reads], np.int64)
     regions = Regions(
-        array=np.array(arrays, np.int64),
+        array=array,
         start=extents[:, :, 0],
         stop=extents[:, :, 1],
         strides=np.array([strides for _, _, strides in placed], np.int64),

@@ -211,6 +211,8 @@ class Sources:
         self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
         self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
         self._lock = threading.Lock()
+        #: Address, level and folder of the last sample, and its requests, if its array was open: the next is often alike.
+        self._last: tuple[tuple[str, int, str], list[ArrayRequest]] | None = None
         self.hits = self.misses = 0  # requests for kept arrays; requests for others, and arrays opened again
 
     def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
@@ -219,6 +221,10 @@ class Sources:
         An error, such as of a path, is returned as a single request, which raises the error. Relative paths start from
         `folder`.
         """
+        last, place = self._last, (sample.uri, sample.level, folder)
+        if last is not None and last[0] == place and not sample.parts:
+            self.hits += 1
+            return last[1]
         try:
             keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
             for part in sample.parts:
@@ -226,7 +232,10 @@ class Sources:
                     keys.append(keys[0]._replace(level=part.level))
                 else:
                     keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
-            return [self._get(key) for key in keys]
+            requests = [self._get(key) for key in keys]
+            if len(requests) == 1 and requests[0].is_shared and isinstance(requests[0].opened, ArrayInfo):
+                self._last = place, requests
+            return requests
         except Exception as error:
             failed: Future[ArrayInfo] = Future()
             failed.set_exception(error)
@@ -248,7 +257,7 @@ class Sources:
             return ArrayRequest(key, kept, is_shared)
 
     def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
-        self._kept[key] = opened
+        self._kept[key], self._last = opened, None
         self._kept.move_to_end(key)
         while len(self._kept) > self._config.n_zarrs_meta_cache:
             self._kept.popitem(last=False)
