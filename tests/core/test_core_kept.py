@@ -11,10 +11,12 @@ import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.engines.by_core import CoreEngine
+from linumpy.io.open import open_source
 from tests.support import budget
 from tests.support.budget import matrix
 from tests.support.gpu import core_devices as base
 from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.object_server import Faults, serve
 from tests.support.stores import random_values
 
 pytestmark, stand_in, driver = needs_stand_in, base.device, base.driver
@@ -108,6 +110,23 @@ def test_batches_that_want_the_same_chunks_read_them_once(tmp_path):
             for number, ticket in enumerate(tickets):
                 np.testing.assert_array_equal(ticket.result(), values[regions[number % 3]])
             assert reader.stats().decoded == STORED
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd", "zstd shards"])
+def test_batches_that_want_the_same_chunks_of_a_server_request_them_once(tmp_path, device, kind):
+    """On a device, too: a request costs more than the wait for a chunk that another task reads."""
+    _, values = make(tmp_path / "a", kind)
+    with serve(tmp_path) as server:
+        server.faults = Faults(seconds=0.02)
+        array, regions = open_source(f"{server.url}/a"), [..., np.s_[3:20], np.s_[:, 5:30, 7:]]
+        with keeping(device, 2**20, "device") as reader:
+            tickets = [one for _ in range(6) for one in reader.submit(array, regions)]
+            for number, ticket in enumerate(tickets):
+                np.testing.assert_array_equal(ticket.result(), values[regions[number % 3]])
+            assert reader.stats().chunks == STORED
+            asked = [path for method, path, *_ in server.requests if method == "GET" and "/c/" in path]
+            stored = [path for path in asked if (tmp_path / path[1:]).exists()]  # missing chunks are not kept
+            assert kind == "zstd shards" or len(set(stored)) == len(stored) == STORED
 
 
 @pytest.mark.parametrize("big_endian", [False, True])

@@ -144,7 +144,7 @@ void Execution::read_all() {
             fill(chunk);
             continue;
         }
-        if (!device_ && reader_.kept()) ++reader_.kept()->misses;
+        if (reserves_first()) ++reader_.kept()->misses;
         if (geometry_.encoded() || slot_of(chunk)) {
             spans.push_back({chunk, range.offset, range.nbytes});
             continue;
@@ -270,12 +270,11 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
 
 // Publish the slot of the host's cache that holds a decoded chunk; afterwards other tasks may read or replace it.
 void Execution::keep(u32 chunk) {
-    if (is_remote() && !is_known(object_.version)) return;
-    KeptSlot &slot = *take_slot(chunk);
-    slot.version = object_.version;
+    KeptSlot *const slot = take_slot(chunk);
+    if (!slot) return;
     const auto lock = reader_.kept()->lock();
-    reader_.kept()->publish(slot);
-    reader_.kept()->unpin(slot);
+    reader_.kept()->publish(*slot);
+    reader_.kept()->unpin(*slot);
 }
 
 Box layout_of(const Geometry &geometry, const WantedBox &box) {

@@ -109,6 +109,8 @@ private:
     bool is_wanted(const WantedChunk &chunk) const;
     void locate();
     void use_kept_chunks();
+    bool reserves_first() const;
+    bool can_keep(const WantedBox &box) const;
     void reserve_kept();
     void await_kept();
     void give_back(KeptSlot *slot);
@@ -166,9 +168,12 @@ private:
 
     // The slot of the cache that was reserved for a chunk; null for none.
     KeptSlot *slot_of(u32 chunk) const { return slots_.empty() ? nullptr : slots_[chunk - task_.first_chunk]; }
-    // Hand over the slot of a chunk to the slab that fills it.
+    // Hand over the slot of a chunk to what fills it; null also if the version of its object is not known.
     KeptSlot *take_slot(u32 chunk) {
-        return slots_.empty() ? nullptr : std::exchange(slots_[chunk - task_.first_chunk], nullptr);
+        if (!slot_of(chunk) || (is_remote() && !is_known(object_.version))) return nullptr;
+        KeptSlot *const slot = std::exchange(slots_[chunk - task_.first_chunk], nullptr);
+        slot->version = object_.version;
+        return slot;
     }
 
     static Scratch &scratch() {

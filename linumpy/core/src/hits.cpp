@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "execution.hpp"
@@ -196,11 +197,23 @@ void Reader::use_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
+// Whether slots are reserved before an object is located or requested, so that other tasks await its chunks. Chunks of
+// files are read to a device twice rather than awaited, which would delay their batches.
+bool Execution::reserves_first() const { return reader_.kept() && (!device_ || is_remote()); }
+
+// Whether the chunk of a box can be kept: on a device, if a slab holds it decoded.
+bool Execution::can_keep(const WantedBox &box) const {
+    if (!device_) return true;
+    const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
+    const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
+    return has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr);
+}
+
 // For outputs on a device: use chunks that have been kept since this wave was planned, and reserve slots of the cache for
 // the chunks to read.
 void Execution::use_kept_chunks() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
-    if (!kept || (is_remote() && !is_known(object_.version))) return;
+    if (!kept || reserves_first()) return;
     std::vector<std::pair<u32, KeptSlot *>> hits;
     hits.reserve(task_.chunks);
     slots_.assign(task_.chunks, nullptr);
@@ -224,10 +237,7 @@ void Execution::use_kept_chunks() {
                 kept->unpin(*slot);
             }
             const WantedBox &box = *boxes(task_.first_chunk + n);
-            const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
-            const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
-            if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
-                slots_[n] = kept->reserve(array_of(box), chunk.coordinates, object_.version);
+            if (can_keep(box)) slots_[n] = kept->reserve(array_of(box), chunk.coordinates, object_.version);
         }
     }
     kept->hits += static_cast<i64>(hits.size());
@@ -247,11 +257,11 @@ void Execution::use_kept_chunks() {
     for (const auto &[n, slot] : hits) state_[n] = KEPT;
 }
 
-// For outputs on the host: reserve slots of the cache for the chunks to read, before they are requested. A chunk for which
-// another task has reserved a slot is awaited.
+// Reserve slots of the cache for the chunks to read, before they are requested. A chunk for which another task has
+// reserved a slot is awaited.
 void Execution::reserve_kept() {
-    KeptChunks *const kept = device_ ? nullptr : reader_.kept();
-    if (!kept) return;
+    if (!reserves_first()) return;
+    KeptChunks *const kept = reader_.kept();
     slots_.assign(task_.chunks, nullptr);
     const auto lock = kept->lock();
     for (u32 n = 0; n < task_.chunks; ++n) {
@@ -260,7 +270,7 @@ void Execution::reserve_kept() {
         const std::shared_ptr<Array> &array = array_of(*boxes(chunk));
         const i64 *coordinates = wave_.chunks[chunk].coordinates;
         if (kept->is_listed(*array, coordinates)) state_[n] = AWAITED;
-        else slots_[n] = kept->reserve(array, coordinates, {});
+        else if (can_keep(*boxes(chunk))) slots_[n] = kept->reserve(array, coordinates, {});
     }
 }
 
@@ -269,6 +279,8 @@ void Execution::await_kept() {
     // Two tasks that wait for chunks of each other would never end.
     for (KeptSlot *&slot : slots_)
         if (slot) give_back(std::exchange(slot, nullptr));
+    fetched_ = {};
+    fetched_memory_.reset();
     KeptChunks &kept = *reader_.kept();
     const Version version = version_of(object_, reader_.closing());
     for (u32 n = 0; n < task_.chunks; ++n) {
@@ -278,7 +290,13 @@ void Execution::await_kept() {
         {
             const StorageWait wait(true);
             auto lock = kept.lock();
-            slot = kept.wait_filled(lock, *object_.array, coordinates);
+            for (bool is_over = false; !is_over;) {
+                std::tie(is_over, slot) = kept.wait_filled(lock, *object_.array, coordinates);
+                if (is_over || !device_) continue;
+                lock.unlock();
+                device_->flush();  // the chunk may be in an open slab
+                lock.lock();
+            }
             if (slot && !(slot->version == version)) {
                 kept.forget(*slot);
                 kept.unpin(*std::exchange(slot, nullptr));
@@ -287,7 +305,13 @@ void Execution::await_kept() {
         state_[n] = slot ? KEPT : PENDING;
         kept.hits += slot != nullptr;
         const std::pair<u32, KeptSlot *> hit{task_.first_chunk + n, slot};
-        if (slot) reader_.copy_kept(wave_, {&hit, 1});
+        if (slot && device_) {
+            KeptRows rows(wave_, *device_, 1);
+            rows.add(wave_.chunks[hit.first], *slot);
+            rows.commit();
+        } else if (slot) {
+            reader_.copy_kept(wave_, {&hit, 1});
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 #include "kept.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 
 namespace lc {
@@ -73,10 +74,13 @@ bool KeptChunks::is_listed(const Array &array, const i64 *coordinates) const {
     return look_up(array, coordinates, hash_of(array, coordinates)) != nullptr;
 }
 
-KeptSlot *KeptChunks::wait_filled(std::unique_lock<std::mutex> &lock, const Array &array, const i64 *coordinates) {
+std::pair<bool, KeptSlot *> KeptChunks::wait_filled(std::unique_lock<std::mutex> &lock, const Array &array,
+                                                    const i64 *coordinates) {
     KeptSlot *found = nullptr;
-    changed_.wait(lock, [&] { return (found = find(array, coordinates)) || !is_listed(array, coordinates); });
-    return found;
+    const bool is_over = changed_.wait_for(lock, std::chrono::milliseconds(2), [&] {
+        return (found = find(array, coordinates)) || !is_listed(array, coordinates);
+    });
+    return {is_over, found};
 }
 
 KeptSlot *KeptChunks::reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates,

@@ -63,8 +63,10 @@ public:
     }
     // Whether the chunk is published, or a slot was reserved for it.
     bool is_listed(const Array &array, const i64 *coordinates) const;
-    // Wait until no slot is being filled with the chunk; returns its slot as `find` does.
-    KeptSlot *wait_filled(std::unique_lock<std::mutex> &lock, const Array &array, const i64 *coordinates);
+    // Wait, for 2 ms at most, until no slot is being filled with the chunk; returns whether that is so, and its slot as
+    // `find` does.
+    std::pair<bool, KeptSlot *> wait_filled(std::unique_lock<std::mutex> &lock, const Array &array,
+                                            const i64 *coordinates);
     // Remove the chunk of a slot from the cache: `find` no longer returns it.
     void forget(KeptSlot &slot);
 

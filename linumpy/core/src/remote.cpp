@@ -153,10 +153,12 @@ bool Execution::try_kept_index() {
 // first one is read in pieces.
 StoredRange Execution::first_run() const {
     StoredRange run{0, 0};
+    const auto lock = reader_.kept() ? reader_.kept()->lock() : std::unique_lock<std::mutex>();
     for (u32 n = 0; n < task_.chunks; ++n) {
         const WantedChunk &chunk = wave_.chunks[task_.first_chunk + n];
         const ChunkRange stored = (*object_.index)[static_cast<size_t>(chunk.inner)];
         if (stored.offset < 0 || !is_wanted(chunk)) continue;
+        if (lock && reader_.kept()->is_listed(*object_.array, chunk.coordinates)) continue;  // kept, or to be awaited
         const bool is_whole = geometry_.encoded() || reader_.kept();
         const auto [first, nbytes] = is_whole ? StoredRange{0, stored.nbytes} : wanted_bytes(chunk);
         if (!is_whole && !is_read_at_once(nbytes)) break;
