@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 from linumpy.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    # isort: off
+    from linumpy import correction as correction, geometry as geometry, gpu as gpu, interop as interop, io as io
+    from linumpy import mosaic as mosaic, quality as quality, rays as rays, registration as registration
+    from linumpy import resample as resample, sampling as sampling, stream as stream, testing as testing
+    from linumpy import voxel as voxel, write as write
+
+    # isort: on
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
     from linumpy.interop.export import to_nifti, to_tiff
     from linumpy.interop.zarr_pipeline import accelerate
@@ -58,14 +65,16 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # for type checkers a misspelt name is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

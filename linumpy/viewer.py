@@ -11,11 +11,12 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import RegionError
 from linumpy.io.ngff.axes import Placement
@@ -106,7 +107,7 @@ class Sections:
 
 
 def show(
-    source: Source,
+    source: Source | Array | OmeZarrImage,
     spacing: Sequence[float] | None = None,
     *,
     level: int | None = None,
@@ -179,7 +180,7 @@ def show(
 
 
 def _open_source(
-    source: Source,
+    source: Source | Array | OmeZarrImage,
     spacing: Sequence[float] | None,
     level: int | None,
     entries: dict[str, int],
@@ -197,6 +198,7 @@ def _open_source(
         raise ValueError(f"level={level}, but a single array has no levels")
     if isinstance(source, zarr.Array):
         return _of_volume(as_volume(source), _name(source.store_path), "", spacing)
+    source = cast("Array", source)
     side = "GPU" if is_device_array(source) else "host"
     return _checked_volume(
         f"array on the {side}", "", source.shape, source.dtype, spacing, lambda index: to_host(source[index])

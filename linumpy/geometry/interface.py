@@ -6,7 +6,7 @@ without outliers; the volume below a surface. :mod:`linumpy.geometry.surfaces` f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -15,11 +15,26 @@ from linumpy.device import array_module, transfers
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct.shift import shift_along_depth
+from linumpy.gpu.oct.surface import Definition
 from linumpy.gpu.oct.surface_filters import ndimage_module
 
 __all__ = ["InterfaceFit", "crop_below_interface", "find_tissue_interface", "fit_interface", "remove_outliers"]
 
 
+@overload
+def find_tissue_interface(
+    vol: Array, s_xy: int = ..., s_z: float = ..., use_log: bool = ..., mask: Array | None = ..., order: int = ...,
+    detect_cutting_errors: bool = ..., *, depth_axis: int | None = ..., definition: Definition = ...,
+    min_contrast: float = ..., return_confidence: Literal[False] = ..., zero_log: float | None = ...,
+    device: DeviceName | None = ...,
+) -> Array: ...  # fmt: skip
+@overload
+def find_tissue_interface(
+    vol: Array, s_xy: int = ..., s_z: float = ..., use_log: bool = ..., mask: Array | None = ..., order: int = ...,
+    detect_cutting_errors: bool = ..., *, depth_axis: int | None = ..., definition: Definition = ...,
+    min_contrast: float = ..., return_confidence: Literal[True], zero_log: float | None = ...,
+    device: DeviceName | None = ...,
+) -> tuple[Array, Array]: ...  # fmt: skip
 def find_tissue_interface(
     vol: Array,
     s_xy: int = 15,
@@ -30,12 +45,12 @@ def find_tissue_interface(
     detect_cutting_errors: bool = False,
     *,
     depth_axis: int | None = None,
-    definition: str = "linumpy",
+    definition: Definition = "linumpy",
     min_contrast: float = 5.0,
     return_confidence: bool = False,
     zero_log: float | None = None,
     device: DeviceName | None = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Find for each A-line where tissue begins, on the device that the caller chooses.
 
     Parameters
@@ -61,7 +76,8 @@ def find_tissue_interface(
         `device` is ``"cuda"``, and there is no CUDA device.
     """
     transfer, back = transfers(vol, device)
-    result = surface_module.find_tissue_interface(
+    find: Any = surface_module.find_tissue_interface
+    result = find(
         transfer(vol), s_xy, s_z, use_log, None if mask is None else transfer(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
         zero_log=zero_log,

@@ -32,12 +32,14 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'zarr_io')}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # for type checkers a misspelt name is an error
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'zarr_io')}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -167,7 +167,7 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
 
 
 def open_image(
-    source: str | Path | zarr.Group,
+    source: Source,
     *,
     spacing: Spacing | None = None,
     multiscale: int | str = 0,

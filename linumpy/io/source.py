@@ -24,7 +24,7 @@ from linumpy.io.paths import METADATA_FILES, OZX, absolute, split_archive
 from linumpy.io.stores.remote import RemoteStore, explained, is_remote, open_store, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
-Source = Any
+Source = str | Path | zarr.Array[Any] | zarr.Group | Store | StorePath | tuple[Store, str]
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
 
 

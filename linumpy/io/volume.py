@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,7 +196,7 @@ class Volumes:
 
 
 def open_volumes(
-    source: str | Path | zarr.Group,
+    source: Source,
     level: int = 0,
     *,
     channel: int | None = None,

@@ -277,7 +277,7 @@ def resample_zarr(
     check_space(place, sum(target.image.nbytes for target in targets), encoded=encoded)
     numbers = _device_numbers(devices, device, distributed)
     arrays = [target.volumes.first.array for target in targets]
-    job_sources: list[Source] = arrays if distributed is None else [source_for_others(array) for array in arrays]
+    job_sources: Sequence[Source] = arrays if distributed is None else [source_for_others(array) for array in arrays]
     # The first device makes the coarser levels.
     current = require_cuda().cuda.Device(numbers[0]) if numbers else nullcontext()
     with client_of(distributed) as client, current:

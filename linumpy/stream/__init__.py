@@ -74,9 +74,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name != "predict":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from linumpy.stream.inference import predict  # only on use: it imports modules that training does not need
+if not TYPE_CHECKING:  # for type checkers a misspelt name is an error
 
-    return predict
+    def __getattr__(name: str) -> object:
+        if name != "predict":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from linumpy.stream.inference import predict  # only on use: it imports modules that training does not need
+
+        return predict

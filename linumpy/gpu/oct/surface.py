@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Literal, overload
 
 import numpy as np
 
@@ -29,6 +29,22 @@ _MAX_S_XY, _MAX_ORDER = 4096, 32
 _MAX_S_Z_ON_DEVICE = 1024
 
 
+#: Where tissue begins: see :func:`find_tissue_interface`.
+Definition = Literal["linumpy", "edge"]
+
+
+@overload
+def find_tissue_interface(
+    vol: Array, s_xy: int = ..., s_z: float = ..., use_log: bool = ..., mask: Array | None = ..., order: int = ...,
+    detect_cutting_errors: bool = ..., *, depth_axis: int | None = ..., definition: Definition = ...,
+    min_contrast: float = ..., return_confidence: Literal[False] = ..., zero_log: float | None = ...,
+) -> Array: ...  # fmt: skip
+@overload
+def find_tissue_interface(
+    vol: Array, s_xy: int = ..., s_z: float = ..., use_log: bool = ..., mask: Array | None = ..., order: int = ...,
+    detect_cutting_errors: bool = ..., *, depth_axis: int | None = ..., definition: Definition = ...,
+    min_contrast: float = ..., return_confidence: Literal[True], zero_log: float | None = ...,
+) -> tuple[Array, Array]: ...  # fmt: skip
 def find_tissue_interface(
     vol: Array,
     s_xy: int = 15,
@@ -39,11 +55,11 @@ def find_tissue_interface(
     detect_cutting_errors: bool = False,
     *,
     depth_axis: int | None = None,
-    definition: str = "linumpy",
+    definition: Definition = "linumpy",
     min_contrast: float = 5.0,
     return_confidence: bool = False,
     zero_log: float | None = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Find for each A-line where tissue begins.
 
     The volume is smoothed laterally and filtered along depth by the derivative of a Gaussian; the surface is where
@@ -144,7 +160,7 @@ def find_tissue_interface(
         surface, contrast = interface_by_kernels(vol, options)
     else:
         surface, contrast = interface_by_filters(vol, options, mask)
-    return (surface, contrast) if return_confidence else surface
+    return surface if contrast is None or not return_confidence else (surface, contrast)
 
 
 def _depth_axis(vol: Array, depth_axis: int | None) -> int:

@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -367,7 +367,7 @@ class Reader:
     ) -> tuple[list[ArrayLayout], list[int]]:
         """Return the layouts of distinct sources, and the index of each region's layout."""
         if not isinstance(source, (list, tuple)) or (len(source) == 2 and isinstance(source[0], Store)):
-            return [self.layout_of(source, level, storage_options=options)], [0] * count
+            return [self.layout_of(cast("Source", source), level, storage_options=options)], [0] * count
         if len(source) != count:
             raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
         numbers: dict[int, int] = {}
@@ -381,7 +381,8 @@ class Reader:
     ) -> ArrayLayout:
         """Return how an array is stored; local layouts are cached until the files of their metadata change."""
         if isinstance(source, ArrayLayout):
-            layout, is_hit = with_options(source, storage_options), True  # which refuses options: a layout is no URL
+            with_options(source, storage_options)  # type: ignore[arg-type]  # refuses options: a layout is no URL
+            layout, is_hit = source, True
         else:
             layout, is_hit = LAYOUTS.find(source, level, storage_options)
         self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)

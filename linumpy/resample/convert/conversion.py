@@ -217,7 +217,7 @@ class CopyJob:
     - `scratch_bytes`, `batch`: device memory that a read may use beyond its result, and batches that are encoded there.
     """
 
-    source: str | zarr.Array
+    source: Source
     target: Target
     dtype: np.dtype
     shape: tuple[int, ...]

@@ -262,7 +262,9 @@ class CropSampler:
         """Draw crops that lie inside a volume; return the indices of their volumes, and starts (crops, axes)."""
         chosen = np.searchsorted(self._choice, numbers.random(count), side="right")
         positions = self._positions[chosen]
-        return chosen, (numbers.random(positions.shape) * positions).astype(np.int64)  # integers() takes 5 times as long
+        return chosen, (numbers.random(positions.shape) * positions).astype(
+            np.int64
+        )  # integers() takes 5 times as long
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
         """Concatenate the cells of all volumes: a table for each class, or in mode foreground one for all classes."""

@@ -211,7 +211,7 @@ class Sources:
         self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
         self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
         self._lock = threading.Lock()
-        #: Address, level and folder of the last sample, and its requests, if its array was open: the next is often alike.
+        #: Address, level and folder of the last sample, and its requests if its array was open: the next is often so.
         self._last: tuple[tuple[str, int, str], list[ArrayRequest]] | None = None
         self.hits = self.misses = 0  # requests for kept arrays; requests for others, and arrays opened again
 
