@@ -113,17 +113,27 @@ def save(picture: Picture, path: str | Path, suffix: str = "") -> None:
     if suffix == ".pdf":
         pixels.save(path, format="PDF", resolution=_DPI, quality=95, title=source)
         return
-    file = io.BytesIO()
-    pixels.save(file, format="PNG", dpi=(_DPI, _DPI), compress_level=1)  # three times as fast as the default
-    content = file.getvalue()
+    content = png(pixels)
     if suffix == ".svg":
         size = f"width='{pixels.width}' height='{pixels.height}'"
         content = (
             f"<?xml version='1.0' encoding='UTF-8'?>\n<svg xmlns='http://www.w3.org/2000/svg' {size}>"
             f"<title>{html.escape(source)}</title>"
-            f"<image {size} href='data:image/png;base64,{base64.b64encode(content).decode()}'/></svg>\n"
+            f"<image {size} href='{data_url(content)}'/></svg>\n"
         ).encode()
     Path(path).write_bytes(content)
+
+
+def png(pixels: Image.Image) -> bytes:
+    """Encode pixels as PNG."""
+    file = io.BytesIO()
+    pixels.save(file, format="PNG", dpi=(_DPI, _DPI), compress_level=1)  # three times as fast as the default
+    return file.getvalue()
+
+
+def data_url(content: bytes) -> str:
+    """Return the URL by which a page holds a PNG file."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def render(picture: Picture) -> Image.Image:

@@ -6,9 +6,10 @@ and "well"; https://ngff.openmicroscopy.org/rfc/5/ for 0.6.
 
 from __future__ import annotations
 
+import html
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 import zarr
 
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import LinumpyError, MetadataError, SourceError
+from linumpy.io.layout import read_layout
 from linumpy.io.metadata import member_names, open_member, open_members
 from linumpy.io.ngff.axes import (
     Axis,
@@ -35,8 +37,13 @@ from linumpy.io.ngff.coordinate_systems import TurnedLevelError, as_axes_and_sca
 from linumpy.io.ngff.versions import image_version
 from linumpy.io.paths import METADATA_FILES, has_dots
 from linumpy.io.source import Source, open_node, with_options
+from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.read import html_table
 
 log = logging.getLogger(__name__)
+
+#: Maximum number of voxels of a level of which a plane is read for a picture; maximum side of the picture.
+_THUMBNAIL_VOXELS, _THUMBNAIL_PIXELS = 2**24, 256
 
 
 @dataclass(frozen=True)
@@ -109,16 +116,59 @@ class OmeZarrImage:
         return spatial_axes_of(self.axes)
 
     def __str__(self) -> str:
-        axes = ", ".join(f"{axis.name} ({axis.unit or axis.type or 'no unit'})" for axis in self.axes)
-        rows = [f"{self.name} (NGFF {self.version}), axes {axes}"]
-        for number, (array, placement) in enumerate(zip(self.levels, self.placements, strict=True)):
-            if isinstance(placement, Placement):
-                spacing, unit = placement.spacing, "µm"
-            else:
-                spacing, unit = tuple(self.scale[number][axis] for axis in self.spatial_axes), "(no unit)"
-            shape, steps = " × ".join(map(str, array.shape)), " × ".join(f"{step:g}" for step in spacing)
-            rows.append(f"level {number}: {shape} {array.dtype}, {steps} {unit}")
+        rows = [self._heading()]
+        for number, array in enumerate(self.levels):
+            rows.append(f"level {number}: {_times(array.shape)} {array.dtype}, {self._spacing_text(number)}")
         return "\n".join(rows)
+
+    def _repr_html_(self) -> str:
+        rows = [["level", "voxels", "dtype", "spacing", "chunks", "codecs", "decoded"]]
+        for number, array in enumerate(self.levels):
+            layout = read_layout(array)
+            chunks = _times(layout.chunk_shape) + (f" in {_times(layout.object_shape)}" if layout.shard else "")
+            codecs, size = " → ".join(layout.codecs) or "none", f"{array.size * array.dtype.itemsize / 2**20:,.1f} MiB"
+            spacing = self._spacing_text(number)
+            rows.append([str(number), _times(array.shape), str(array.dtype), spacing, chunks, codecs, size])
+        return f"<p>{html.escape(self._heading())}</p>{html_table(rows)}{_thumbnail(self)}"
+
+    def _heading(self) -> str:
+        axes = ", ".join(f"{axis.name} ({axis.unit or axis.type or 'no unit'})" for axis in self.axes)
+        return f"{self.name} (NGFF {self.version}), axes {axes}"
+
+    def _spacing_text(self, level: int) -> str:
+        placement, unit = self.placements[level], "µm"
+        if isinstance(placement, Placement):
+            spacing = placement.spacing
+        else:
+            spacing, unit = tuple(self.scale[level][axis] for axis in self.spatial_axes), "(no unit)"
+        return f"{' × '.join(f'{step:g}' for step in spacing)} {unit}"
+
+
+def _thumbnail(image: OmeZarrImage) -> str:
+    """Return a picture of the middle plane of a coarse level as HTML; empty if all levels are large, or it is broken."""
+    from PIL import Image
+
+    from linumpy.pictures import colored, data_url, percentiles, png
+
+    shown = image.spatial_axes[-2:]
+    fitting = [array for array in image.levels if 0 < array.size <= _THUMBNAIL_VOXELS and array.dtype.kind in "biuf"]
+    if not fitting or len(shown) < 2:
+        return ""
+    wide = [array for array in fitting if max(array.shape[axis] for axis in shown) >= _THUMBNAIL_PIXELS // 2]
+    array = wide[-1] if wide else fitting[0]
+    middle = [n // 2 if axis in image.spatial_axes else 0 for axis, n in enumerate(array.shape)]
+    index = tuple(slice(None) if axis in shown else i for axis, i in enumerate(middle))
+    try:
+        plane = read_chunks_on_host(array, index).astype(float)
+    except (LinumpyError, OSError):
+        return ""  # the table is shown all the same
+    step = -(-max(plane.shape) // _THUMBNAIL_PIXELS)
+    pixels = Image.fromarray(colored(plane[::step, ::step], percentiles(plane, (0.5, 99.5))))
+    return f"<img alt='the middle plane of a coarse level' src='{data_url(png(pixels))}'>"
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
 
 
 def read_omezarr(

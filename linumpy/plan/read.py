@@ -14,9 +14,10 @@ this is as fast for encoded or small chunks.
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -176,6 +177,20 @@ class ReadPlan:
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _description(self))
+
+    def _repr_html_(self) -> str:
+        return html_table(_description(self))
+
+
+def html_table(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of texts as a table for a notebook; the first text of a row is its heading."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(heading)}</th>"
+        + "".join(f"<td style='text-align:left'>{html.escape(text)}</td>" for text in texts)
+        + "</tr>"
+        for heading, *texts in rows
+    )
+    return f"<table>{cells}</table>"
 
 
 def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:

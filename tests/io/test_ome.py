@@ -1,5 +1,7 @@
 """If this fails, spacing, axes or levels of OME-Zarr images are read wrong (oracle: ome-zarr-py)."""
 
+import base64
+import io
 import re
 
 import numpy as np
@@ -7,6 +9,7 @@ import ome_zarr.format
 import ome_zarr.writer
 import pytest
 import zarr
+from PIL import Image
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.zarr_io import read_zarr
@@ -401,3 +404,23 @@ def test_a_metadata_document_that_is_a_list(tmp_path):
     (tmp_path / "zarr.json").write_text("[]")
     with pytest.raises(SourceError, match="holds list, not an object"):
         open_image(tmp_path)
+
+
+def test_a_notebook_shows_levels_and_a_picture(tmp_path):
+    """The picture is the middle plane; a broken chunk costs the picture alone."""
+    by_ome_zarr_py(tmp_path / "a<b", "0.5")
+    image = open_image(tmp_path / "a<b")
+    page = image._repr_html_()
+    assert "a&lt;b" in page
+    assert "a<b" not in page
+    assert page.count("<tr>") == 3
+    assert "8 × 12 × 16</td><td style='text-align:left'>uint16</td><td style='text-align:left'>10 × 2 × 3 µm" in page
+    (content,) = re.findall(r"src='data:image/png;base64,([^']+)'", page)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))).convert("L")).astype(float)
+    plane = image.levels[0][4]
+    assert shown.shape == plane.shape
+    assert np.corrcoef(shown.ravel(), plane.ravel())[0, 1] > 0.99
+    (chunk,) = (file for file in (tmp_path / "a<b/0/c").rglob("*") if file.is_file())
+    chunk.write_bytes(b"broken")
+    assert image._repr_html_().count("<tr>") == 3
+    assert "<img" not in image._repr_html_()

@@ -37,6 +37,7 @@ from linumpy.gpu.read.ticket import JobGroup, Ticket, Together
 from linumpy.io.paths import MetadataLook
 from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.read import html_table
 from linumpy.plan.region import Region, RegionLike, normalize_region
 
 #: Minimum of `slab_nbytes`: a block of a file system.
@@ -398,6 +399,16 @@ class Reader:
         """Return counters and times so far."""
         stats = self._zarr.stats(ReaderStats(layout_hits=self._hits, layout_misses=self._misses))
         return stats if self._core is None else self._core.stats(stats)
+
+    def _repr_html_(self) -> str:
+        stats = self.stats()
+        rows = [
+            ("reader", "into host memory" if self.device is None else f"to CUDA device {self.device}"),
+            ("read", f"regions {stats.jobs:,}, chunks {stats.chunks:,}, stored bytes {stats.bytes_read:,}"),
+            ("cache", f"{stats.cache_hits:,} chunks found, {stats.cache_misses:,} not"),
+            ("memory", f"{stats.device_bytes:,} bytes of device memory"),
+        ]
+        return html_table(rows)
 
     @property
     def is_closed(self) -> bool:

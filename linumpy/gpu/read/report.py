@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 
 from linumpy.arrays import Array
 from linumpy.kernel_cache import Compiled
+from linumpy.plan.read import html_table
 
 #: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
 LINUMPY = "linumpy"
@@ -136,12 +136,7 @@ class ReadReport:
         return "\n".join(f"{label:<10}{text}" for label, text in self.rows())
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for label, text in self.rows()
-        )
-        return f"<table>{cells}</table>"
+        return html_table(self.rows())
 
 
 def job_report(source: str, dtype: str, output: Array) -> ReadReport:

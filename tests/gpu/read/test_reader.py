@@ -321,6 +321,7 @@ def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, one, kind):
     for ticket, region in zip(tickets, regions, strict=True):
         assert same(ticket.result(), array[region])
     assert one.stats().chunks == 15
+    assert "regions 5, chunks 15, stored" in one._repr_html_()
     assert [ticket.report.chunks_read for ticket in tickets] == [6, 6, 15, 1, 1]
     if kind == "raw":
         # A chunk counts for each job that wants it.

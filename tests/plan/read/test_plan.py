@@ -27,7 +27,9 @@ def test_it_explains_itself(tmp_path):
     zarr.create_array(
         tmp_path / "a", shape=(100, 200, 300), chunks=(16, 16, 16), shards=(64, 64, 64), dtype=">u2", compressors=None
     )
-    text = str(plan_zarr_read(tmp_path / "a", region=(slice(3, 50), ..., 5)))
+    plan = plan_zarr_read(tmp_path / "a", region=(slice(3, 50), ..., 5))
+    text = str(plan)
+    assert plan._repr_html_().count("<tr>") == len(text.splitlines())
     for part in (
         "uint16 100 × 200 × 300, 11.4 MiB",
         "16 × 16 × 16, 8.0 KiB each",
