@@ -143,6 +143,7 @@ def test_the_plan_imports_no_gpu_package_and_opens_no_file():
             "collections",
             "dataclasses",
             "functools",
+            "html",
             "itertools",
             "json",
             "math",
