@@ -145,7 +145,7 @@ class OmeZarrImage:
 
 
 def _thumbnail(image: OmeZarrImage) -> str:
-    """Return a picture of the middle plane of a coarse level as HTML; empty if all levels are large, or it is broken."""
+    """Return a picture of the middle plane of a coarse level as HTML; empty if all are large, or it is broken."""
     from PIL import Image
 
     from linumpy.pictures import colored, data_url, percentiles, png

@@ -227,3 +227,15 @@ def test_memory_is_filled_again_behind_the_event_of_a_consumer(path, pipeline):
         with pytest.raises(stream.InvalidArgument, match="event must be an event"):
             batch.release(wrong)
     assert batch.shape == (1, 4, 4)
+
+
+def test_numpy_takes_a_batch_in_host_memory(path, pipeline):
+    """Without ``__array__`` NumPy would make an array of objects."""
+    with pipeline(batch_size=2) as p:
+        p.push([stream.Sample(path, ((n, n + 2), (1, 4))) for n in (0, 3)])
+        batch = p.pop()
+        values = np.arange(64).reshape(8, 8)
+        expected = np.stack([values[0:2, 1:4], values[3:5, 1:4]])
+        for taken in (np.asarray(batch), np.asarray(batch.tensors[0]), np.asarray(batch, "f8")):
+            np.testing.assert_array_equal(taken, expected)
+        assert np.asarray(batch, "f8").dtype == "f8"

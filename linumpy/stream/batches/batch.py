@@ -115,6 +115,11 @@ class Tensor:
         host = self._on_host()
         return bfloat16_as_float32(host) if self._is_bf16 else host
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self._ready is not None:
+            raise TypeError("this tensor is in device memory: numpy() copies it to the host")
+        return np.asarray(self.numpy(), dtype)
+
     def _on_host(self) -> np.ndarray:
         if self._ready is None:
             return np.array(self._array)
@@ -287,6 +292,9 @@ class Batch:
 
     def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
         return self._only_tensor().__dlpack__(stream=stream, **options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._only_tensor().__array__(dtype, copy)
 
     def _only_tensor(self) -> Tensor:
         if len(self._names) > 1:
