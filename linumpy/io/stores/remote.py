@@ -329,7 +329,9 @@ def explained(error: BaseException) -> str:
         r"(status code: \d+[^:]*).*", r"\1", str(error).split("\n\nDebug source")[0].split("<")[0], flags=re.S
     )
     text = re.sub(r"Error performing (\w+) \S+ in ([\d.]+)\S*?(\w+?)(?=[ ,])", r"\1 took \2 \3", text)
-    text = " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__
+    text = " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":.") or type(error).__name__
+    if "configuration" in text.lower():
+        return f"{text}: check storage_options="
     if _is_denied(error):
         return f"{text}: check the credentials in storage_options="
     return f"{text}: read it again later" if is_broken(error) or " retries" in text else text
