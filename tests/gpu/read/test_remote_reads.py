@@ -600,7 +600,7 @@ def test_urls_that_cannot_be_opened(served, monkeypatch):
     with pytest.raises(ValueError, match="storage_options= are for URLs"):
         read_zarr(served.folder / "raw", storage_options={"a": 1}, device="cpu")
     with pytest.raises(
-        SourceError, match="'s3://bucket/a' cannot be opened: UnknownConfigurationKeyError.*: check storage_options=$"
+        SourceError, match=r"'s3://bucket/a' cannot be opened: UnknownConfigurationKeyError.*: check storage_options=$"
     ):
         read_zarr("s3://bucket/a", storage_options={"nonsense": "secret"}, device="cpu")
     for user in ("", "me:se cr'et@"):
