@@ -302,8 +302,6 @@ void Execution::await_kept() {
                 kept.unpin(*std::exchange(slot, nullptr));
             }
         }
-        state_[n] = slot ? KEPT : PENDING;
-        kept.hits += slot != nullptr;
         const std::pair<u32, KeptSlot *> hit{task_.first_chunk + n, slot};
         if (slot && device_) {
             KeptRows rows(wave_, *device_, 1);
@@ -312,6 +310,8 @@ void Execution::await_kept() {
         } else if (slot) {
             reader_.copy_kept(wave_, {&hit, 1});
         }
+        state_[n] = slot ? KEPT : PENDING;  // after all that throws: the chunk then fails
+        kept.hits += slot != nullptr;
     }
 }
 
