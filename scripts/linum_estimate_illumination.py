@@ -29,7 +29,7 @@ def _estimate(parsed: cli.Namespace) -> None:
         **command.parameters(),
     )  # fmt: skip
     write_fields(fields, parsed.output, summary, overwrite=parsed.overwrite)
-    print(summary_of(fields))
+    cli.say(summary_of(fields))
     command.close_files("")
 
 

@@ -97,5 +97,5 @@ main = cli.Command(
         "--devices", type=_devices, metavar="all|N,N",
         help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
     ),
-    *cli.shared(*cli.VOLUME, "device", "verbose", "overwrite", channel="all", time="all"),
+    *cli.shared(*cli.VOLUME, "device", "overwrite", channel="all", time="all"),
 )  # fmt: skip

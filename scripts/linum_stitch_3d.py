@@ -24,7 +24,7 @@ def _stitch(parsed: cli.Namespace) -> None:
         "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, options, chunks=parsed.chunks
     )
     height, width = stitched.plan.size
-    print(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels")
+    cli.say(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels")
     command.close(stitched.nbytes)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from linumpy import kernel_cache
+from linumpy import kernel_cache, progress
 from linumpy.cli.options import Option
 from linumpy.errors import LinumpyError
 from linumpy.version import __version__
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     """A parser with ``--version``, whose errors are one line, and whose help keeps the description's line breaks."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **({"formatter_class": argparse.RawDescriptionHelpFormatter} | options))
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         version = f"%(prog)s {__version__}"
         self.add_argument("--version", action="version", version=version, help="Print the version, and exit.")
 
@@ -64,7 +64,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command:
-    """A command: its name, its description, what it does with the parsed arguments, and its options."""
+    """A command: its name, its description, what it does with the parsed arguments, and its options.
+
+    Every command also has ``--verbose`` and ``--quiet``.
+    """
 
     def __init__(
         self, name: str, description: str | None, body: Callable[[argparse.Namespace], None], *options: Option
@@ -79,6 +82,12 @@ class Command:
             if option.group not in groups:
                 groups[option.group] = parser.add_argument_group(option.group)
             groups[option.group].add_argument(*option.names, **option.settings)
+        lines = parser.add_mutually_exclusive_group()
+        lines.add_argument("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks.")
+        lines.add_argument(
+            "-q", "--quiet", action="store_true",
+            help="No progress bar and no summary: print only warnings, errors, and results that no file holds.",
+        )  # fmt: skip
         return parser
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
@@ -117,6 +126,7 @@ def run(
     verbose = getattr(parsed, "verbose", 0)
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    progress.is_quiet = getattr(parsed, "quiet", False)
     try:
         with _terminable():
             body(parsed)
@@ -134,6 +144,8 @@ def run(
     except _TerminatedError:
         print(f"{parser.prog}: terminated", file=sys.stderr)
         return 143
+    finally:
+        progress.is_quiet = False
     return 0
 
 

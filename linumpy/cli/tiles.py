@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from linumpy.cli.options import device_and_name, volume_options
 from linumpy.io.paths import is_archive, is_zarr_folder
+from linumpy.progress import progress_bar, say
 
 Result = TypeVar("Result")
 
@@ -48,26 +49,20 @@ class TileCommand:
 
         - `nbytes`: bytes of the whole bar; by default :attr:`nbytes`.
         """
-        from linumpy.progress import bytes_progress
-
-        with bytes_progress(label, self.nbytes if nbytes is None else nbytes) as progress:
+        with progress_bar(label, self.nbytes if nbytes is None else nbytes) as progress:
             return step(*arguments, **options, **self.parameters(), progress=progress)
 
     def close(self, nbytes: int | None = None) -> None:
         """Print the last line; `nbytes` is the number of decoded bytes that were read, by default :attr:`nbytes`."""
+        seconds = time.perf_counter() - self.begin
         nbytes = self.nbytes if nbytes is None else nbytes
-        print(closing_line(self.parsed.input, self.parsed.output, self.device_name, self.seconds, nbytes))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.begin
+        say(closing_line(self.parsed.input, self.parsed.output, self.device_name, seconds, nbytes))
 
     def close_files(self, what: str) -> None:
         """Print the last line of a command that writes a file: `what` it is made of, and how long it took."""
-        sources = self.parsed.input
+        seconds, sources = time.perf_counter() - self.begin, self.parsed.input
         name = f"{len(sources)} mosaics" if isinstance(sources, list) else sources
-        print(f"{name} -> {self.parsed.output} on {self.device_name}: {what}{self.seconds:.2f} s")
+        say(f"{name} -> {self.parsed.output} on {self.device_name}: {what}{seconds:.2f} s")
 
 
 def closing_line(

@@ -34,6 +34,7 @@ from linumpy.io.output.results import notes_of, read_result, write_result
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.tiles import boxes, column_shape, read_box
 from linumpy.mosaic.options import AttenuationMethod
+from linumpy.progress import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,11 @@ def estimate_brain_light(
         raise MetadataError(f"slices have different spacings along z, in µm: {sorted(set(steps.values()))}")
     lines = min(_LINES, _ALL_LINES // len(images))
     kind = resolve(device).kind
-    samples = {number: sample_of(image, kind, lines) for number, image in images.items()}
+    samples = {}
+    with progress_bar("samples", len(images), "slice") as advance:
+        for number, image in images.items():
+            samples[number] = sample_of(image, kind, lines)
+            advance(1)
     dtype = next(iter(images.values())).array.dtype
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:

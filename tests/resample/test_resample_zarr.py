@@ -826,11 +826,11 @@ def test_bad_sources(tmp_path):
 def test_the_bar_is_there_without_progress(tmp_path, monkeypatch):
     shown = []
 
-    def bar(label, total):
+    def bar(label, total, instead):
         shown.append((label, total))
         return room.nullcontext(shown.append)
 
-    monkeypatch.setattr(filling, "bytes_progress", bar)
+    monkeypatch.setattr(room, "progress_bar", bar)
     write(tmp_path / "a", volume((9, 9, 9)))
     resample_zarr(tmp_path / "a", tmp_path / "b", 5.0, **HERE)
     size = result(tmp_path / "b").nbytes

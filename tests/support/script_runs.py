@@ -22,7 +22,7 @@ tiles.HOST_TILE_BYTES = 1  # many small tiles
 calls = 0
 
 @contextlib.contextmanager
-def bar(label, total):
+def bar(label, total, unit="B", instead=None):
     def progress(nbytes):
         global calls
         calls += 1
@@ -32,7 +32,7 @@ def bar(label, total):
                 time.sleep(0.05)
     yield progress
 
-progress.bytes_progress = bar
+progress.progress_bar = bar
 from tests.support.script_runs import load
 sys.exit(load({name!r}).main(sys.argv[1:]))
 """
