@@ -1,13 +1,16 @@
 """If this fails, scripts choose another device than was asked for, or say something wrong at their end."""
 
+import io
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
 
-from linumpy import cli
+from linumpy import cli, progress
 from linumpy import device as devices
 from linumpy.declared import Count, Declared, Help, Positive
+from linumpy.progress import progress_bar
 
 
 def parsed_by(*options, words):
@@ -100,6 +103,30 @@ def test_memory_is_in_gib():
     options = list(cli.shared("memory"))
     assert cli.memory_bytes(parsed_by(*options, words=["--memory", "1.5"])) == 3 * 2**29
     assert cli.memory_bytes(parsed_by(*options, words=[])) is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+@pytest.mark.parametrize("words", [[], ["-v"], ["-q"]])
+def test_bars_need_a_terminal_and_quiet_leaves_only_results_and_errors(monkeypatch, capsys, words, stream):
+    def body(parsed):
+        monkeypatch.setattr(sys, "stderr", stream())
+        with progress_bar("reading", 2, "slice") as advance:
+            advance(1)
+            cli.say("a summary")
+            print("a result")
+        raise ValueError("an error")
+
+    assert cli.Command("linum-test", None, body)(words) == 2
+    informs, errors = words != ["-q"], sys.stderr.getvalue()
+    assert capsys.readouterr().out == "a summary\n" * informs + "a result\n"
+    assert ("reading:" in errors, "slice/s" in errors) == (informs and stream is Terminal,) * 2
+    assert errors.endswith("linum-test: error: an error\n")
+    assert not progress.is_quiet
 
 
 def test_the_closing_line():
