@@ -32,10 +32,10 @@ def progress_bar(
         yield bar.update
 
 
-def say(line: object) -> None:
-    """Print a line that informs, above the bars."""
+def say(*lines: object) -> None:
+    """Print lines that inform, above the bars."""
     if not is_quiet:
         from tqdm import tqdm
 
         with tqdm.external_write_mode():
-            print(line, flush=True)
+            print(*lines, sep="\n", flush=True)

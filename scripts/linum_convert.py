@@ -46,7 +46,7 @@ def _convert(parsed: cli.Namespace) -> None:
         device=command.device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip
-    command.close(sizes_of(parsed.output)[0])
+    command.close(nbytes=sizes_of(parsed.output)[0])
 
 
 def _print_cost(source: object, crop: tuple[int, ...]) -> None:

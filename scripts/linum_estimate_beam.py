@@ -27,10 +27,7 @@ def _estimate(parsed: cli.Namespace) -> None:
         slices, parsed.output, cli.record_of(parsed, AttenuationMethod),
         interval_um=None if interval is None else 1e3 * interval, **command.parameters(),
     )  # fmt: skip
-    cli.say(light.described())
-    if light.estimate.reason:
-        cli.say(f"no beam: {light.estimate.reason}")
-    command.close_files(f"{len(slices)} slices, ")
+    command.close(light.described(), what=f"{len(slices)} slices")
 
 
 main = cli.Command(

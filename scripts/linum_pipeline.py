@@ -40,8 +40,7 @@ def _run(parsed: cli.Namespace) -> None:
             run, device=device, overwrite=parsed.overwrite, distributed=parsed.distributed,
             progress=cli.say,
         )  # fmt: skip
-    cli.say(summary)
-    cli.say(f"results in {run.output}")
+    cli.say(summary, f"results in {run.output}")
 
 
 main = cli.Command(

@@ -61,7 +61,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
         ngff_version=parsed.ngff_version, **volume,
     )  # fmt: skip
-    command.close(nbytes)
+    command.close(nbytes=nbytes)
 
 
 main = cli.Command(

@@ -153,7 +153,7 @@ def test_a_script_that_is_told_to_end_cleans_up_first(capsys):
         finally:
             cleaned.append(True)
 
-    assert cli.run(cli.Parser("linum-test"), body, []) == 143
+    assert cli.Command("linum-test", None, body)([]) == 143
     assert capsys.readouterr().err == "linum-test: terminated\n"
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGTERM) == before
@@ -163,7 +163,7 @@ def test_a_script_may_run_in_a_thread():
     from threading import Thread
 
     codes = []
-    thread = Thread(target=lambda: codes.append(cli.run(cli.Parser("linum-test"), lambda parsed: None, [])))
+    thread = Thread(target=lambda: codes.append(cli.Command("linum-test", None, id)([])))
     thread.start()
     thread.join()
     assert codes == [0]
@@ -181,8 +181,7 @@ def test_an_error_is_one_line_that_says_something(error, said, capsys):
     def fail(parsed):
         raise error
 
-    parser = cli.Parser("linum-test")
-    assert cli.run(parser, fail, []) == 2
+    assert cli.Command("linum-test", None, fail)([]) == 2
     assert capsys.readouterr().err == f"linum-test: {said}\n"
 
 

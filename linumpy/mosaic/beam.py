@@ -86,9 +86,10 @@ class BrainLight:
             if not math.isfinite(self.beam.rayleigh_um)
             else f"focus at {self.beam.focus_um:.4g} µm, Rayleigh length {self.beam.rayleigh_um:.4g} µm"
         )
+        reason = f"; no beam: {self.estimate.reason}" if self.estimate.reason else ""
         return (
             f"background {self.background:.4g}, {beam} (from {self.beam_from}), "
-            f"attenuation below the range {self.end_per_mm:.3g} per mm"
+            f"attenuation below the range {self.end_per_mm:.3g} per mm{reason}"
         )
 
 
@@ -190,7 +191,7 @@ def estimate_brain_light(
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:
         log.warning("%s", warning)
-    log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
+    log.info("%s", light.described())
     if output is not None:
         write_result(output, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
     return light
