@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,3 +40,14 @@ def say(*lines: object) -> None:
 
         with tqdm.external_write_mode():
             print(*lines, sep="\n", flush=True)
+
+
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines of the log above the bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode():
+            super().emit(record)

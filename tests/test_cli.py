@@ -1,6 +1,8 @@
 """If this fails, scripts choose another device than was asked for, or say something wrong at their end."""
 
 import io
+import logging
+import re
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,7 +12,7 @@ import pytest
 from linumpy import cli, progress
 from linumpy import device as devices
 from linumpy.declared import Count, Declared, Help, Positive
-from linumpy.progress import progress_bar
+from linumpy.progress import LogHandler, progress_bar
 
 
 def parsed_by(*options, words):
@@ -118,6 +120,7 @@ def test_bars_need_a_terminal_and_quiet_leaves_only_results_and_errors(monkeypat
         with progress_bar("reading", 2, "slice") as advance:
             advance(1)
             cli.say("a summary")
+            LogHandler(sys.stderr).handle(logging.makeLogRecord({"msg": "a warning"}))
             print("a result")
         raise ValueError("an error")
 
@@ -126,6 +129,7 @@ def test_bars_need_a_terminal_and_quiet_leaves_only_results_and_errors(monkeypat
     assert capsys.readouterr().out == "a summary\n" * informs + "a result\n"
     assert ("reading:" in errors, "slice/s" in errors) == (informs and stream is Terminal,) * 2
     assert errors.endswith("linum-test: error: an error\n")
+    assert re.search(r"(^|\r)a warning\n", errors)  # in a line of its own
     assert not progress.is_quiet
 
 

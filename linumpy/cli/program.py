@@ -110,7 +110,8 @@ class Command:
         parser = self.parser()
         parsed = parser.parse_args(arguments)
         level = logging.INFO if parsed.verbose else logging.WARNING
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        handlers = [progress.LogHandler(sys.stderr)]
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=handlers)
         progress.is_quiet = parsed.quiet
         try:
             with _terminable():
