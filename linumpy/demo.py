@@ -26,7 +26,7 @@ from linumpy.io.output.checks import check_parent, check_target, refuse_url
 from linumpy.io.output.files import check_file
 from linumpy.mosaic.io.figures import draw_depth_map, draw_section
 from linumpy.pictures import save
-from linumpy.progress import bytes_progress
+from linumpy.progress import progress_bar
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
 
@@ -139,7 +139,7 @@ def run_demo(
     if used.is_cuda:
         with _timed(stages, "start CUDA"), used.xp.cuda.Device(used.index):
             used.xp.zeros(1)
-    with _timed(stages, "make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
+    with _timed(stages, "make the mosaic and write it", spec.nbytes), progress_bar("making", spec.nbytes) as progress:
         synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
     with _timed(stages, "read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
         image = open_image(mosaic)
@@ -158,7 +158,7 @@ def run_demo(
         volume, spacing = resample_volume(volume, spacing, step)
     with (
         _timed(stages, "write volume and depth map", int(volume.nbytes)),
-        bytes_progress("writing", volume.nbytes) as bar,
+        progress_bar("writing", volume.nbytes) as bar,
     ):
         write_omezarr(volume_out, volume, spacing, overwrite=overwrite, progress=bar)
         write_omezarr(map_out, depth_um, lateral, axes="yx", overwrite=overwrite)

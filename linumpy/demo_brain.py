@@ -19,7 +19,7 @@ from linumpy.io.output.checks import check_parent, refuse_url
 from linumpy.kernel_cache import Compiled
 from linumpy.pipeline.runner import Summary, run_pipeline
 from linumpy.pipeline.settings import Focal, Positions, Resample, Run, Surface
-from linumpy.progress import bytes_progress
+from linumpy.progress import progress_bar
 from linumpy.testing.brain import BrainSpec, Faults, draw_brain
 from linumpy.testing.brain_errors import StageError, errors_of
 from linumpy.testing.brain_files import write_brain
@@ -129,7 +129,7 @@ def run_brain_demo(
     out.mkdir(exist_ok=True)
     run, begin = run_of(spec, out), time.perf_counter()
     with warming_up(run, spec.dtype) if used.is_cuda else nullcontext():
-        with bytes_progress("making", spec.nbytes) as progress:
+        with progress_bar("making", spec.nbytes) as progress:
             write_brain(spec, out / "brain", device=used.kind, overwrite=overwrite, progress=progress)
         made_seconds = time.perf_counter() - begin
         summary = run_pipeline(run, device=used.kind, overwrite=overwrite)

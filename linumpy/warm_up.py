@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from linumpy import device, kernel_cache
+from linumpy import device, kernel_cache, progress
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import OPTIONS, Run
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
@@ -183,6 +183,7 @@ def main() -> None:
     """Carry out the pickled :class:`_Rehearsal` that the parent process writes to standard input."""
     folder, rehearsal = Path(sys.argv[1]), pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    progress.is_quiet = True
     if rehearsal.as_command:
         kernel_cache.for_command()
     sys.exit(not _rehearse(rehearsal, folder))

@@ -5,7 +5,6 @@ linum COMMAND --help describes a command. In bash and in zsh (after `autoload ba
 eval "$(linum --completion)" completes commands, options and paths.
 """
 
-import argparse
 import importlib
 import pkgutil
 import sys
@@ -62,14 +61,6 @@ complete -o default -F _linum linum {programs}
 """
 
 
-def _build_arg_parser(commands: dict[str, str], epilog: str) -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    usage = "linum [-h] [--version] [--completion] COMMAND ..."
-    parser = cli.Parser("linum", usage=usage, description=__doc__, epilog=epilog, formatter_class=form)
-    parser.add_argument("command", choices=commands, metavar="COMMAND", help="One of those below.")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; the exit code is that of the command."""
     words, commands = sys.argv[1:] if arguments is None else list(arguments), _commands()
@@ -78,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # The parser of the command takes the arguments after its name. Only the help needs the modules of all commands.
     epilog = _table(commands) if words[:1] in (["-h"], ["--help"]) else ""
-    parsed = _build_arg_parser(commands, epilog).parse_args(words[:1])
-    code: int = importlib.import_module(commands[parsed.command]).main(words[1:])
+    usage = "linum [-h] [--version] [--completion] COMMAND ..."
+    parser = cli.Parser("linum", usage=usage, description=__doc__, epilog=epilog)
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="One of those below.")
+    code: int = importlib.import_module(commands[parser.parse_args(words[:1]).command]).main(words[1:])
     return code
 
 

@@ -18,8 +18,7 @@ def _project(parsed: cli.Namespace) -> None:
     command = cli.TileCommand(parsed)
     black, white = command.call("projection", project_mosaic_to_png, parsed.input, parsed.output)
     low, high = WINDOW
-    print(f"black is {black:.6g}, white {white:.6g}: percentiles {low} and {high}; values beyond are clipped")
-    command.close()
+    command.close(f"black is {black:.6g}, white {white:.6g}: percentiles {low} and {high}; values beyond are clipped")
 
 
 main = cli.Command(

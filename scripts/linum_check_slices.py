@@ -38,5 +38,5 @@ main = cli.Command(
     cli.Option(
         "--list", type=Path, metavar="TXT", help="Text file to write: the names of the slices that are used. [none]"
     ),
-    *cli.shared("verbose", "overwrite"),
+    *cli.shared("overwrite"),
 )  # fmt: skip

@@ -16,7 +16,8 @@ def _clean(parsed: cli.Namespace) -> None:
     from linumpy.io.output.folders import clean
 
     found = clean(target_of(parsed.output))
-    print(f"{parsed.output}: {'removed what a stopped run had left' if found else 'no stopped run has left anything'}")
+    what = "removed what a stopped run had left" if found else "no stopped run has left anything"
+    cli.say(f"{parsed.output}: {what}")
 
 
 main = cli.Command(

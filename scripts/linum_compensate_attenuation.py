@@ -27,12 +27,11 @@ def _compensate(parsed: cli.Namespace) -> None:
         None if method == AttenuationMethod() else method, light=parsed.beam, coefficients=parsed.coefficients,
         dtype=parsed.dtype, report=parsed.json,
     )  # fmt: skip
-    print(used.light.described())
-    print(
+    command.close(
+        used.light.described(),
         f"intensities times {used.gain_at_surface:.3g} at the surface, at most times {used.max_gain:.3g}; "
-        f"{100 * used.clipped:.2g} % clipped"
+        f"{100 * used.clipped:.2g} % clipped",
     )
-    command.close()
 
 
 main = cli.Command(

@@ -46,7 +46,7 @@ def _convert(parsed: cli.Namespace) -> None:
         device=command.device, memory_bytes=cli.memory_bytes(parsed), overwrite=parsed.overwrite,
         distributed=parsed.distributed,
     )  # fmt: skip
-    command.close(sizes_of(parsed.output)[0])
+    command.close(nbytes=sizes_of(parsed.output)[0])
 
 
 def _print_cost(source: object, crop: tuple[int, ...]) -> None:
@@ -57,7 +57,7 @@ def _print_cost(source: object, crop: tuple[int, ...]) -> None:
 
     array = open_source(source)
     crop = (1,) * (array.ndim - len(crop)) + tuple(map(min, crop, array.shape[-len(crop) :]))
-    print(table([crop_cost(read_layout(array), crop, stored_chunks(array))]))
+    cli.say(table([crop_cost(read_layout(array), crop, stored_chunks(array))]))
 
 
 _SIZES = "along the axes of space; 1 along the others."

@@ -49,5 +49,5 @@ main = cli.Command(
     cli.Option(
         "--seed", type=int, metavar="N", help="Seed of the brain, with --pipeline. [4: tissue within agarose]"
     ),
-    *cli.shared("device", "verbose", "overwrite"),
+    *cli.shared("device", "overwrite"),
 )  # fmt: skip

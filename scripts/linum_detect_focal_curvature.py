@@ -32,11 +32,10 @@ def _detect(parsed: cli.Namespace) -> None:
         method=cli.record_of(parsed, SurfaceMethod), correction=cli.record_of(parsed, FocalCorrection),
         report=parsed.report,
     )  # fmt: skip
-    print(
+    command.close(
         f"focal curvature in voxels: {curvature.vv:.3f} v² + {curvature.vu:.3f} v u + {curvature.uu:.3f} u², from "
         f"{curvature.tiles} tiles, residual {curvature.rms:.3f} RMS"
     )
-    command.close()
 
 
 main = cli.Command(

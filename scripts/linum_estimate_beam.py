@@ -27,10 +27,7 @@ def _estimate(parsed: cli.Namespace) -> None:
         slices, parsed.output, cli.record_of(parsed, AttenuationMethod),
         interval_um=None if interval is None else 1e3 * interval, **command.parameters(),
     )  # fmt: skip
-    print(light.described())
-    if light.estimate.reason:
-        print(f"no beam: {light.estimate.reason}")
-    command.close_files(f"{len(slices)} slices, ")
+    command.close(light.described(), what=f"{len(slices)} slices")
 
 
 main = cli.Command(
@@ -42,5 +39,5 @@ main = cli.Command(
         help="Thickness cut off between slices; with it, tissue that slices share helps to tell the beam. [unknown]",
     ),
     *cli.options_of(AttenuationMethod, "light"),
-    *cli.shared(*cli.VOLUME, "device", "verbose", "overwrite"),
+    *cli.shared(*cli.VOLUME, "device", "overwrite"),
 )  # fmt: skip

@@ -29,8 +29,7 @@ def _estimate(parsed: cli.Namespace) -> None:
         **command.parameters(),
     )  # fmt: skip
     write_fields(fields, parsed.output, summary, overwrite=parsed.overwrite)
-    print(summary_of(fields))
-    command.close_files("")
+    command.close(summary_of(fields), what=f"{len(parsed.input)} mosaics")
 
 
 main = cli.Command(

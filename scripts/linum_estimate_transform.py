@@ -26,8 +26,7 @@ def _estimate(parsed: cli.Namespace) -> None:
 
     command, options = cli.TileCommand(parsed), cli.record_of(parsed, Positions)
     positions = command.call("positions", estimate_positions, parsed.input, parsed.output, options)
-    print(table_of(positions))
-    command.close()
+    command.close(table_of(positions))
 
 
 main = cli.Command(

@@ -18,8 +18,7 @@ def _fix(parsed: cli.Namespace) -> None:
 
     command = cli.TileCommand(parsed)
     shift = command.call("galvo", fix_galvo_shift, parsed.input, parsed.output, cli.record_of(parsed, Galvo))
-    print(f"tiles were rotated by {shift.columns} columns (contrast of the seam {shift.contrast:.2f})")
-    command.close()
+    command.close(f"tiles were rotated by {shift.columns} columns (contrast of the seam {shift.contrast:.2f})")
 
 
 main = cli.Command(

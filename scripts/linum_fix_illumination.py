@@ -30,8 +30,7 @@ def _fix(parsed: cli.Namespace) -> None:
         "illumination, correction", fix_illumination, parsed.input, parsed.output, nbytes=nbytes, fields=given,
         options=cli.record_of(parsed, ShadingOptions), max_tiles=parsed.max_tiles, report=parsed.report,
     )  # fmt: skip
-    print(summary_of(fields))
-    command.close(nbytes)
+    command.close(summary_of(fields), nbytes=nbytes)
 
 
 main = cli.Command(

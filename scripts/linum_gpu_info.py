@@ -43,18 +43,20 @@ def _print(arguments: cli.Namespace) -> None:
 def _warm_up() -> None:
     from linumpy.demo import run_demo
     from linumpy.pipeline.settings import Run
+    from linumpy.progress import progress_bar
     from linumpy.warm_up import DTYPES, warming_up
 
     device.require_cuda()
     begin, before = time.perf_counter(), kernel_cache.count()
     with tempfile.TemporaryDirectory(prefix="linumpy-warm-up-") as folder:
         run_demo(Path(folder) / "demo", "small", "cuda")
-        for dtype in DTYPES:
-            with warming_up(
-                Run(mosaics=Path(folder), output=Path(folder), slicing_interval_mm=0.2), dtype
-            ) as processes:
-                if any(process.wait() for process in processes):
-                    raise LinumpyError(f"--warm-up: not all kernels of {dtype} were compiled; -v says why")
+        run = Run(mosaics=Path(folder), output=Path(folder), slicing_interval_mm=0.2)
+        with progress_bar("compiling", len(DTYPES), "dtype") as advance:
+            for dtype in DTYPES:
+                with warming_up(run, dtype) as processes:
+                    if any(process.wait() for process in processes):
+                        raise LinumpyError(f"--warm-up: not all kernels of {dtype} were compiled; -v says why")
+                advance(1)
     new, seconds = kernel_cache.count() - before, time.perf_counter() - begin
     print(f"{'kernels':<12}{new} compiled in {seconds:.0f} s, {before + new} in {kernel_cache.folder()}")
 

@@ -22,8 +22,7 @@ def _normalize(parsed: cli.Namespace) -> None:
         "normalisation", normalize_intensities, parsed.input, parsed.output, *parsed.percentiles, options
     )
     low, high = bounds[:, bounds.shape[1] // 2]
-    print(f"middle plane: {low:.6g} becomes 0, {high:.6g} becomes 1")
-    command.close()
+    command.close(f"middle plane: {low:.6g} becomes 0, {high:.6g} becomes 1")
 
 
 main = cli.Command(

@@ -38,10 +38,9 @@ def _run(parsed: cli.Namespace) -> None:
     with warming_up(run) if name == "GPU" else nullcontext():
         summary = run_pipeline(
             run, device=device, overwrite=parsed.overwrite, distributed=parsed.distributed,
-            progress=lambda line: print(line, flush=True),
+            progress=cli.say,
         )  # fmt: skip
-    print(summary)
-    print(f"results in {run.output}")
+    cli.say(summary, f"results in {run.output}")
 
 
 main = cli.Command(

@@ -32,15 +32,14 @@ def _register(parsed: cli.Namespace) -> None:
         **command.parameters(),
     )  # fmt: skip
     if parsed.scene:
-        print(f"scene in {write_scene(parsed.input, transforms, overwrite=parsed.overwrite)}")
-    print("fixed moving  evidence  correlation  error µm  residual µm  rejected")
-    for pair in transforms.pairs:
-        line = (
-            f"{pair.fixed_id:5d} {pair.moving_id:6d} {pair.evidence:9.3f} {pair.correlation:12.3f} "
-            f"{pair.error_um:9.2f} {pair.residual_um:12.2f}  {pair.rejected}"
-        )
-        print(line.rstrip())
-    command.close_files(f"{len(transforms.slices)} slices, ")
+        cli.say(f"scene in {write_scene(parsed.input, transforms, overwrite=parsed.overwrite)}")
+    rows = (
+        f"{pair.fixed_id:5d} {pair.moving_id:6d} {pair.evidence:9.3f} {pair.correlation:12.3f} "
+        f"{pair.error_um:9.2f} {pair.residual_um:12.2f}  {pair.rejected}".rstrip()
+        for pair in transforms.pairs
+    )
+    title = "fixed moving  evidence  correlation  error µm  residual µm  rejected"
+    command.close(title, *rows, what=f"{len(transforms.slices)} slices")
 
 
 main = cli.Command(

@@ -28,7 +28,7 @@ def _report(parsed: cli.Namespace) -> None:
         folder, parsed.output, device=cli.device_and_name(parsed)[0], overwrite=parsed.overwrite,
         follow_links=parsed.follow_links,
     )  # fmt: skip
-    print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
+    cli.say(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
 
 
 main = cli.Command(
@@ -38,5 +38,5 @@ main = cli.Command(
     cli.Option(
         "--follow-links", action="store_true", help="Also report images and files behind symbolic links."
     ),
-    *cli.shared("device", "verbose", "overwrite"),
+    *cli.shared("device", "overwrite"),
 )  # fmt: skip

@@ -61,7 +61,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
         ngff_version=parsed.ngff_version, **volume,
     )  # fmt: skip
-    command.close(nbytes)
+    command.close(nbytes=nbytes)
 
 
 main = cli.Command(
@@ -97,5 +97,5 @@ main = cli.Command(
         "--devices", type=_devices, metavar="all|N,N",
         help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
     ),
-    *cli.shared(*cli.VOLUME, "device", "verbose", "overwrite", channel="all", time="all"),
+    *cli.shared(*cli.VOLUME, "device", "overwrite", channel="all", time="all"),
 )  # fmt: skip

@@ -27,7 +27,7 @@ def _stack(parsed: cli.Namespace) -> None:
         "stack", stack_registered, parsed.input, parsed.transforms, parsed.output, new_spacing=new_spacing,
         nbytes=space.nbytes,
     )  # fmt: skip
-    command.close(sum(image.nbytes for image in images))
+    command.close(nbytes=sum(image.nbytes for image in images))
 
 
 main = cli.Command(

@@ -36,8 +36,9 @@ def _stack(parsed: cli.Namespace) -> None:
         slice_config=parsed.slice_config, nbytes=nbytes,
     )  # fmt: skip
     mended = sum(row.mended for row in rows)
-    print(f"{len(rows)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
-    command.close(nbytes)
+    command.close(
+        f"{len(rows)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}", nbytes=nbytes
+    )
 
 
 main = cli.Command(

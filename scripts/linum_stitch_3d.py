@@ -24,8 +24,7 @@ def _stitch(parsed: cli.Namespace) -> None:
         "stitching", stitch_mosaic, parsed.input, parsed.positions, parsed.output, options, chunks=parsed.chunks
     )
     height, width = stitched.plan.size
-    print(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels")
-    command.close(stitched.nbytes)
+    command.close(f"{len(stitched.plan.offsets)} tiles stitched to {height} × {width} voxels", nbytes=stitched.nbytes)
 
 
 main = cli.Command(

@@ -41,6 +41,6 @@ main = cli.Command(
         "--crop", nargs="+", type=int, action="append", required=True, metavar="N",
         help="Voxels of a crop along each axis; may be given several times.",
     ),
-    cli.Option("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]"),
+    *cli.shared("level"),
     cli.Option("--json", type=Path, metavar="FILE", help="Also write the table to this file."),
 )  # fmt: skip

@@ -38,8 +38,10 @@ def _voxelize(parsed: argparse.Namespace) -> None:
         codec=parsed.codec, distributed=parsed.distributed, device=command.device,
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
-    print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
-    command.close(result.nbytes)
+    command.close(
+        f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³",
+        nbytes=result.nbytes,
+    )
 
 
 main = cli.Command(

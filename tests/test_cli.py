@@ -1,13 +1,18 @@
 """If this fails, scripts choose another device than was asked for, or say something wrong at their end."""
 
+import io
+import logging
+import re
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
 
-from linumpy import cli
+from linumpy import cli, progress
 from linumpy import device as devices
 from linumpy.declared import Count, Declared, Help, Positive
+from linumpy.progress import LogHandler, progress_bar
 
 
 def parsed_by(*options, words):
@@ -102,6 +107,32 @@ def test_memory_is_in_gib():
     assert cli.memory_bytes(parsed_by(*options, words=[])) is None
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+@pytest.mark.parametrize("words", [[], ["-v"], ["-q"]])
+def test_bars_need_a_terminal_and_quiet_leaves_only_results_and_errors(monkeypatch, capsys, words, stream):
+    def body(parsed):
+        monkeypatch.setattr(sys, "stderr", stream())
+        with progress_bar("reading", 2, "slice") as advance:
+            advance(1)
+            cli.say("a summary")
+            LogHandler(sys.stderr).handle(logging.makeLogRecord({"msg": "a warning"}))
+            print("a result")
+        raise ValueError("an error")
+
+    assert cli.Command("linum-test", None, body)(words) == 2
+    informs, errors = words != ["-q"], sys.stderr.getvalue()
+    assert capsys.readouterr().out == "a summary\n" * informs + "a result\n"
+    assert ("reading:" in errors, "slice/s" in errors) == (informs and stream is Terminal,) * 2
+    assert errors.endswith("linum-test: error: an error\n")
+    assert re.search(r"(^|\r)a warning\n", errors)  # in a line of its own
+    assert not progress.is_quiet
+
+
 def test_the_closing_line():
     line = cli.closing_line("a.zarr", "b.png", "GPU", 2.0, 3 * 2**30)
     assert line == "a.zarr -> b.png on GPU: 3 GiB, 2.00 s, 1.5 GiB/s"
@@ -126,7 +157,7 @@ def test_a_script_that_is_told_to_end_cleans_up_first(capsys):
         finally:
             cleaned.append(True)
 
-    assert cli.run(cli.Parser("linum-test"), body, []) == 143
+    assert cli.Command("linum-test", None, body)([]) == 143
     assert capsys.readouterr().err == "linum-test: terminated\n"
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGTERM) == before
@@ -136,7 +167,7 @@ def test_a_script_may_run_in_a_thread():
     from threading import Thread
 
     codes = []
-    thread = Thread(target=lambda: codes.append(cli.run(cli.Parser("linum-test"), lambda parsed: None, [])))
+    thread = Thread(target=lambda: codes.append(cli.Command("linum-test", None, id)([])))
     thread.start()
     thread.join()
     assert codes == [0]
@@ -154,8 +185,7 @@ def test_an_error_is_one_line_that_says_something(error, said, capsys):
     def fail(parsed):
         raise error
 
-    parser = cli.Parser("linum-test")
-    assert cli.run(parser, fail, []) == 2
+    assert cli.Command("linum-test", None, fail)([]) == 2
     assert capsys.readouterr().err == f"linum-test: {said}\n"
 
 

@@ -18,11 +18,12 @@ from linumpy.cli.options import (
     spacing_of_axes,
     volume_options,
 )
-from linumpy.cli.program import EXPECTED, Command, Parser, one_line, run
+from linumpy.cli.program import Command, Parser
 from linumpy.cli.tiles import TileCommand, closing_line, size_text
+from linumpy.progress import say
 
 __all__ = [
-    "EXPECTED", "IMAGE", "TILES", "VOLUME", "Command", "Namespace", "Option", "Parser", "TileCommand", "closing_line",
-    "device_and_name", "memory_bytes", "new_spacing", "one_line", "options_of", "path_or_url", "paths", "record_of",
-    "run", "shared", "size_text", "spacing_of_axes", "volume_options",
+    "IMAGE", "TILES", "VOLUME", "Command", "Namespace", "Option", "Parser", "TileCommand", "closing_line",
+    "device_and_name", "memory_bytes", "new_spacing", "options_of", "path_or_url", "paths", "record_of",
+    "say", "shared", "size_text", "spacing_of_axes", "volume_options",
 ]  # fmt: skip

@@ -86,7 +86,6 @@ def paths(input: str, output: str) -> tuple[Option, Option]:
 
 #: Options that several commands have. The help ends with the default in brackets.
 _SHARED = {
-    "verbose": Option("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks."),
     "overwrite": Option("--overwrite", action="store_true", help="Replace an existing output."),
     "level": Option("--level", type=int, default=0, metavar="N", help="Resolution to read; 0 is the finest. [0]"),
     "levels": Option("--levels", type=int, default=1, metavar="N", help="Number of resolutions to write. [1]"),
@@ -134,7 +133,7 @@ _SHARED = {
     ),
 }  # fmt: skip
 #: What is read of an image; the last options of a command that works in tiles; those of one that also writes an image.
-VOLUME, TILES = ("channel", "time", "spacing"), ("cluster", "device", "verbose", "overwrite")
+VOLUME, TILES = ("channel", "time", "spacing"), ("cluster", "device", "overwrite")
 IMAGE = ("levels", "codec", *VOLUME, *TILES)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from linumpy import kernel_cache
+from linumpy import kernel_cache, progress
 from linumpy.cli.options import Option
 from linumpy.errors import LinumpyError
 from linumpy.version import __version__
@@ -38,8 +38,8 @@ _OPTION_OF = {"new_spacing": "resolution"}
 class Parser(argparse.ArgumentParser):
     """A parser with ``--version``, whose errors are one line, and whose help keeps the description's line breaks."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **({"formatter_class": argparse.RawDescriptionHelpFormatter} | options))
+    def __init__(self, program: str, **options: Any) -> None:
+        super().__init__(program, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         version = f"%(prog)s {__version__}"
         self.add_argument("--version", action="version", version=version, help="Print the version, and exit.")
 
@@ -64,7 +64,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command:
-    """A command: its name, its description, what it does with the parsed arguments, and its options."""
+    """A command: its name, its description, what it does with the parsed arguments, and its options.
+
+    Every command also has ``--verbose`` and ``--quiet``.
+    """
 
     def __init__(
         self, name: str, description: str | None, body: Callable[[argparse.Namespace], None], *options: Option
@@ -79,11 +82,56 @@ class Command:
             if option.group not in groups:
                 groups[option.group] = parser.add_argument_group(option.group)
             groups[option.group].add_argument(*option.names, **option.settings)
+        lines = parser.add_mutually_exclusive_group()
+        lines.add_argument("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks.")
+        lines.add_argument(
+            "-q", "--quiet", action="store_true",
+            help="No progress bar and no summary: print only warnings, errors, and results that no file holds.",
+        )  # fmt: skip
         return parser
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the command; the result is its exit code."""
-        return run(self.parser(), self.body, arguments)
+        """Parse the arguments and run the command.
+
+        Returns
+        -------
+        int
+            Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
+
+        Raises
+        ------
+        SystemExit
+            The arguments cannot be parsed (code 2), or ask for the help or the version (code 0).
+        Exception
+            Any error that is not one of :data:`EXPECTED`; with ``-vv`` also these.
+        """
+        _make_printable()
+        kernel_cache.for_command()
+        parser = self.parser()
+        parsed = parser.parse_args(arguments)
+        level = logging.INFO if parsed.verbose else logging.WARNING
+        handlers = [progress.LogHandler(sys.stderr)]
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=handlers)
+        progress.is_quiet = parsed.quiet
+        try:
+            with _terminable():
+                self.body(parsed)
+                log.info("kernels: %s", kernel_cache.compiled())
+        except EXPECTED as error:
+            if parsed.verbose > 1:
+                raise
+            # For an error without a message, one_line prints the type.
+            print(one_line(self.name, parser.in_options(error) if str(error) else error), file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(f"{self.name}: interrupted", file=sys.stderr)
+            return 130
+        except _TerminatedError:
+            print(f"{self.name}: terminated", file=sys.stderr)
+            return 143
+        finally:
+            progress.is_quiet = False
+        return 0
 
 
 def one_line(program: str, message: object) -> str:
@@ -92,49 +140,6 @@ def one_line(program: str, message: object) -> str:
     if not text:  # some errors of the system have no message
         text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
     return f"{program}: error: {text}"
-
-
-def run(
-    parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None
-) -> int:
-    """Parse the arguments and run the body of a command.
-
-    Returns
-    -------
-    int
-        Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
-
-    Raises
-    ------
-    SystemExit
-        The arguments cannot be parsed (code 2), or ask for the help or the version (code 0).
-    Exception
-        Any error that is not one of :data:`EXPECTED`; with ``-vv`` also these.
-    """
-    _make_printable()
-    kernel_cache.for_command()
-    parsed = parser.parse_args(arguments)
-    verbose = getattr(parsed, "verbose", 0)
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    try:
-        with _terminable():
-            body(parsed)
-            log.info("kernels: %s", kernel_cache.compiled())
-    except EXPECTED as error:
-        if verbose > 1:
-            raise
-        # For an error without a message, one_line prints the type.
-        message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
-        print(one_line(parser.prog, message), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
-        return 130
-    except _TerminatedError:
-        print(f"{parser.prog}: terminated", file=sys.stderr)
-        return 143
-    return 0
 
 
 def _make_printable() -> None:

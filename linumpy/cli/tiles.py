@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from linumpy.cli.options import device_and_name, volume_options
 from linumpy.io.paths import is_archive, is_zarr_folder
+from linumpy.progress import progress_bar, say
 
 Result = TypeVar("Result")
 
@@ -48,30 +49,22 @@ class TileCommand:
 
         - `nbytes`: bytes of the whole bar; by default :attr:`nbytes`.
         """
-        from linumpy.progress import bytes_progress
-
-        with bytes_progress(label, self.nbytes if nbytes is None else nbytes) as progress:
+        with progress_bar(label, self.nbytes if nbytes is None else nbytes) as progress:
             return step(*arguments, **options, **self.parameters(), progress=progress)
 
-    def close(self, nbytes: int | None = None) -> None:
-        """Print the last line; `nbytes` is the number of decoded bytes that were read, by default :attr:`nbytes`."""
-        nbytes = self.nbytes if nbytes is None else nbytes
-        print(closing_line(self.parsed.input, self.parsed.output, self.device_name, self.seconds, nbytes))
+    def close(self, *lines: str, nbytes: int | None = None, what: str = "") -> None:
+        """Print lines about the result, then the last line.
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.begin
-
-    def close_files(self, what: str) -> None:
-        """Print the last line of a command that writes a file: `what` it is made of, and how long it took."""
-        sources = self.parsed.input
-        name = f"{len(sources)} mosaics" if isinstance(sources, list) else sources
-        print(f"{name} -> {self.parsed.output} on {self.device_name}: {what}{self.seconds:.2f} s")
+        - `nbytes`: number of decoded bytes that were read; by default :attr:`nbytes`.
+        - `what`: what was read, in place of bytes.
+        """
+        seconds = time.perf_counter() - self.begin
+        read = what or (self.nbytes if nbytes is None else nbytes)
+        say(*lines, closing_line(self.parsed.input, self.parsed.output, self.device_name, seconds, read))
 
 
 def closing_line(
-    input: str | Path | Sequence[str | Path], output: str | Path, device: str, seconds: float, nbytes: int
+    input: str | Path | Sequence[str | Path], output: str | Path, device: str, seconds: float, read: int | str
 ) -> str:
     """Return the last line that a command prints.
 
@@ -85,13 +78,15 @@ def closing_line(
         Name of the device.
     seconds : float
         Duration.
-    nbytes : int
-        Decoded bytes that were read.
+    read : int or str
+        Decoded bytes that were read, or what else was.
     """
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    rate = size_text(nbytes / max(seconds, 1e-9))
-    line = f"{sources[0]}{more} -> {output} on {device}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+    line = f"{sources[0]}{more} -> {output} on {device}: "
+    if isinstance(read, str):
+        return f"{line}{read}, {seconds:.2f} s"
+    line += f"{size_text(read)}, {seconds:.2f} s, {size_text(read / max(seconds, 1e-9))}/s"
     sizes = _sizes(output)
     if sizes is None or not sizes[1]:
         return line

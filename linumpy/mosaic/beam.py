@@ -34,6 +34,7 @@ from linumpy.io.output.results import notes_of, read_result, write_result
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.tiles import boxes, column_shape, read_box
 from linumpy.mosaic.options import AttenuationMethod
+from linumpy.progress import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,10 @@ class BrainLight:
             if not math.isfinite(self.beam.rayleigh_um)
             else f"focus at {self.beam.focus_um:.4g} µm, Rayleigh length {self.beam.rayleigh_um:.4g} µm"
         )
+        reason = f"; no beam: {self.estimate.reason}" if self.estimate.reason else ""
         return (
             f"background {self.background:.4g}, {beam} (from {self.beam_from}), "
-            f"attenuation below the range {self.end_per_mm:.3g} per mm"
+            f"attenuation below the range {self.end_per_mm:.3g} per mm{reason}"
         )
 
 
@@ -180,12 +182,16 @@ def estimate_brain_light(
         raise MetadataError(f"slices have different spacings along z, in µm: {sorted(set(steps.values()))}")
     lines = min(_LINES, _ALL_LINES // len(images))
     kind = resolve(device).kind
-    samples = {number: sample_of(image, kind, lines) for number, image in images.items()}
+    samples = {}
+    with progress_bar("samples", len(images), "slice") as advance:
+        for number, image in images.items():
+            samples[number] = sample_of(image, kind, lines)
+            advance(1)
     dtype = next(iter(images.values())).array.dtype
     light = brain_light(samples, step, dtype, method or AttenuationMethod(), interval_um)
     for warning in light.warnings:
         log.warning("%s", warning)
-    log.info("%s%s", light.described(), f"; no beam: {estimate.reason}" if (estimate := light.estimate).reason else "")
+    log.info("%s", light.described())
     if output is not None:
         write_result(output, asdict(light), warnings=light.warnings, left_out=light.left_out, overwrite=overwrite)
     return light

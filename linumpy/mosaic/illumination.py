@@ -32,8 +32,8 @@ from linumpy.mosaic.io.image import MosaicImage, needed_tile
 from linumpy.mosaic.io.step import ImageOptions, Step, StepOptions
 from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box, whole_tiles
 from linumpy.pictures import Picture
+from linumpy.progress import progress_bar
 from linumpy.resample.tile_work import TileWork
-from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ def estimate_illumination(
     *,
     max_tiles: int = MAX_TILES,
     report: str | Path | None = None,
-    progress: Progress | None = None,
     **common: Unpack[StepOptions],
 ) -> Illumination:
     """Estimate the illumination that the tiles of several mosaics share, such as slices from one microscope.
@@ -63,8 +62,6 @@ def estimate_illumination(
         The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
     tile_shape, options, max_tiles, report
         As for :func:`fix_illumination`; `max_tiles` is the maximum for all mosaics together.
-    progress : callable, optional
-        Called with the number of bytes read since the last call.
     **common
         :class:`~linumpy.mosaic.io.step.StepOptions`, which also says what is raised.
 
@@ -75,11 +72,12 @@ def estimate_illumination(
     """
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
-    step = replace(Step.of(StepOptions, common), progress=progress)
+    step = Step.of(StepOptions, common)
     images = [step.open(source, one=_ONE, picture=report) for source in sources]
     tiles = [needed_tile(image, tile_shape) for image in images]
-    with step.work() as work:
-        fields = _estimate(images, tiles, options, work, step, max_tiles)
+    nbytes = sum(box_nbytes(images[number].array, box) for number, box in _chosen(images, tiles, max_tiles))
+    with step.work() as work, progress_bar("illumination", nbytes) as progress:
+        fields = _estimate(images, tiles, options, work, replace(step, progress=progress), max_tiles)
     if report is not None:
         step.draw(_picture(images[0], fields), report)
     return fields

@@ -22,6 +22,7 @@ from linumpy.mosaic.io.slice_table import check_mosaics
 from linumpy.pipeline.record import Records, open_records, request_of
 from linumpy.pipeline.settings import OPTIONS, Run
 from linumpy.pipeline.stages import STAGES, Common, Task, carry_out, is_empty
+from linumpy.progress import progress_bar
 from linumpy.resample.tile_work import TileWork, Workers, tile_work
 
 log = logging.getLogger(__name__)
@@ -210,9 +211,11 @@ def _carry_out_all(
         here = TileWork(work.device)
         # A task reads, computes and writes by itself, so the step to read returns the task, and the step to write
         # records it.
-        TileWork("cpu", work.client)(
-            unfinished, lambda task: task, lambda _, task: _timed(task, here), lambda task, result: add(task, *result)
-        )
+        with progress_bar(name, len(unfinished), "slice") as advance:
+            TileWork("cpu", work.client)(
+                unfinished, lambda task: task, lambda _, task: _timed(task, here),
+                lambda task, result: add(task, *result), done=lambda _: advance(1),
+            )  # fmt: skip
     seconds += sum(kept.values())
     return StageSummary(
         name=name,

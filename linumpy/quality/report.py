@@ -19,6 +19,7 @@ from linumpy.device import resolve
 from linumpy.errors import LinumpyError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file, replacing
+from linumpy.progress import progress_bar
 from linumpy.quality import findings
 from linumpy.quality.findings import Finding
 from linumpy.quality.images import ImageSummary, brightness_ratio, summarize
@@ -86,11 +87,13 @@ def write_report(
     kind, run = resolve(device).kind, look_into(folder, follow_links=follow_links)
     check_apart([output], run.images)
     images, unread = [], [Finding(line) for line in run.unread]
-    for path in run.images:
-        try:
-            images.append(summarize(path, device=kind))
-        except (LinumpyError, ValueError, OSError) as error:
-            unread.append(Finding(f"{path.relative_to(run.folder)} cannot be read: {error}"))
+    with progress_bar("images", len(run.images), "image") as advance:
+        for path in run.images:
+            try:
+                images.append(summarize(path, device=kind))
+            except (LinumpyError, ValueError, OSError) as error:
+                unread.append(Finding(f"{path.relative_to(run.folder)} cannot be read: {error}"))
+            advance(1)
     contents = _measured(run, images, unread, kind)
     warnings = tuple(map(str, contents.findings))
     for line in warnings:

@@ -9,7 +9,7 @@ that remains where a cut is tilted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ def register_pairs(
     max_angle: float = 10.0,
     max_shift: float = 0.25,
     levels: int | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> PairTransforms:
     """Find the transforms between pairs of images.
 
@@ -52,6 +53,7 @@ def register_pairs(
     - `max_angle`: of the search, maximum angle to each side in degrees, in the plane of the last two axes.
     - `max_shift`: of the search, maximum shift along each axis as a fraction of the image.
     - `levels`: maximum number of resolutions of the refinement; by default down to the coarse grid.
+    - `progress`: called with the number of pairs that are finished since the last call.
 
     Returns: the transforms from fixed to moving images, on the host.
 
@@ -91,7 +93,9 @@ def register_pairs(
     if levels is None:
         # Down to the coarse grid: images of larger voxels would show only the rest of the slow changes.
         levels = max(2, 1 + math.ceil(math.log2(max(factors))))
-    refined = refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps, model=model, levels=levels)
+    refined = refine_pairs(
+        fixed, moving, initial, shadows=shadows, spacing=steps, model=model, levels=levels, progress=progress
+    )
     evidence = np.where(np.isfinite(refined.errors_um), matches.evidence, 0.0)
     return replace(refined, evidence=evidence, is_at_edge=matches.is_at_edge)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,7 @@ def refine_pairs(
     spacing: np.ndarray,
     model: str,
     levels: int | None,
+    progress: Callable[[int], object] | None,
 ) -> PairTransforms:
     """Refine the transforms of pairs of images; parameters as for :func:`linumpy.registration.pairs.register_pairs`.
 
@@ -85,14 +87,14 @@ def refine_pairs(
     resolutions = list(pyramid(*sides, standard_shadows, spacing, levels))
     pairs = PairState(initial.copy(), shadows=shadows is not None)
     for level in reversed(resolutions):
-        _refine_on(level, pairs, model)
+        _refine_on(level, pairs, model, progress if level is resolutions[0] else None)
     result = _result(resolutions[0], pairs, model)
     # Pairs that could not be compared keep their first transform, because their steps followed rounding errors.
     result.matrices[np.isinf(result.errors_um)] = initial[np.isinf(result.errors_um)]
     return result
 
 
-def _refine_on(level: Level, pairs: PairState, model: str) -> None:
+def _refine_on(level: Level, pairs: PairState, model: str, progress: Callable[[int], object] | None) -> None:
     """Refine the transforms of all pairs on one level; `pairs` is changed in place."""
     system = System(level, model)
     basis, identity = system.basis, np.eye(len(level.shape) + 1)
@@ -105,8 +107,11 @@ def _refine_on(level: Level, pairs: PairState, model: str) -> None:
     # Pairs with too little overlap or without contrast keep their transform.
     active = (equations.shared_voxels > _MIN_OVERLAP * valid) & (np.abs(equations.hessian).max(axis=(1, 2)) > 0)
     pairs.converged[:] = False
+    report, unfinished = progress or (lambda count: None), len(all_pairs)
     for _ in range(_ITERATIONS):
         active_pairs = all_pairs[active]
+        report(unfinished - active_pairs.size)
+        unfinished = active_pairs.size
         if not active_pairs.size:
             break
         steps = _solve(equations.hessian[active_pairs], equations.slope[active_pairs], damping[active_pairs])
@@ -132,6 +137,7 @@ def _refine_on(level: Level, pairs: PairState, model: str) -> None:
         )
         pairs.converged[active_pairs[small]] = True
         active[active_pairs[small | (damping[active_pairs] > 1e6)]] = False
+    report(unfinished)
 
 
 def _solve(hessian: np.ndarray, slope: np.ndarray, damping: np.ndarray) -> np.ndarray:

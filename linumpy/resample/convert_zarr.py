@@ -20,6 +20,7 @@ from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import as_given, check_apart
 from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, path_of, source_for_others, with_options
+from linumpy.progress import progress_bar
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.plans import check_limit
 from linumpy.resample.convert.conversion import CopyJob, Parameters, copy_box, open_copier, plan_conversion, plan_copy
@@ -30,7 +31,6 @@ from linumpy.resample.filling import (
     checked_output,
     make_coarser_levels,
     options_of_source,
-    progress_or_bar,
     warn_of_labels,
 )
 from linumpy.resample.resumable import resumable_folder
@@ -162,7 +162,7 @@ def convert_zarr(
             conversion.log_dropped(target)
             if levels > 1 and downsampling is None:
                 warn_of_labels(arrays[0].source, "pass downsampling='label' (--downsampling label) if they are labels")
-            with progress_or_bar(progress, "convert", nbytes) as report:
+            with progress_bar("convert", nbytes, instead=progress) as report:
                 for number, (copy, job) in enumerate(zip(arrays, jobs, strict=True)):
                     job = replace(job, target=state.folder / copy.path)
                     record = BlockRecord(state, number, copy.stored, copy.dtype.itemsize, report)

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from linumpy.io.source import Source, describe_source
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
-from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import scratch_within
 from linumpy.resample.resumable import Resumable
@@ -75,11 +74,6 @@ def warn_of_labels(array: zarr.Array, advice: str) -> None:
         return
     if voxels.size >= _MIN_VOXELS and 1 < len(np.unique(voxels)) <= _FEW_VALUES:
         log.warning("%s holds few values, of which means are computed: %s", describe_source(array), advice)
-
-
-def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:
-    """Return a context of the function to call with bytes done: the caller's, or else of a progress bar."""
-    return bytes_progress(label, nbytes) if progress is None else nullcontext(progress)
 
 
 @dataclass(frozen=True)

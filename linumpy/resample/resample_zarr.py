@@ -29,6 +29,7 @@ from linumpy.io.volume import Volumes, open_source_volumes
 from linumpy.plan.boundary import anti_aliasing_sigmas
 from linumpy.plan.codecs import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block
+from linumpy.progress import progress_bar
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import check_limit, memory_of_each
 from linumpy.resample.filling import (
@@ -37,7 +38,6 @@ from linumpy.resample.filling import (
     checked_output,
     make_coarser_levels,
     options_of_source,
-    progress_or_bar,
     warn_of_labels,
 )
 from linumpy.resample.resumable import resumable_folder
@@ -295,7 +295,7 @@ def resample_zarr(
             for target in targets:
                 target.carried.log_dropped(target.volumes.name, place / target.folder)
             voxels_nbytes = sum(target.voxels_nbytes for target in targets)
-            with progress_or_bar(progress, "resample", voxels_nbytes) as report:
+            with progress_bar("resample", voxels_nbytes, instead=progress) as report:
                 for number, (target, planned) in enumerate(zip(targets, plans, strict=True)):
                     array_place = state.folder / target.folder / "0"
                     job = replace(planned, source=job_sources[number], target=array_place)

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from linumpy.io.source import Source, describe_source, local_name, path_of, with
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
 from linumpy.plan.codecs import BY_CODEC
-from linumpy.progress import bytes_progress
+from linumpy.progress import progress_bar
 from linumpy.resample.blocks.pipeline import level_chunks, log_fetches
 from linumpy.resample.blocks.plans import host_memory
 from linumpy.resample.filling import check_space, checked_output, make_coarser_levels, options_of_source
@@ -208,12 +208,8 @@ def predict(
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
         task.carried.log_dropped(volumes.name, target)
-        shown: AbstractContextManager[Progress] = (
-            bytes_progress("predict", math.prod(image.shapes[0]) * image.dtype.itemsize)
-            if progress is None
-            else nullcontext(progress)
-        )
-        with shown as report, on_device, _evaluating(model) as call:
+        bar = progress_bar("predict", math.prod(image.shapes[0]) * image.dtype.itemsize, instead=progress)
+        with bar as report, on_device, _evaluating(model) as call:
             _PredictionRun(task, image, state, call, report, target_device).run(config, columns)
             make_coarser_levels(state.folder, image, target_device.kind)
         drop_partial_files(state.folder)

@@ -23,6 +23,7 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.packages import install_line
+from linumpy.progress import progress_bar
 from linumpy.resample.blocks.overlap import nothing
 from linumpy.resample.tile_work import Workers, tile_work
 from linumpy.voxel.backends.choose import Backend, get_backend
@@ -176,7 +177,8 @@ def voxelize_onto_image(
     voxels, metadata = 0, carried_from(image)
     if distributed is None:
         device = "cpu" if backend.xp is np else "cuda"
-    with tile_work(distributed, device=device) as work, OmeZarrWriter(
+    bar = progress_bar("voxelizing", grid.shape[0], "plane")
+    with tile_work(distributed, device=device) as work, bar as advance, OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", codec=codec, overwrite=overwrite,
         carried=Carried(
@@ -193,6 +195,7 @@ def voxelize_onto_image(
             nonlocal voxels
             voxels += int(mask.sum())
             writer.write(slice(slab.z_offset, slab.z_offset + slab.shape[0]), mask * dtype.type(label))
+            advance(slab.shape[0])
 
         slabs = _slabs(grid, writer.stored[0], _SLAB_BYTES // (1 if work.client is None else _ON_WORKERS))
         work(slabs, nothing, lambda slab, _: voxelize(slab), write)

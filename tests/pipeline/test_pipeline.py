@@ -25,7 +25,7 @@ from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults, truth_galvo
 from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
 from tests.support.budget import first
-from tests.support.script_runs import ROOT, load
+from tests.support.script_runs import ROOT, load, record_bars
 
 #: Structures that tiles of 48 voxels show whole.
 SPEC = BrainSpec(
@@ -204,7 +204,7 @@ def test_after_an_error_a_run_goes_on(tmp_path, monkeypatch, stage):
     assert done(run_pipeline(run)) == {}
 
 
-def test_killed_and_started_again(tmp_path):
+def test_killed_and_started_again(tmp_path, capsys, monkeypatch):
     """SIGKILL while a stage is under way; what the command makes then is what it makes in one go."""
     run = run_of(tmp_path, BrainSpec(slices=2, faults=Faults(water_um=60.0, looks=8)))
     text = 'mosaics = "brain/mosaics"\nshifts = "brain/shifts.csv"\noutput = "{}"\nslicing_interval_mm = 0.2\n'
@@ -218,7 +218,11 @@ def test_killed_and_started_again(tmp_path):
     process.wait()
     script = load("linum_pipeline")
     assert script.main([str(tmp_path / "killed.toml"), "--device=cpu"]) == 0
-    assert script.main([str(tmp_path / "whole.toml"), "--device=cpu"]) == 0
+    assert "results in" in capsys.readouterr().out
+    bars = record_bars(monkeypatch)
+    assert script.main([str(tmp_path / "whole.toml"), "--device=cpu", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert bars["stitch"] == [2, 2, "slice"]
     stack = "stack/stack.ome.zarr"
     assert np.array_equal(voxels(tmp_path / "killed" / stack), voxels(tmp_path / "whole" / stack))
     assert run.mosaics.is_dir()

@@ -37,6 +37,7 @@ from linumpy.write.writer import write_omezarr
 from tests.resample.blocks.test_block import DTYPES, random_image, turned
 from tests.support.budget import matrix
 from tests.support.object_server import serve
+from tests.support.script_runs import record_bars
 
 ROOT = Path(__file__).parents[2]
 HERE = {"device": "cpu"}
@@ -824,17 +825,11 @@ def test_bad_sources(tmp_path):
 
 
 def test_the_bar_is_there_without_progress(tmp_path, monkeypatch):
-    shown = []
-
-    def bar(label, total):
-        shown.append((label, total))
-        return room.nullcontext(shown.append)
-
-    monkeypatch.setattr(filling, "bytes_progress", bar)
+    bars = record_bars(monkeypatch)
     write(tmp_path / "a", volume((9, 9, 9)))
     resample_zarr(tmp_path / "a", tmp_path / "b", 5.0, **HERE)
     size = result(tmp_path / "b").nbytes
-    assert shown == [("resample", size), size]
+    assert bars == {"resample": [size, size, "B"]}
 
 
 def test_the_device_is_asked_for_by_name(tmp_path):

@@ -64,6 +64,7 @@ def test_completion_in_bash(capsys):
         "linum resample --coord": ["--coordinate-system"],
         "/usr/bin/linum-resample --coord": ["--coordinate-system"],
         "linum-resample br": [],
+        "linum clean --q": ["--quiet"],
         "linum-benchmark --": [],
     }
     for line, wanted in asked.items():

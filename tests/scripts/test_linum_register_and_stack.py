@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import zarr
 
+from linumpy.io.ome import open_image
 from linumpy.mosaic.alignment.transforms import read_transforms
 from linumpy.testing.brain import BrainSpec, Faults
 from linumpy.testing.brain_files import write_brain
-from tests.support.script_runs import load
+from tests.support.script_runs import load, record_bars
 
 SPEC = BrainSpec(slices=3, tiles=(1, 1), tile_shape=(24, 64, 70), interval_um=160.0, faults=Faults(translation=3))
 REGISTER, STACK = "linum_register_pairwise", "linum_stack_slices"
@@ -37,6 +38,25 @@ def test_slices_become_a_stack(folder, tmp_path, capsys):
     assert np.asarray(group["1"]).shape[0] == 28
     assert load(STACK).main([*map(str, words[:3]), "--resolution", "20", "--overwrite", "--device=cpu"]) == 0
     assert zarr.open_group(stack, mode="r")["0"].shape[0] == 28
+
+
+def test_progress_is_shown_to_its_end(folder, tmp_path, capsys, monkeypatch):
+    """Of commands that make no image: what they count adds up to the total; the rest is quiet."""
+    bars, slices = record_bars(monkeypatch), folder / "mosaics"
+    paths = sorted(slices.glob("slice*"))
+    words = [slices, tmp_path / "t.json", "--slicing-interval-mm", "0.16", "--device=cpu", "-q"]
+    assert load(REGISTER).main([*map(str, words)]) == 0
+    assert load("linum_report").main([str(slices), str(tmp_path / "r.html"), "--device=cpu", "-q"]) == 0
+    assert load("linum_estimate_beam").main([str(slices), str(tmp_path / "b.json"), "--device=cpu", "-q"]) == 0
+    words = [*paths, tmp_path / "f.npz", "--tile-shape", "16", "14", "--max-tiles", "8", "--device=cpu", "-q"]
+    assert load("linum_estimate_illumination").main([*map(str, words)]) == 0
+    assert capsys.readouterr() == ("", "")
+    nbytes = 8 * 24 * 16 * 14 * open_image(paths[0]).levels[0].dtype.itemsize
+    assert {label: (total, unit) for label, (_, total, unit) in bars.items()} == {
+        "surfaces": (3 * 2 * 2, "column"), "faces": (bars["faces"][1], "tile"), "pairs": (3, "pair"),
+        "images": (3, "image"), "samples": (3, "slice"), "illumination": (nbytes, "B"),
+    }  # fmt: skip
+    assert all(count == total > 0 for count, total, _ in bars.values())
 
 
 @pytest.mark.parametrize(("name", "words", "told"), [

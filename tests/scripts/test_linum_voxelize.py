@@ -7,7 +7,7 @@ from linumpy.io.ome import open_image
 from linumpy.voxel.backends.operations import Backend
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import first
-from tests.support.script_runs import check_refused, load, run_script
+from tests.support.script_runs import check_refused, load, record_bars, run_script
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
 
@@ -53,10 +53,10 @@ def test_a_run(mesh, tmp_path, axes):
     assert lines[1].startswith(f"{mesh} -> {out} on CPU: ")
 
 
-def test_units_shifts_and_other_files(mesh, tmp_path):
+def test_units_shifts_and_other_files(mesh, tmp_path, monkeypatch):
     """The same sphere in mm and elsewhere, as loose triangles of an .stl and as an .obj."""
     script, source = load("linum_voxelize"), image(tmp_path / "i.ome.zarr")
-    expected = right(mesh)
+    expected, bars = right(mesh), record_bars(monkeypatch)
     found = trimesh.load_mesh(mesh)
     found.vertices = (found.vertices - (100, 200, -300)) / 1e3
     for kind in ("stl", "obj"):
@@ -66,6 +66,7 @@ def test_units_shifts_and_other_files(mesh, tmp_path):
         made = open_image(tmp_path / f"{kind}.ome.zarr").levels[0][...]
         assert made.dtype == np.uint8
         assert np.count_nonzero(made.astype(bool) != expected) <= 2  # float32 in a file, in mm
+        assert bars["voxelizing"] == [SIZES["z"], SIZES["z"], "plane"]
 
 
 def test_an_open_mesh(mesh, tmp_path, caplog, capsys):

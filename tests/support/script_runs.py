@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import tqdm
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ tiles.HOST_TILE_BYTES = 1  # many small tiles
 calls = 0
 
 @contextlib.contextmanager
-def bar(label, total):
+def bar(label, total, unit="B", instead=None):
     def progress(nbytes):
         global calls
         calls += 1
@@ -32,7 +33,7 @@ def bar(label, total):
                 time.sleep(0.05)
     yield progress
 
-progress.bytes_progress = bar
+progress.progress_bar = bar
 from tests.support.script_runs import load
 sys.exit(load({name!r}).main(sys.argv[1:]))
 """
@@ -69,6 +70,22 @@ def help_of(name, capsys):
         load(name).main(["--help"])
     assert stop.value.code == 0
     return capsys.readouterr().out
+
+
+def record_bars(monkeypatch):
+    """Return what is counted by progress bars that are made from now on, by label: number, total, unit."""
+    bars = {}
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, *, desc, total, unit, **settings):
+            super().__init__(desc=desc, total=total, unit=unit, **settings)
+            self.counted = bars[desc] = [0, total, unit]
+
+        def update(self, count):
+            self.counted[0] += count
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    return bars
 
 
 def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):

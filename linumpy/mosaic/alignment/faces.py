@@ -21,6 +21,7 @@ from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.tiles import Box, read_box
 from linumpy.mosaic.options import SurfaceMethod
 from linumpy.mosaic.surface import surface_of, zero_log_of
+from linumpy.progress import progress_bar
 from linumpy.registration.pairs import block_means
 from linumpy.registration.robust import robust_deviation
 from linumpy.resample.tile_work import TileWork
@@ -91,7 +92,9 @@ def find_surfaces(images: Sequence[MosaicImage], method: SurfaceMethod, work: Ti
     def keep(name: tuple[int, Box], samples: tuple[np.ndarray, np.ndarray]) -> None:
         points[name[0]].append(samples)
 
-    work([(n, box) for n, image in enumerate(images) for box in _columns(image)], read, find, keep)
+    columns = [(n, box) for n, image in enumerate(images) for box in _columns(image)]
+    with progress_bar("surfaces", len(columns), "column") as advance:
+        work(columns, read, find, keep, done=lambda _: advance(1))
     return [
         _plane(np.concatenate([p for p, _ in samples], axis=1), np.concatenate([d for _, d in samples]))
         for samples in points.values()
@@ -169,7 +172,8 @@ def read_faces(
         )
         out[face][pixels] = means
 
-    work(names, read, average, keep)
+    with progress_bar("faces", len(names), "tile") as advance:
+        work(names, read, average, keep, done=lambda _: advance(1))
     return out
 
 

@@ -42,6 +42,7 @@ from linumpy.mosaic.io.slice_table import (
 )  # fmt: skip
 from linumpy.mosaic.io.step import Step, StepOptions
 from linumpy.mosaic.options import Alignment, SurfaceMethod
+from linumpy.progress import progress_bar
 from linumpy.registration.chain import ChainSolution, PairLink, agreement, solve_chain
 from linumpy.registration.pairs import register_pairs
 from linumpy.registration.refine import PairTransforms
@@ -130,10 +131,11 @@ def register_slices(
         [no_shadow if face is None else faces[face] for face in shading],
         [(0, 0) if face is None else offsets[face.number] for face in shading], shape, xp,
     )  # fmt: skip
-    registered = register_pairs(
-        *sides, shadows=shadows, spacing=pixel, model=alignment.model, max_angle=alignment.max_angle,
-        max_shift=alignment.max_shift,
-    )  # fmt: skip
+    with progress_bar("pairs", len(pairs), "pair") as advance:
+        registered = register_pairs(
+            *sides, shadows=shadows, spacing=pixel, model=alignment.model, max_angle=alignment.max_angle,
+            max_shift=alignment.max_shift, progress=advance,
+        )  # fmt: skip
     links = _links(pairs, registered, offsets, pixel, factor, gaps)
     evidence, reasons, solution = _solve(
         numbers, images, links, moves, registered, pixel, alignment, has_table=shifts is not None
