@@ -20,6 +20,8 @@ def _print(arguments: cli.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
+    if device.DEVICE_VARIABLE in os.environ:
+        print(f"{'by default':<12}{device.requested_kind(None)} ({device.DEVICE_VARIABLE})")
     why = native.why_no_core()
     print(f"{'core':<12}{'native: reads run outside Python' if why is None else f'none: {why}; zarr-python reads'}")
     if why is None:

@@ -2,9 +2,12 @@
 
 import io
 import logging
+import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -218,3 +221,13 @@ def test_errors_name_options(message, spelled, capsys):
 )  # fmt: skip
 def test_sizes_have_three_digits(nbytes, text):
     assert cli.size_text(nbytes) == text
+
+
+def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word():
+    """As in ``linum-gpu-info | head -1``."""
+    program = Path(sys.executable).parent / "linum-gpu-info"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([program], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -96,7 +96,8 @@ class Command:
         Returns
         -------
         int
-            Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
+            Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 141 if the reader of the output has
+            ended, 143 after SIGTERM.
 
         Raises
         ------
@@ -117,6 +118,10 @@ class Command:
             with _terminable():
                 self.body(parsed)
                 log.info("kernels: %s", kernel_cache.compiled())
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader of the output, such as head, has ended: nothing more is printed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
         except EXPECTED as error:
             if parsed.verbose > 1:
                 raise
