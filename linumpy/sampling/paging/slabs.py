@@ -205,10 +205,7 @@ class SlabVolume(Field):
         in_threads(part, span.stop - span.start)
 
     def _evaluate(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
-        def part(begin: int, end: int) -> None:
-            self._values(slab, coords[begin:end], out[:, begin:end])
-
-        in_threads(part, len(coords))
+        in_threads(lambda begin, end: self._values(slab, coords[begin:end], out[:, begin:end]), len(coords))
 
     def _values(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         _, planes, rows, columns = slab.voxels.shape
