@@ -124,8 +124,7 @@ def _largest_angles(groups: np.ndarray, points: np.ndarray, radii: np.ndarray) -
     for axis in range(3):
         squared += (points[:, axis, None] - groups[:, axis]) ** 2
     distance = np.sqrt(squared) - groups[:, 3] - radii[:, None]
-    bounds: np.ndarray = np.where(distance > 0, groups[:, 4] / np.where(distance > 0, distance, 1) ** 2, 4 * np.pi)
-    return bounds
+    return np.where(distance > 0, groups[:, 4] / np.where(distance > 0, distance, 1) ** 2, 4 * np.pi)
 
 
 def _angles_of(caps: Caps, points: np.ndarray) -> np.ndarray:
@@ -165,8 +164,7 @@ def _angles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     volume = (
         a[0] * (b[1] * c[2] - b[2] * c[1]) + a[1] * (b[2] * c[0] - b[0] * c[2]) + a[2] * (b[0] * c[1] - b[1] * c[0])
     )
-    angles: np.ndarray = 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
-    return angles
+    return 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
 
 
 def _turned(faces: np.ndarray) -> np.ndarray:
@@ -195,8 +193,7 @@ def _components(rows: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray
     from scipy.sparse import coo_matrix, csgraph
 
     graph = coo_matrix((np.ones(len(rows), bool), (rows, columns)), (count, count))
-    labels: np.ndarray = csgraph.connected_components(graph, directed=False)[1]
-    return labels
+    return csgraph.connected_components(graph, directed=False)[1]
 
 
 def _open_edges(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -235,5 +232,4 @@ def _balls(caps: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 def _area_vectors(triangles: np.ndarray) -> np.ndarray:
     a, b, c = triangles.transpose(1, 0, 2)
-    vectors: np.ndarray = np.cross(b - a, c - a) / 2
-    return vectors
+    return np.cross(b - a, c - a) / 2
