@@ -132,8 +132,7 @@ class TilePositions:
         first, second = (np.ravel_multi_index(tuple(part), self.grid) for part in (ends[:2], ends[2:]))
         count = self.present.size
         _, group = connected_components(coo_matrix((np.ones(len(first)), (first, second)), (count, count)), False)
-        largest: np.ndarray = (group == np.bincount(group).argmax()).reshape(self.grid)
-        return largest
+        return (group == np.bincount(group).argmax()).reshape(self.grid)
 
     @property
     def rms_leave_one_out(self) -> float:
@@ -370,5 +369,4 @@ class _Solver:
     def residuals(self, positions: np.ndarray) -> np.ndarray:
         """Return the difference between the positions of each pair less its shift, (n, 2)."""
         flat, n = positions.reshape(-1, 2), self._pairs
-        apart: np.ndarray = flat[self._to[:n]] - flat[self._from[:n]] - self._targets[:n]
-        return apart
+        return flat[self._to[:n]] - flat[self._from[:n]] - self._targets[:n]
