@@ -69,10 +69,10 @@ class Summary:
 
     def __str__(self) -> str:
         rows = [f"{'stage':<14}{'done':>6}{'kept':>6}{'task s':>10}{'run s':>10}"]
-        for stage in self.stages:
-            rows.append(
-                f"{stage.name:<14}{stage.done:>6}{stage.kept:>6}{stage.seconds:>10.2f}{stage.wall_seconds:>10.2f}"
-            )
+        rows += [
+            f"{stage.name:<14}{stage.done:>6}{stage.kept:>6}{stage.seconds:>10.2f}{stage.wall_seconds:>10.2f}"
+            for stage in self.stages
+        ]
         rows.append(f"{len(self.slices)} slices" + (f", empty: {', '.join(self.empty)}" if self.empty else ""))
         return "\n".join(rows)
 
