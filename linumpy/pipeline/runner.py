@@ -124,9 +124,8 @@ def run_pipeline(
         for name in OPTIONS:
             if name in run.skip:
                 continue
-            available = {slice_name: shared | files for slice_name, files in slices.items()}
-            if STAGES[name].of_brain:
-                available = {"brain": _gathered(slices, shared)}
+            of_slices = {slice_name: shared | files for slice_name, files in slices.items()}
+            available = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else of_slices
             tasks = [_task(run, name, task_name, files) for task_name, files in available.items()]
             files = tuple(str(path.relative_to(run.output)) for task in tasks for path in task.outputs.values())
             stages.append(replace(_carry_out_all(name, tasks, records, work, progress), files=files))

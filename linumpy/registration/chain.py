@@ -143,16 +143,13 @@ def solve_chain(
     solved, residuals = solve(max(1 / prior_error_um**2, weak_prior))
     rejected = robust_weights < 1e-3
     linked = {n for pair, is_rejected in zip(ends, rejected, strict=True) if not is_rejected for n in pair}
+    low, high = min(linked, default=count), max(linked, default=-1)
     return ChainSolution(
         matrices=centre @ solved @ shifted, residuals_um=residuals, rejected=rejected,
-        placed_by=tuple(_placed_by(n, linked) for n in range(count)),
+        placed_by=tuple(
+            "pairs" if n in linked else "neighbours" if low < n < high else "motor" for n in range(count)
+        ),
     )  # fmt: skip
-
-
-def _placed_by(number: int, linked: set[int]) -> str:
-    if number in linked:
-        return "pairs"
-    return "neighbours" if linked and min(linked) < number < max(linked) else "motor"
 
 
 def agreement(

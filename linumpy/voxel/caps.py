@@ -152,19 +152,18 @@ def _solid_angles(triangles: np.ndarray, points: np.ndarray) -> np.ndarray:
     for begin in range(0, len(points), step):
         part = points[begin : begin + step].T[:, None]
         for first in range(0, len(triangles), _PAIRS):
+            # The coordinates of corners, relative to the points, are along the first axis.
             a, b, c = triangles[first : first + _PAIRS].transpose(1, 2, 0)[..., None] - part
-            total[begin : begin + step] += _angles(a, b, c).sum(axis=0)
+            ab, bc, ca = ((p * q).sum(axis=0) for p, q in ((a, b), (b, c), (c, a)))
+            la, lb, lc = (np.sqrt((p * p).sum(axis=0)) for p in (a, b, c))
+            volume = (
+                a[0] * (b[1] * c[2] - b[2] * c[1])
+                + a[1] * (b[2] * c[0] - b[0] * c[2])
+                + a[2] * (b[0] * c[1] - b[1] * c[0])
+            )
+            angles = 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
+            total[begin : begin + step] += angles.sum(axis=0)
     return total
-
-
-def _angles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return the solid angles of triangles from 0, with the coordinates of corners along the first axis."""
-    ab, bc, ca = ((p * q).sum(axis=0) for p, q in ((a, b), (b, c), (c, a)))
-    la, lb, lc = (np.sqrt((p * p).sum(axis=0)) for p in (a, b, c))
-    volume = (
-        a[0] * (b[1] * c[2] - b[2] * c[1]) + a[1] * (b[2] * c[0] - b[0] * c[2]) + a[2] * (b[0] * c[1] - b[1] * c[0])
-    )
-    return 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
 
 
 def _turned(faces: np.ndarray) -> np.ndarray:
