@@ -32,26 +32,20 @@ def needs(package: str, extra: str) -> Iterator[None]:
 def install_line(extra: str | None = None) -> str:
     """Return the command that installs an extra; by default the GPU packages for this machine's driver.
 
-    Without a driver the command installs the packages for CUDA 13.
+    Without a driver the command installs the packages for CUDA 13. It names the requirements of the extra from the
+    metadata of this distribution, and works whether linumpy was installed from a checkout or a wheel; with the name of
+    the distribution it would work only if the user's package index has that. If the metadata lack the extra, the only
+    requirement is ``.[extra]``, which pip understands in a checkout.
     """
     if extra is None:
         extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
-    return "pip install " + " ".join(f'"{need}"' for need in extra_requirements(extra))
-
-
-def extra_requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra from the metadata of this distribution.
-
-    A command with these names works whether linumpy was installed from a checkout or a wheel. A command with the name
-    of the distribution would work only if the user's package index has the distribution. If the metadata lack the
-    extra, the only requirement is ``.[extra]``, which pip understands in a checkout.
-    """
     marker = re.compile(r"""\s*;\s*extra\s*==\s*['"]""" + extra + r"""['"]\s*$""")
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         requirements = []  # imported from a source tree that is not installed
-    return [marker.sub("", need) for need in requirements if marker.search(need)] or [f".[{extra}]"]
+    needed = [marker.sub("", need) for need in requirements if marker.search(need)] or [f".[{extra}]"]
+    return "pip install " + " ".join(f'"{need}"' for need in needed)
 
 
 @functools.cache

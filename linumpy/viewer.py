@@ -93,7 +93,10 @@ class Sections:
         RegionError
             The voxel is outside of the volume.
         """
-        self.position = _checked_position(position, self._volume)
+        voxel, shape = tuple(map(operator.index, position)), self._volume.shape
+        if len(voxel) != len(shape) or not all(0 <= i < n for i, n in zip(voxel, shape, strict=True)):
+            raise RegionError(f"position={voxel} is outside of {self._volume}")
+        self.position = voxel
         _draw(self.figure, self._volume, self.position, self._limits)
 
     def save(self, path: str | Path) -> None:
@@ -193,7 +196,13 @@ def _open_source(
         if level is None:  # the finest level that is small enough to show, or the coarsest
             small_levels = (n for n, array in enumerate(source.levels) if max(array.shape) <= _SHOWN_VOXELS)
             level = next(small_levels, len(source.levels) - 1)
-        return _of_image(source, level, entries)
+        volumes, kinds = select_volumes(source, level, **entries), {axis.type for axis in source.axes}
+        chosen = [
+            f"{_name(source.name)}, level {level}",
+            *(f"{kind} {n}" for kind, n in entries.items() if kind in kinds),
+        ]
+        spacing = volumes.placement.spacing if isinstance(volumes.placement, Placement) else None
+        return _of_volume(volumes.first, ", ".join(chosen), volumes.axes, spacing)
     if level:
         raise ValueError(f"level={level}, but a single array has no levels")
     if isinstance(source, zarr.Array):
@@ -205,21 +214,13 @@ def _open_source(
     )
 
 
-def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _ShownVolume:
-    volumes = select_volumes(image, level, **entries)
-    name = f"{_name(image.name)}, level {level}"
-    chosen = [f"{kind} {n}" for kind, n in entries.items() if any(axis.type == kind for axis in image.axes)]
-    spacing = volumes.placement.spacing if isinstance(volumes.placement, Placement) else None
-    return _of_volume(volumes.first, ", ".join([name, *chosen]), volumes.axes, spacing)
-
-
 def _of_volume(volume: Volume, name: str, axes: str, spacing: Sequence[float] | None) -> _ShownVolume:
     from linumpy.gpu.zarr_io import read_zarr
 
-    def read(index: tuple[int | slice, ...]) -> np.ndarray:
-        return read_zarr(volume.array, region=volume.region(index), device="cpu")  # type: ignore[no-any-return]
-
-    return _checked_volume(name, axes, volume.shape, volume.dtype, spacing, read)
+    return _checked_volume(
+        name, axes, volume.shape, volume.dtype, spacing,
+        lambda index: read_zarr(volume.array, region=volume.region(index), device="cpu"),
+    )  # fmt: skip
 
 
 def _checked_volume(
@@ -235,14 +236,6 @@ def _checked_volume(
         if len(spacing) != len(shape) or not all(0 < step < np.inf for step in spacing):
             raise ValueError(f"spacing={spacing}: pass {len(shape)} positive numbers of µm")
     return _ShownVolume(name, axes or "zyx"[-len(shape) :], shape, spacing, read)
-
-
-def _checked_position(position: Sequence[int], volume: _ShownVolume) -> tuple[int, ...]:
-    position = tuple(operator.index(index) for index in position)
-    inside = len(position) == len(volume.shape) and all(0 <= i < n for i, n in zip(position, volume.shape, strict=True))
-    if not inside:
-        raise RegionError(f"position={position} is outside of {volume}")
-    return position
 
 
 def _name(path: object) -> str:

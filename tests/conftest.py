@@ -128,6 +128,14 @@ def xp(request):
     return np if request.param == "numpy" else request.getfixturevalue("cupy")
 
 
+@pytest.fixture
+def as_if_on_a_device(monkeypatch):
+    """NumPy arrays go where CuPy's go, to kernels that the CPU carries out."""
+    from tests.support.gpu import on_cpu
+
+    on_cpu.patch(monkeypatch)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     """What a function takes as ``device=``."""

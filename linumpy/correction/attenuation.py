@@ -203,7 +203,6 @@ def tissue_of(lines: Array, background: float) -> Tissue:
     """Find tissue among A-lines (Z, N) of linear intensity, and the planes where it is brighter than the background."""
     lines = lines.astype(np.float32, copy=False)
     lines = lines[:, tissue_lines(lines)]
-    light: Any
     _, light = clear_light(lines, 1.0, None, background)
     profile = to_host(light.mean(axis=1, dtype=np.float64)) if lines.shape[1] else np.zeros(len(lines))
     # If the surface is tilted, the first planes show water in some of the lines.

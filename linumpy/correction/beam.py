@@ -183,7 +183,6 @@ def block_profile(lines: Any, number: int, block: int, background: float) -> Pro
     """
     if lines.shape[1] < MIN_PLANES or len(lines) < MIN_PLANES:
         return None
-    light: Any
     xp, light = clear_light(lines, 1.0, None, background)
     surface = to_host(first_planes(light))
     means = light.mean(axis=1, dtype=np.float64)
@@ -331,7 +330,7 @@ def from_surface(profile: np.ndarray, share: float = 0.5) -> np.ndarray:
     return usable
 
 
-def clear_light(volume: Array, spacing_um: float, beam: Beam | None, background: float) -> tuple[ModuleType, Array]:
+def clear_light(volume: Array, spacing_um: float, beam: Beam | None, background: float) -> tuple[ModuleType, Any]:
     """Return the array module, and the light from each voxel: without background, divided by the loss of the beam.
 
     Voxels that are not finite have no light.

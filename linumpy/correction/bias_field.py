@@ -89,7 +89,10 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
             points = fit(corrected - sharpened)
             change = _product(points, [spline.T for spline in splines])
             log_field, lattice = log_field + change, lattice + points
-            if _variation(xp, change, is_used) < options.tolerance:
+            # Converged, if the factor by which the field changes hardly varies over the voxels that are used.
+            factor, number = xp.exp(change), is_used.sum()
+            mean = (factor * is_used).sum() / number
+            if float(xp.sqrt(((factor - mean) ** 2 * is_used).sum() / number) / mean) < options.tolerance:
                 break
         lattices.append((spans, lattice))
     full_log_field = xp.zeros(image.shape, np.float32)
@@ -197,11 +200,3 @@ def _expected(histogram: np.ndarray, low: float, slope: float, options: BiasOpti
     above, below = (np.fft.ifft(np.fft.fft(part) * response).real for part in (true * centres, true))
     usable = below > 1e-9 * max(1.0, float(below.max()))
     return np.where(usable, above / np.where(usable, below, 1), centres)[offset : offset + bins]
-
-
-def _variation(xp: ModuleType, change: Array, is_used: Array) -> float:
-    """Return the coefficient of variation of the factor by which the field changes, over the voxels that are used."""
-    factor = xp.exp(change)
-    number = is_used.sum()
-    mean = (factor * is_used).sum() / number
-    return float(xp.sqrt(((factor - mean) ** 2 * is_used).sum() / number) / mean)

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import zarr
@@ -125,7 +126,8 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     check_elements(layout)
     blocks = block_shape(layout, chunks)
     where = resolve(device)
-    task = BlockReader(local_path(array), read_zarr_to_gpu if where.is_cuda else _read_to_host)
+    read = read_zarr_to_gpu if where.is_cuda else partial(read_zarr, device="cpu")
+    task = BlockReader(local_path(array), read)
     token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
     return da.map_blocks(
         task,
@@ -134,10 +136,6 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         meta=new_array(where.xp, (0,) * layout.rank, layout.dtype),
         name=f"zarr-{token}",
     )
-
-
-def _read_to_host(source: Source, *, region: Any) -> Array:
-    return read_zarr(source, region=region, device="cpu")  # type: ignore[no-any-return]
 
 
 def _version(array: zarr.Array) -> tuple[str, str]:
@@ -158,17 +156,13 @@ def block_shape(layout: ArrayLayout, chunks: int | Sequence[int] | None) -> tupl
     if chunks is None:
         return _default_block(stored, shape, layout.dtype.itemsize)
     sizes = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,) * layout.rank
-    if len(sizes) != layout.rank or not all(map(_is_size, sizes)):
+    if len(sizes) != layout.rank or not all(is_integer(size) and (size > 0 or size == -1) for size in sizes):
         raise ValueError(f"chunks={chunks!r}: {layout.name} has {layout.rank} axes, each needs a size from 1 on, or -1")
     wanted = tuple(max(1, n) if c == -1 else int(c) for c, n in zip(sizes, shape, strict=True))
     if any(c % s and c < n for c, s, n in zip(wanted, stored, shape, strict=True)):
         whole = tuple(max(1, round(c / s)) * s for c, s in zip(wanted, stored, strict=True))
         raise ValueError(f"chunks={tuple(wanted)} cut what is stored in pieces of {stored}: choose {whole}")
     return wanted
-
-
-def _is_size(size: object) -> bool:
-    return is_integer(size) and (size > 0 or size == -1)
 
 
 def _default_block(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -81,9 +81,8 @@ def plan_zarr_read(source: Source, *, region: RegionLike = None, level: int = 0)
     layout, limits = plan.layout, Limits(requests.DEFAULT_SCRATCH_BYTES, may_exceed=True)
     if layout.unsupported is not None or not plan.region.size:
         return plan
-    decoding = "none: chunks are raw"
-    if layout.chain is not None:
-        decoding = describe_placement(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
+    chain, raw = layout.chain, "none: chunks are raw"
+    decoding = raw if chain is None else describe_placement(chain, layout.chunk_nbytes, plan.chunk_count, limits)
     return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 

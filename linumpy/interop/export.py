@@ -169,7 +169,10 @@ def to_nifti(
         raise ValueError(f"{output}: the name of a NIfTI file ends in .nii or .nii.gz")
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     dtype = _written_dtype(volumes, "NIfTI", _NIFTI_DTYPES)
-    shape = _nifti_shape(volumes)
+    # x, y, z, t, c, without the last axes that the image does not have.
+    space, counts = volumes.first.shape[::-1], dict(zip(volumes.leading, volumes.leading_shape, strict=True))
+    leading = (counts.get("t", 1), counts["c"]) if "c" in counts else (counts["t"],) if "t" in counts else ()
+    shape = (*space, *((1,) * (3 - len(space)) if leading else ()), *leading)
     header = nibabel.Nifti1Header() if max(shape) <= _NIFTI1_MAX_LENGTH else nibabel.Nifti2Header()
     header.set_data_dtype(dtype)
     header.set_data_shape(shape)
@@ -220,15 +223,6 @@ def _written_dtype(volumes: Volumes, name: str, supported: Sequence[str]) -> np.
     if dtype.str[1:] not in supported:
         raise TypeError(f"{volumes.name}: {name} has no type for voxels of {dtype}")
     return dtype
-
-
-def _nifti_shape(volumes: Volumes) -> tuple[int, ...]:
-    """Return the shape of a NIfTI file: x, y, z, t, c, without the last axes that the image does not have."""
-    space = volumes.first.shape[::-1]
-    space += (1,) * (3 - len(space)) if volumes.leading else ()
-    counts = dict(zip(volumes.leading, volumes.leading_shape, strict=True))
-    leading = (counts.get("t", 1), counts["c"]) if "c" in counts else (counts["t"],) if "t" in counts else ()
-    return (*space, *leading)
 
 
 def _slabs(volumes: Volumes, *, channels_last: bool = False) -> Iterator[np.ndarray]:

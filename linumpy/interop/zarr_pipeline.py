@@ -181,7 +181,12 @@ class LinumpyCodecPipeline(CodecPipeline):
         cache_key = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
         layout = self._layouts.get(cache_key)
         if layout is None:
-            layout = self._layouts[cache_key] = self._read_layout(StorePath(path.store, root))
+            where = StorePath(path.store, root)
+            layout = read_layout(zarr.Array(zarr.AsyncArray(metadata=self.metadata, store_path=where)))
+            if layout.unsupported is None:
+                # Whole stored objects: the array may grow while it is open, and zarr clips selections to its shape.
+                layout = _extended_to(layout, layout.shape)
+            self._layouts[cache_key] = layout
         values = out.as_ndarray_like()
         if layout.unsupported is not None or not isinstance(values, np.ndarray):
             return None
@@ -192,13 +197,6 @@ class LinumpyCodecPipeline(CodecPipeline):
         """Pattern of the path of a chunk: the path of the array, and the chunk's number along each axis."""
         key = re.escape(self.metadata.encode_chunk_key((0,) * len(self.metadata.shape)))
         return re.compile(r"(?:(.*)/)?" + key.replace("0", r"(\d+)"))
-
-    def _read_layout(self, path: StorePath) -> ArrayLayout:
-        layout = read_layout(zarr.Array(zarr.AsyncArray(metadata=self.metadata, store_path=path)))
-        if layout.unsupported is not None:
-            return layout
-        # Up to whole stored objects: the array may grow while it is open, and zarr clips selections to its shape.
-        return _extended_to(layout, layout.shape)
 
     def _object_index(self, path: StorePath) -> list[int]:
         key = self._chunk_path.fullmatch(path.path)

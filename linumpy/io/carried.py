@@ -21,7 +21,7 @@ from linumpy.io.codecs import encoding_like
 from linumpy.io.metadata import open_optional
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import image_paths, ome_attributes
-from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
+from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.paths import is_zarr_folder
 from linumpy.io.volume import Chosen, Volumes
@@ -215,10 +215,9 @@ def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, li
     except MetadataError:  # the levels are turned
         has_order_of_arrays = False
     # Transformations need all axes, in the order of the new image.
-    if not has_order_of_arrays or len(image.axes) != len(chosen.leading) + len(image.spatial_axes):
-        kept: list[Transformation] = []
-    else:  # paths of stored arrays are relative to the group of the source
-        kept = [transformation for transformation in systems.transformations if not stored_paths(transformation)]
+    has_all_axes = has_order_of_arrays and len(image.axes) == len(chosen.leading) + len(image.spatial_axes)
+    # Paths of stored arrays are relative to the group of the source.
+    kept = [one for one in systems.transformations if has_all_axes and not stored_paths(one)]
     named = [referred(transformation.get("output")) for transformation in kept]
     others = tuple(system for system in systems.others if system["name"] in named)
     lost = [f"the coordinate system {system['name']!r}" for system in systems.others if system not in others]

@@ -256,7 +256,9 @@ def _finish(
     lengths: tuple[np.ndarray, ...] | None = None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
-    root, entries = _local_root(array), None
+    # A subclass of LocalStore may read its bytes from elsewhere, or change them.
+    is_local = isinstance(array.store, ArchiveStore) or type(array.store) is LocalStore
+    root, entries = path_of(array) if is_local else None, None
     remote = remote_array(array) if root is None else None
     if isinstance(array.store, ArchiveStore) and keys is not None:
         stored = object_shape if object_shape is not None else chunk_shape
@@ -314,13 +316,6 @@ def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
         return None
     value = array.metadata.fill_value
     return np.zeros((), dtype)[()] if value is None else np.asarray(value).astype(dtype)[()]
-
-
-def _local_root(array: zarr.Array) -> str | None:
-    """Return the absolute path of a local array, also inside a ZIP file; None for an array in another store."""
-    # A subclass of LocalStore may read its bytes from elsewhere, or change them.
-    is_local = isinstance(array.store, ArchiveStore) or type(array.store) is LocalStore
-    return path_of(array) if is_local else None
 
 
 def stored_chunks(array: zarr.Array) -> StoredChunks:

@@ -47,13 +47,13 @@ def open_node(source: Source) -> Node:
     )
 
 
-def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:
+def local_store(folder: str | Path) -> LocalStore:
     """Return the store of a local folder.
 
     linumpy passes local paths to zarr-python only as such stores: zarr-python would parse text with ``#``, ``?``, ``;``
     or ``::`` as a URL, and a relative path changes its meaning with the working folder of the process.
     """
-    return LocalStore(absolute(folder), read_only=read_only)
+    return LocalStore(absolute(folder), read_only=True)
 
 
 def _open_path(source: str | Path) -> Node:

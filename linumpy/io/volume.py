@@ -16,7 +16,7 @@ import zarr
 
 from linumpy.checks import is_integer
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ngff.axes import Axis, Placement, Spacing, Unplaced
+from linumpy.io.ngff.axes import Placement, Spacing, Unplaced
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.source import Source, describe_source, open_node
 from linumpy.io.zarr_mode import read_chunks_on_host
@@ -282,8 +282,9 @@ def select_volumes(
     selected: dict[int, range] = {}  # axis of the array → selected entries
     kept: dict[str, int] = {}  # kind → axis of the array
     counts = dict.fromkeys(KINDS, 1)
+    by_name = {name: kind for kind, name in KINDS.items()}  # an axis without a type has that of its name, "t" or "c"
     for number, (axis, size) in enumerate(zip(image.axes, array.shape, strict=True)):
-        kind = _kind(axis)
+        kind = by_name.get(axis.name.lower(), "other") if axis.type is None else axis.type
         if kind == "space":
             continue
         if size != 1 and (kind not in KINDS or kind in kept):
@@ -317,10 +318,3 @@ def select_volumes(
         image.name, "".join(image.axes[axis].name.lower() for axis in image.spatial_axes), image.placements[level],
         "".join(named), volumes, image.linumpy, Chosen(image, level, named, time, channel),
     )  # fmt: skip
-
-
-def _kind(axis: Axis) -> str:
-    """Return the type of an axis; of an axis without a type, derive it from the name ``"t"`` or ``"c"``."""
-    if axis.type is None:
-        return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
-    return axis.type

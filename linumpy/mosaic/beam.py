@@ -213,10 +213,9 @@ def brain_light(
     interval_um: float | None = None,
 ) -> BrainLight:
     """Estimate what :func:`estimate_brain_light` writes, from A-lines of each slice and the slices' dtype."""
-    if method.background is None:
+    background = method.background
+    if background is None:
         background = float(np.median([estimate_background(sample.lines) for sample in samples.values()]))
-    else:
-        background = method.background
     if method.rayleigh_um is not None and method.focus_um is not None:
         beam = Beam(method.focus_um, method.rayleigh_um, method.falloff_per_mm)
         estimate, beam_from = BeamEstimate(beam=beam), "options"
@@ -228,14 +227,10 @@ def brain_light(
     tissues = [tissue_of(sample.lines, background) for sample in samples.values()]
     end = estimate_end(tissues, spacing_um, beam) if method.end_per_mm is None else method.end_per_mm
     usable = [tissue for tissue in tissues if tissue.can_be_told]
-    left_out = ""
-    if not usable:
-        left_out = "in no slice is there tissue that gets darker by a tenth over eight planes above the background"
+    no_tissue = "in no slice is there tissue that gets darker by a tenth over eight planes above the background"
+    left_out = "" if usable else no_tissue
     surface = float(np.median([tissue.at_surface(tissue.lines) for tissue in usable])) if usable else 0.0
-    if method.max_gain is not None:
-        max_gain = method.max_gain
-    else:
-        max_gain = max(1.0, min(_MAX_GAIN, surface / background if background else math.inf))
+    max_gain = method.max_gain or max(1.0, min(_MAX_GAIN, surface / background if background else math.inf))
     own = [_own_deep(tissue, spacing_um, beam, end) for tissue in usable]
     deep = _mean_deep(own) if usable else DeepLight(level=0.0, slope=0.0, lowest=0.0, highest=0.0)
     light = BrainLight(

@@ -167,9 +167,6 @@ def _write(image: MosaicImage, step: Step, tile: tuple[int, int], columns: int, 
         begin, end = box[2].start // tile[1] * tile[1], -(-box[2].stop // tile[1]) * tile[1]
         return (*box[:2], slice(begin, min(end, width)))
 
-    def read(box: Box) -> Array:
-        return read_box(array, whole_tiles(box), device)
-
     def rotate_back(box: Box, voxels: Array) -> Array:
         xp, first = array_module(voxels), whole_tiles(box)[2].start
         x = np.arange(box[2].start, box[2].stop)
@@ -183,6 +180,6 @@ def _write(image: MosaicImage, step: Step, tile: tuple[int, int], columns: int, 
     with step.writer_like(image, carried, dtype, tile_attributes(image, tile)) as writer:
         size = box_size(array.shape, writer.stored, dtype.itemsize, step.tile_nbytes(work))
         work(
-            boxes(array.shape, size), read, rotate_back, writer.write,
+            boxes(array.shape, size), lambda box: read_box(array, whole_tiles(box), device), rotate_back, writer.write,
             done=lambda box: step.advance(box_nbytes(array, box)),
         )  # fmt: skip

@@ -143,8 +143,7 @@ def fix_illumination(
                 for axis, size in zip(image.lateral_axes, tile, strict=True)
             )
             index = (box[image.depth_axis], first[:, None], second)
-            corrected: Array = (voxels - xp.asarray(dark)[index]) / xp.asarray(flat)[index]
-            return corrected
+            return (voxels - xp.asarray(dark)[index]) / xp.asarray(flat)[index]
 
         write_corrected(image, step, step.column(image, work), correct, work)
     if report is not None:

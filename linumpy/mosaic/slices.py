@@ -222,10 +222,10 @@ def make_stack(
 
         return compose(plan, box, part_of, xp, dtype, measured)
 
-    def done(box: Box) -> None:
-        step.advance(sum(box_nbytes(images[number].array, part) for number, part in slices_in_box(plan, box)))
-
-    work(boxes(plan.shape, size), read, blend, writer.write, done=done)
+    work(
+        boxes(plan.shape, size), read, blend, writer.write,
+        done=lambda box: step.advance(sum(box_nbytes(images[n].array, part) for n, part in slices_in_box(plan, box))),
+    )  # fmt: skip
 
 
 class FoundOverlap(NamedTuple):

@@ -121,8 +121,7 @@ def project_structure(column: Array, measured: MeasuredVoxels | None, depth_axis
     xp.log(voxels, out=voxels)
     xp.copyto(voxels, 0, where=~counted)
     shown = voxels.sum(axis=depth_axis) / count + np.float32(_MEAN) * xp.log(mean)
-    structure: Array = xp.where(known, shown, np.nan).astype(np.float32)
-    return structure
+    return xp.where(known, shown, np.nan).astype(np.float32)
 
 
 class _ReducedTiles:
@@ -160,5 +159,4 @@ class _ReducedTiles:
         """Return the tiles (rows, columns, Y, X): means of the finite pixels, NaN where there are none."""
         (rows, columns), (height, width) = self._grid, self._size
         means = self._xp.where(self._counts > 0, self._sums / self._xp.maximum(self._counts, 1), np.nan)
-        tiles: Array = means.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
-        return tiles
+        return means.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)

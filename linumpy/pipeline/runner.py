@@ -70,10 +70,10 @@ class Summary:
 
     def __str__(self) -> str:
         rows = [f"{'stage':<14}{'done':>6}{'kept':>6}{'task s':>10}{'run s':>10}"]
-        for stage in self.stages:
-            rows.append(
-                f"{stage.name:<14}{stage.done:>6}{stage.kept:>6}{stage.seconds:>10.2f}{stage.wall_seconds:>10.2f}"
-            )
+        rows += [
+            f"{stage.name:<14}{stage.done:>6}{stage.kept:>6}{stage.seconds:>10.2f}{stage.wall_seconds:>10.2f}"
+            for stage in self.stages
+        ]
         rows.append(f"{len(self.slices)} slices" + (f", empty: {', '.join(self.empty)}" if self.empty else ""))
         return "\n".join(rows)
 
@@ -125,9 +125,8 @@ def run_pipeline(
         for name in OPTIONS:
             if name in run.skip:
                 continue
-            available = {slice_name: shared | files for slice_name, files in slices.items()}
-            if STAGES[name].of_brain:
-                available = {"brain": _gathered(slices, shared)}
+            of_slices = {slice_name: shared | files for slice_name, files in slices.items()}
+            available = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else of_slices
             tasks = [_task(run, name, task_name, files) for task_name, files in available.items()]
             files = tuple(str(path.relative_to(run.output)) for task in tasks for path in task.outputs.values())
             stages.append(replace(_carry_out_all(name, tasks, records, work, progress), files=files))

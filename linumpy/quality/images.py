@@ -101,7 +101,13 @@ def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, device
     Raises `SourceError`, `MetadataError`, `ValueError`, `OSError`: an image that cannot be read, or has no spacing.
     """
     finest = open_volumes(path)
-    chosen, level = _resolution_to_read(path, finest)
+    chosen, level = finest, 0
+    while math.prod(chosen.first.shape) > VOXELS:
+        try:
+            chosen = open_volumes(path, level + 1)
+        except ValueError:  # there is no coarser resolution
+            break
+        level += 1
     z = chosen.axes.index("z") if len(chosen.axes) == 3 and "z" in chosen.axes else None
     voxels = read_box(chosen.first, _box_to_read(chosen, z, depth_um), device)
     xp, order = array_module(voxels), None if z is None else (z, *(k for k in range(3) if k != z))
@@ -124,18 +130,6 @@ def summarize(path: Path, *, depth_um: tuple[float, float] | None = None, device
         mask=_reduced(mask, spacing[-2:]).values > 0.5, tissue=tissue, sharpness=sharp, median=median,
         not_finite=1 - float(finite.mean()), constant=constant,
     )  # fmt: skip
-
-
-def _resolution_to_read(path: Path, finest: Volumes) -> tuple[Volumes, int]:
-    """Return the finest resolution of at most :data:`VOXELS` voxels, or else the coarsest, and its number."""
-    chosen, level = finest, 0
-    while math.prod(chosen.first.shape) > VOXELS:
-        try:
-            chosen = open_volumes(path, level + 1)
-        except ValueError:  # there is no coarser resolution
-            break
-        level += 1
-    return chosen, level
 
 
 def _box_to_read(chosen: Volumes, z: int | None, depth_um: tuple[float, float] | None) -> Box:

@@ -164,5 +164,4 @@ def _profile(plan: np.ndarray, limits: tuple[float, float], height: int) -> np.n
     rows = np.flatnonzero(np.isfinite(plan).any(axis=1))
     line = plan[rows[len(rows) // 2]] if rows.size else plan[0]
     levels = np.linspace(limits[1], limits[0], height, dtype=np.float32)[:, None]
-    curve: np.ndarray = np.where(np.isfinite(line), np.where(levels <= line, limits[1], limits[0]), np.nan)
-    return curve
+    return np.where(np.isfinite(line), np.where(levels <= line, limits[1], limits[0]), np.nan)

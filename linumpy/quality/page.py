@@ -157,9 +157,8 @@ def _scale(cells: Cells | None) -> str:
     bar = scale_bar_um(width * cells.pixel_um)
     line = f"<div class='bar' style='width: {bar / cells.pixel_um:.0f}px'></div>"
     limits = " to ".join(map(_text, cells.plan_limits))
-    below = "below: profile of the middle row"
-    if cells.stretch:
-        below = f"section × {cells.stretch:.2g}, {' to '.join(map(_text, cells.section_limits))}"
+    section = f"section × {cells.stretch:.2g}, {' to '.join(map(_text, cells.section_limits))}"
+    below = section if cells.stretch else "below: profile of the middle row"
     return f"{line}<div class='small'>{scale_bar_label(bar)}, {limits}<br>{below}</div>"
 
 

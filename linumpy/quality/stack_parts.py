@@ -111,35 +111,27 @@ def matches_of(
             continue
         begin, end = float(lower["top_um"]), _bottom(upper)
         margin = max(0.0, _PLANES * images[pair[0]].spacing[0] - (end - begin) / 2)
-        seen = [
+        (above, above_to_stack), (below, below_to_stack) = (
             _seen_from_stack(images[entry["number"]], entry, (begin - margin, end + margin), device)
             for entry in (upper, lower)
-        ]
-        matches[pair] = match(*_on_one_grid(*seen))
+        )
+        # The lower plane is sampled at the pixels of the upper one; pixels outside of it are 0.
+        to_below = np.linalg.inv(below_to_stack) @ above_to_stack
+        sampled = ndimage.affine_transform(below.values, to_below[:2, :2], to_below[:2, 2], above.values.shape, order=1)
+        matches[pair] = match(above.values, sampled, above.pixel)
     return matches
-
-
-#: A mean along depth, and the map of its pixels to coordinates of the stack: homogeneous, (y, x, 1), in µm.
-_Plane = tuple[Gray, np.ndarray]
 
 
 def _seen_from_stack(
     image: ImageSummary, entry: Mapping[str, JSON], depths: tuple[float, float], device: DeviceName
-) -> _Plane:
+) -> tuple[Gray, np.ndarray]:
+    """Return a mean along depth, and the map of its pixels to the stack: homogeneous, (y, x, 1), in µm."""
     matrix, origin = np.array(entry["matrix"], float), np.array(open_volumes(image.path).origin)
     inside = [depth - matrix[0, 3] for depth in depths]
     picture = summarize(image.path, depth_um=(inside[0], inside[1]), device=device).projection
     pixels = np.diag([*picture.pixel, 1.0])
     pixels[:2, 2] = origin[1:] + (np.array(picture.pixel) - image.spacing[1:]) / 2
     return picture, matrix[1:, 1:] @ pixels
-
-
-def _on_one_grid(upper: _Plane, lower: _Plane) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Sample the lower plane at the pixels of the upper one; pixels outside of it are 0."""
-    (above, above_to_stack), (below, below_to_stack) = upper, lower
-    to_below = np.linalg.inv(below_to_stack) @ above_to_stack
-    sampled = ndimage.affine_transform(below.values, to_below[:2, :2], to_below[:2, 2], above.values.shape, order=1)
-    return above.values, sampled, above.pixel
 
 
 def match(above: np.ndarray, below: np.ndarray, pixel_um: tuple[float, float]) -> Match:

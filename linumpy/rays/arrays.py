@@ -28,8 +28,7 @@ def as_array(array: Any) -> Array | None:
         return np.asarray(array)
     if array.__dlpack_device__()[0] in _HOSTS:
         return np.from_dlpack(array)
-    converted: Array = require_cuda().from_dlpack(array)
-    return converted
+    return require_cuda().from_dlpack(array)
 
 
 def are_on_device(**arrays: Array | None) -> bool:

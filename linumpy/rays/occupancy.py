@@ -219,16 +219,14 @@ class OccupancyGrid:
         line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge
         axes = [line + c for c in self.centre]
         z, y, x = xp.meshgrid(axes[2], axes[1], axes[0], indexing="ij")
-        centres: Array = xp.stack([x, y, z], axis=-1).astype(np.float32)
-        return centres
+        return xp.stack([x, y, z], axis=-1).astype(np.float32)
 
     def occupied(self, mip: int = 0) -> Array:
         """Return the bits of a mip as a bool array (128, 128, 128), axes (z, y, x)."""
         xp, mip = array_module(self.bits), integer("mip", mip, 0, self.mips - 1)
         dense = xp.empty(_VOXELS, bool)
         dense[_order_for(xp)] = xp.unpackbits(self.bits[mip], bitorder="little").astype(bool)
-        grid: Array = dense.reshape((GRID_SIZE,) * 3)
-        return grid
+        return dense.reshape((GRID_SIZE,) * 3)
 
     def save(self, path: str | Path) -> None:
         """Write the grid to a file in NumPy's npz format."""
@@ -296,8 +294,7 @@ def _pack(occupied: Array) -> Array:
             dense[(slice(quarter, -quarter),) * 3] |= pooled
         rows.append(xp.packbits(dense.reshape(-1)[order], bitorder="little"))
         finer = dense
-    packed: Array = xp.stack(rows)
-    return packed
+    return xp.stack(rows)
 
 
 def _maxima_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: float, edge: float) -> Array:
@@ -317,5 +314,4 @@ def _maxima_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: 
         else:
             shape = volume.shape[:axis] + volume.shape[axis + 1 :]
             parts.append(xp.full(shape, -math.inf, volume.dtype))
-    maxima: Array = xp.stack(parts, axis=axis)
-    return maxima
+    return xp.stack(parts, axis=axis)

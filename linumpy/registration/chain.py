@@ -133,23 +133,23 @@ def solve_chain(
             # First near least absolute distances: least squares would spread the error of a wrong link to others.
             new_weights = is_usable / np.sqrt(1 + (residuals * scales / (0.1 * tolerance)) ** 2)
         else:
-            new_weights = is_usable * _biweights(residuals * scales, is_usable, tolerance, max_deviation)
+            # Tukey's biweights: 0 beyond the tolerance and `max_deviation` robust standard deviations.
+            scaled = residuals * scales
+            spread = robust_deviation(scaled[is_usable]) if is_usable.any() else 0.0
+            new_weights = is_usable * np.clip(1 - (scaled / max(max_deviation * spread, tolerance)) ** 2, 0, 1) ** 2
             if np.abs(new_weights - robust_weights).max(initial=0) < 1e-6:
                 break
         robust_weights = new_weights
     solved, residuals = solve(max(1 / prior_error_um**2, weak_prior))
     rejected = robust_weights < 1e-3
     linked = {n for pair, is_rejected in zip(ends, rejected, strict=True) if not is_rejected for n in pair}
+    low, high = min(linked, default=count), max(linked, default=-1)
     return ChainSolution(
         matrices=centre @ solved @ shifted, residuals_um=residuals, rejected=rejected,
-        placed_by=tuple(_placed_by(n, linked) for n in range(count)),
+        placed_by=tuple(
+            "pairs" if n in linked else "neighbours" if low < n < high else "motor" for n in range(count)
+        ),
     )  # fmt: skip
-
-
-def _placed_by(number: int, linked: set[int]) -> str:
-    if number in linked:
-        return "pairs"
-    return "neighbours" if linked and min(linked) < number < max(linked) else "motor"
 
 
 def agreement(
@@ -255,13 +255,6 @@ def _apart(matrix: np.ndarray, other: np.ndarray, corners: np.ndarray) -> float:
     return math.sqrt(float(((((matrix - other) @ corners)[:-1]) ** 2).sum(axis=0).mean()))
 
 
-def _biweights(residuals: np.ndarray, is_usable: np.ndarray, tolerance: float, max_deviation: float) -> np.ndarray:
-    """Return Tukey's biweights of residuals: 0 beyond the tolerance and `max_deviation` robust standard deviations."""
-    spread = robust_deviation(residuals[is_usable]) if is_usable.any() else 0.0
-    weights: np.ndarray = np.clip(1 - (residuals / max(max_deviation * spread, tolerance)) ** 2, 0, 1) ** 2
-    return weights
-
-
 def _solve(
     count: int, ends: Sequence[tuple[int, int]], links: np.ndarray, weights: np.ndarray, reference: int, rigid: bool
 ) -> np.ndarray:
@@ -302,5 +295,4 @@ def _nearest_rotation(matrix: np.ndarray) -> np.ndarray:
     u, _, v = np.linalg.svd(matrix)
     turn = np.ones(len(matrix))
     turn[-1] = np.sign(np.linalg.det(u @ v))
-    rotation: np.ndarray = u * turn @ v
-    return rotation
+    return u * turn @ v

@@ -80,21 +80,17 @@ def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
 
     Each direction moves the points of a box, whose half-lengths are `radius` in µm, by about 1 µm.
     """
-    out = []
-    for axis in range(rank):
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[axis, rank] = 1
-        out.append(matrix)
-    planes = itertools.combinations(range(rank), 2) if model == "rigid" else ()
-    for first, second in planes:
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[second, first], matrix[first, second] = np.array([1, -1]) / math.hypot(radius[first], radius[second])
-        out.append(matrix)
-    for row, column in itertools.product(range(rank), repeat=2) if model == "affine" else ():
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[row, column] = 1 / radius[column]
-        out.append(matrix)
-    return np.array(out)
+    directions = [{(axis, rank): 1.0} for axis in range(rank)]
+    if model == "rigid":
+        for first, second in itertools.combinations(range(rank), 2):
+            turn = 1 / math.hypot(radius[first], radius[second])
+            directions.append({(second, first): turn, (first, second): -turn})
+    if model == "affine":
+        directions += [{(row, k): 1 / radius[k]} for row, k in itertools.product(range(rank), repeat=2)]
+    out = np.zeros((len(directions), rank + 1, rank + 1))
+    for matrix, entries in zip(out, directions, strict=True):
+        matrix[tuple(zip(*entries, strict=True))] = list(entries.values())
+    return out
 
 
 class System:

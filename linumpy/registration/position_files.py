@@ -143,16 +143,10 @@ def _arranged(
         present[tile] = bool(int(row["present"]))
     if not np.isfinite(positions).all():
         raise ValueError("a position is not finite")
-    return TilePositions(
-        positions=positions, present=present, tile_shape=tile_shape, model=model or _mean_steps(positions), pairs=pairs
-    )
-
-
-def _mean_steps(positions: np.ndarray) -> AcquisitionModel:
-    """Return the regular grid with the mean steps between neighbours."""
-    steps = [np.diff(positions, axis=axis).reshape(-1, 2) for axis in (0, 1)]
-    row, column = (step.mean(axis=0) if len(step) else np.zeros(2) for step in steps)
-    return AcquisitionModel((float(row[0]), float(row[1])), (float(column[0]), float(column[1])))
+    if model is None:  # the regular grid with the mean steps between neighbours
+        steps = [np.diff(positions, axis=axis).reshape(-1, 2) for axis in (0, 1)]
+        model = AcquisitionModel(*(tuple(step.mean(axis=0).tolist()) if len(step) else (0.0, 0.0) for step in steps))
+    return TilePositions(positions=positions, present=present, tile_shape=tile_shape, model=model, pairs=pairs)
 
 
 def table_of(found: TilePositions) -> str:

@@ -132,8 +132,7 @@ class TilePositions:
         first, second = (np.ravel_multi_index(tuple(part), self.grid) for part in (ends[:2], ends[2:]))
         count = self.present.size
         _, group = connected_components(coo_matrix((np.ones(len(first)), (first, second)), (count, count)), False)
-        largest: np.ndarray = (group == np.bincount(group).argmax()).reshape(self.grid)
-        return largest
+        return (group == np.bincount(group).argmax()).reshape(self.grid)
 
     @property
     def rms_leave_one_out(self) -> float:
@@ -170,7 +169,10 @@ def locate_tiles(
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):
         raise ValueError(f"overlap={overlap}: tiles of {height} × {width} pixels share too few pixels (4 at least)")
-    present = _have_contrast(tiles)
+    xp = array_module(tiles)
+    finite = xp.isfinite(tiles)
+    high, low = xp.where(finite, tiles, -np.inf).max(axis=(2, 3)), xp.where(finite, tiles, np.inf).min(axis=(2, 3))
+    present = to_host(high > low)
     if not present.any():
         raise ValueError(f"all {present.size} tiles are empty: the pixels of each are equal, or not finite")
     whole = (height, width) if tile_shape is None else tile_shape
@@ -205,15 +207,6 @@ def _warnings(found: TilePositions, measured: MeasuredPairs, overlap: float) -> 
         f"No pair of the {tiles} tiles shows common structure, so all of them were placed by the nominal overlap of "
         f"{overlap:g}. If they show tissue, check the overlap and the shape of the tiles.",
     )
-
-
-def _have_contrast(tiles: Array) -> np.ndarray:
-    """Return which tiles have contrast."""
-    xp = array_module(tiles)
-    finite = xp.isfinite(tiles)
-    high = xp.where(finite, tiles, -np.inf).max(axis=(2, 3))
-    low = xp.where(finite, tiles, np.inf).min(axis=(2, 3))
-    return to_host(high > low)
 
 
 def solve_positions(
@@ -370,5 +363,4 @@ class _Solver:
     def residuals(self, positions: np.ndarray) -> np.ndarray:
         """Return the difference between the positions of each pair less its shift, (n, 2)."""
         flat, n = positions.reshape(-1, 2), self._pairs
-        apart: np.ndarray = flat[self._to[:n]] - flat[self._from[:n]] - self._targets[:n]
-        return apart
+        return flat[self._to[:n]] - flat[self._from[:n]] - self._targets[:n]

@@ -146,8 +146,7 @@ def _solve(hessian: np.ndarray, slope: np.ndarray, damping: np.ndarray) -> np.nd
     floor = 1e-9 * diagonal.max(axis=1, keepdims=True)
     damped = hessian.copy()
     np.einsum("nkk->nk", damped)[...] += damping[:, None] * diagonal + floor
-    solved: np.ndarray = np.linalg.solve(damped, slope[..., None])[..., 0]
-    return solved
+    return np.linalg.solve(damped, slope[..., None])[..., 0]
 
 
 def _spread(residuals: np.ndarray) -> np.ndarray:

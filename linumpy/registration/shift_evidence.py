@@ -243,8 +243,7 @@ def _total(scaled: np.ndarray, highest: np.ndarray, sigma: float, rest: float) -
     spread = rest * scaled.sum(axis=(1, 2), keepdims=True)
     spread = spread + (1 - _RARE) * gaussian_filter(scaled, (0, sigma, sigma), mode="constant")
     matched = np.log(_PRIOR) + np.log(spread + 1e-300) + highest
-    total: np.ndarray = np.logaddexp(np.log(1 - _PRIOR), matched).sum(axis=0)
-    return total
+    return np.logaddexp(np.log(1 - _PRIOR), matched).sum(axis=0)
 
 
 def find_structure(tiles: Array) -> TileStructure:

@@ -99,9 +99,8 @@ def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_give
         )
     between: PointMap | None = None
     if like.chosen is not None and volumes.chosen is not None:
-        between = map_between(like.chosen.image, volumes.chosen.image, system)
-        if between == ():  # no transformation: both images have the same coordinates, and are aligned in µm
-            between = None
+        # Without a transformation both images have the same coordinates, and are aligned in µm.
+        between = map_between(like.chosen.image, volumes.chosen.image, system) or None
     elif system is not None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
     if between is None:

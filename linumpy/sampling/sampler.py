@@ -249,9 +249,8 @@ class Sampler:
 
     def _draw_of(self, order: str) -> Draw:
         if order not in self._draws:
-            method = self._weights
-            if method is None:
-                method = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
+            methods = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}
+            method = self._weights or methods[order]
             self._draws[order] = method.moved(self._xp)
         return self._draws[order]
 

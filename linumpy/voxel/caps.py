@@ -124,8 +124,7 @@ def _largest_angles(groups: np.ndarray, points: np.ndarray, radii: np.ndarray) -
     for axis in range(3):
         squared += (points[:, axis, None] - groups[:, axis]) ** 2
     distance = np.sqrt(squared) - groups[:, 3] - radii[:, None]
-    bounds: np.ndarray = np.where(distance > 0, groups[:, 4] / np.where(distance > 0, distance, 1) ** 2, 4 * np.pi)
-    return bounds
+    return np.where(distance > 0, groups[:, 4] / np.where(distance > 0, distance, 1) ** 2, 4 * np.pi)
 
 
 def _angles_of(caps: Caps, points: np.ndarray) -> np.ndarray:
@@ -153,20 +152,18 @@ def _solid_angles(triangles: np.ndarray, points: np.ndarray) -> np.ndarray:
     for begin in range(0, len(points), step):
         part = points[begin : begin + step].T[:, None]
         for first in range(0, len(triangles), _PAIRS):
+            # The coordinates of corners, relative to the points, are along the first axis.
             a, b, c = triangles[first : first + _PAIRS].transpose(1, 2, 0)[..., None] - part
-            total[begin : begin + step] += _angles(a, b, c).sum(axis=0)
+            ab, bc, ca = ((p * q).sum(axis=0) for p, q in ((a, b), (b, c), (c, a)))
+            la, lb, lc = (np.sqrt((p * p).sum(axis=0)) for p in (a, b, c))
+            volume = (
+                a[0] * (b[1] * c[2] - b[2] * c[1])
+                + a[1] * (b[2] * c[0] - b[0] * c[2])
+                + a[2] * (b[0] * c[1] - b[1] * c[0])
+            )
+            angles = 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
+            total[begin : begin + step] += angles.sum(axis=0)
     return total
-
-
-def _angles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return the solid angles of triangles from 0, with the coordinates of corners along the first axis."""
-    ab, bc, ca = ((p * q).sum(axis=0) for p, q in ((a, b), (b, c), (c, a)))
-    la, lb, lc = (np.sqrt((p * p).sum(axis=0)) for p in (a, b, c))
-    volume = (
-        a[0] * (b[1] * c[2] - b[2] * c[1]) + a[1] * (b[2] * c[0] - b[0] * c[2]) + a[2] * (b[0] * c[1] - b[1] * c[0])
-    )
-    angles: np.ndarray = 2 * np.arctan2(volume, la * lb * lc + ab * lc + bc * la + ca * lb)
-    return angles
 
 
 def _turned(faces: np.ndarray) -> np.ndarray:
@@ -195,8 +192,7 @@ def _components(rows: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray
     from scipy.sparse import coo_matrix, csgraph
 
     graph = coo_matrix((np.ones(len(rows), bool), (rows, columns)), (count, count))
-    labels: np.ndarray = csgraph.connected_components(graph, directed=False)[1]
-    return labels
+    return csgraph.connected_components(graph, directed=False)[1]
 
 
 def _open_edges(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -235,5 +231,4 @@ def _balls(caps: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 def _area_vectors(triangles: np.ndarray) -> np.ndarray:
     a, b, c = triangles.transpose(1, 0, 2)
-    vectors: np.ndarray = np.cross(b - a, c - a) / 2
-    return vectors
+    return np.cross(b - a, c - a) / 2

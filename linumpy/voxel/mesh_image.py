@@ -104,16 +104,11 @@ def load_mesh(path: str | Path, unit: str | None = None) -> tuple[np.ndarray, np
         raise SourceError(f"trimesh cannot read {path} as a mesh: {error or type(error).__name__}") from error
     if not len(mesh.faces):
         raise SourceError(f"{path} contains no triangles")
-    size = UNITS[unit or _unit_of(mesh.units or scene.units, path)]
-    return np.asarray(mesh.vertices, np.float64) * size, np.asarray(mesh.faces, np.int64)
-
-
-def _unit_of(name: str | None, path: str | Path) -> str:
-    """Return the key of :data:`UNITS` for a unit's name in the file `path`."""
-    unit = name if name in UNITS else _NAMES.get(str(name))
-    if unit is None:
+    name = unit or mesh.units or scene.units
+    size = UNITS.get(_NAMES.get(str(name), str(name)))
+    if size is None:
         raise MetadataError(f"{path} does not give the unit of its coordinates: give unit= ({', '.join(UNITS)})")
-    return unit
+    return np.asarray(mesh.vertices, np.float64) * size, np.asarray(mesh.faces, np.int64)
 
 
 def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:

@@ -275,11 +275,14 @@ class VoxelSession:
     ) -> None:
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
         check_operation(operation)
-
-        def combine(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
-            return backend.boolean(operation, mask, backend.voxelize(mesh, grid, fill_holes=fill_holes), out=mask)
-
-        self._add(Queued(combine, voxel_bytes=6))
+        self._add(
+            Queued(
+                lambda backend, mask, grid: backend.boolean(
+                    operation, mask, backend.voxelize(mesh, grid, fill_holes=fill_holes), out=mask
+                ),
+                voxel_bytes=6,
+            )
+        )
 
     def flush(self) -> Flushed:
         """Apply the queued operations.
@@ -343,11 +346,13 @@ class VoxelSession:
     ) -> None:
         element = as_element(structure, radius, self._grid.pitch if pitch is None else pitch)
         steps = 2 if method in ("open", "close") else 1
-
-        def apply(backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
-            return getattr(backend, method)(mask, element, border_value=border_value)
-
-        self._add(Queued(apply, voxel_bytes=2, halo=steps * element.halo))
+        self._add(
+            Queued(
+                lambda backend, mask, _: getattr(backend, method)(mask, element, border_value=border_value),
+                voxel_bytes=2,
+                halo=steps * element.halo,
+            )
+        )
 
     def _subtract(self, table: np.ndarray) -> None:
         """Queue the removal of capsules, in one pass with those that were queued last."""

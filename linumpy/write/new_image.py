@@ -180,7 +180,12 @@ def plan_image(
         raise TypeError(f"name={name!r}: pass a str")
     names = _names(shape, spacing, axes, origin)
     leading = sum(name in LEADING_AXES for name in names)
-    factors = _level_factors(shape, levels, leading)
+    max_levels = (max(shape[leading:], default=1) - 1).bit_length() + 1
+    if not 1 <= levels <= max_levels:
+        raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {max_levels} resolutions")
+    # For each level and axis, how many voxels of the finest level one of the level spans: 1 along t and c.
+    halvings = [0] * leading + [(n - 1).bit_length() for n in shape[leading:]]
+    factors = [tuple(2 ** min(level, most) for most in halvings) for level in range(levels)]
     steps = [factor[leading:] for factor in factors]
     metadata = _metadata(name, names, spacing, origin, steps, downsampling, ngff_version, carried)
     if not isinstance(attributes, Mapping | None):
@@ -285,15 +290,6 @@ def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
     if not is_value:
         raise ValueError(f"fill_value={value!r} is no value of {dtype}")
     return fill  # type: ignore[return-value]
-
-
-def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
-    """Return, for each level and axis, how many voxels of the finest level one of the level spans: 1 along t and c."""
-    max_levels = (max(shape[leading:], default=1) - 1).bit_length() + 1
-    if not 1 <= levels <= max_levels:
-        raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {max_levels} resolutions")
-    ones = (1,) * leading
-    return [ones + tuple(2 ** min(level, (n - 1).bit_length()) for n in shape[leading:]) for level in range(levels)]
 
 
 def _names(

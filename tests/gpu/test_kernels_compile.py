@@ -14,12 +14,15 @@ import pytest
 import linumpy
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode, encode
+from linumpy.gpu.ndimage import correlate, nearest
+from linumpy.gpu.oct import blend
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain, Encoding
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
 from linumpy.plan.encode.chunks import plan_encoding
+from tests.gpu.ndimage import test_general, test_sampling, test_splines
 from tests.support import budget
 from tests.support.budget import matrix
 from tests.support.gpu.decoders import KERNELS, kernel_specs
@@ -46,14 +49,18 @@ def specs():
         for one in _CUDA_TYPES
         if np.dtype(one).kind != "c"
     ]
-    return list(dict.fromkeys([*copies, *swaps, *casts, *bfloat16]))
+    samplers = [*test_sampling.specs(), *test_sampling.stacks(), *test_splines.specs(), *test_general.specs()]
+    lines = [nearest.kernel_spec(itemsize) for itemsize in (1, 2, 4, 8, 16)]
+    lines += [correlate.kernel_spec(np.dtype(dtype)) for dtype in ("f4", "f8")]
+    blends = [blend.kernel_spec(np.dtype(dtype)) for dtype in ("u1", "u2", "f4")]
+    return [*copies, *swaps, *casts, *bfloat16, *samplers, *lines, *blends]
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))
-def test_scatter_compiles(one, architecture):
+def test_kernels_compile(one, architecture):
     code = compile_kernel(one, architecture)
     assert code[:4] == b"\x7fELF"
-    assert b"scatter" in code
+    assert one.name.encode() in code
 
 
 @pytest.mark.parametrize(

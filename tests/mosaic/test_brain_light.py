@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import zarr
 
 from linumpy.correction.attenuation import Beam
 from linumpy.correction.beam import block_profile
@@ -17,6 +16,7 @@ from linumpy.mosaic.options import AttenuationMethod
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load
+from tests.support.stores import values_of
 
 FAULTS = brain.Faults(attenuation_per_mm=2.5, water_um=60.0, tilt=(0.03, 0.02), looks=8, dark=0.01)
 SPEC = brain.BrainSpec(slices=4, tiles=(1, 1), tile_shape=(50, 64, 64), radius=0.9, agarose=0.08, dtype="uint16")
@@ -35,10 +35,6 @@ def write(folder, spec, factor=1.0):
             voxels = np.clip(np.rint(voxels * factor), 0, np.iinfo(voxels.dtype).max).astype(voxels.dtype)
         paths[number] = write_omezarr(folder / f"slice_z{number:02}.ome.zarr", voxels, (10.0,) * 3, chunks=(50, 32, 32))
     return paths
-
-
-def voxels_of(path):
-    return zarr.open_group(path, mode="r")["0"][...]
 
 
 def against_truth(spec, number, voxels):
@@ -65,8 +61,8 @@ def test_slices_of_a_brain_are_alike(tmp_path, beam):
         out, report = tmp_path / f"{number}.zarr", tmp_path / f"{number}.json"
         compensate_attenuation(path, out, light=tmp_path / "beam.json", report=report)
         told.append(json.loads(report.read_text()))
-        before.append(against_truth(spec, number, voxels_of(path)))
-        after.append(against_truth(spec, number, voxels_of(out)))
+        before.append(against_truth(spec, number, values_of(path)))
+        after.append(against_truth(spec, number, values_of(out)))
     slopes, levels = np.array(before).T, np.array(after).T
     assert np.abs(levels[0]).max() < (0.35 if beam is None else 0.6) < 1.5 < np.abs(slopes[0]).min()
     assert math.exp(np.ptp(levels[1])) < 1.15
@@ -92,7 +88,7 @@ def test_what_cannot_be_told_is_left_alone(tmp_path, caplog):
         source = write_omezarr(tmp_path / name, voxels.astype("u2"), (10.0,) * 3)
         caplog.clear()
         used = compensate_attenuation(source, tmp_path / f"{name}.out", light=parameters)
-        np.testing.assert_array_equal(voxels_of(tmp_path / f"{name}.out"), voxels.astype("u2"))
+        np.testing.assert_array_equal(values_of(tmp_path / f"{name}.out"), voxels.astype("u2"))
         assert used.left_out
         assert used.gain_at_surface == 1
         assert used.warnings[0] in caplog.text
@@ -102,7 +98,7 @@ def test_what_cannot_be_told_is_left_alone(tmp_path, caplog):
     assert len(nothing.warnings) == 1
     used = compensate_attenuation(paths[0], tmp_path / "alone", light=tmp_path / "none.json")
     assert used.left_out == nothing.left_out
-    np.testing.assert_array_equal(voxels_of(tmp_path / "alone"), voxels_of(paths[0]))
+    np.testing.assert_array_equal(values_of(tmp_path / "alone"), values_of(paths[0]))
     # Who passes the attenuation below the range wants it.
     used = compensate_attenuation(paths[0], tmp_path / "given", AttenuationMethod(end_per_mm=2.5))
     assert not used.left_out
@@ -117,12 +113,12 @@ def test_a_dtype_that_holds_the_values(tmp_path, caplog):
     # Voxels exceed the range until they are scaled to the brightness of the surface.
     assert estimate_brain_light(write(tmp_path / "dimmer", spec, 3.7), interval_um=200.0).dtype == "uint16"
     used = compensate_attenuation(paths[1], tmp_path / "a", light=light)
-    values = voxels_of(tmp_path / "a")
+    values = values_of(tmp_path / "a")
     assert values.dtype == np.float32
     assert values.max() > 65535
     assert "float32" in used.warnings[0]
     used = compensate_attenuation(paths[1], tmp_path / "b", light=light, dtype="uint16")
-    clipped = voxels_of(tmp_path / "b")
+    clipped = values_of(tmp_path / "b")
     assert math.isclose(used.clipped, np.mean(clipped[clipped > 0] == 65535), rel_tol=1e-6)
     assert used.clipped > 1e-3
     assert "--dtype float32" in used.warnings[0]
@@ -157,7 +153,7 @@ def test_a_beam_that_is_given(tmp_path):
     light = estimate_brain_light(paths, tmp_path / "beam.json", method)
     assert (light.beam, light.beam_from, light.max_gain) == (Beam(150.0, 250.0), "options", 7.0)
     used = compensate_attenuation(paths[0], tmp_path / "a", light=light)
-    source, out = voxels_of(paths[0]), voxels_of(tmp_path / "a")
+    source, out = values_of(paths[0]), values_of(tmp_path / "a")
     assert (out <= 7.0 * source + 1).all()
     assert used.max_gain == 7
     none = estimate_brain_light(paths, method=AttenuationMethod(focus_um=0.0, rayleigh_um=math.inf))

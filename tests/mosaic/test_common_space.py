@@ -18,6 +18,7 @@ from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.testing.brain import BrainSpec, Faults, reference, truth_transform
 from linumpy.testing.brain_files import write_brain
 from linumpy.write.writer import write_omezarr
+from tests.support.stores import values_of
 
 FAULTS = Faults(rotation_degrees=3, translation=4, water_um=45, tilt=(0.02, -0.03))
 SPEC = BrainSpec(
@@ -32,10 +33,6 @@ def brain(tmp_path_factory):
     transforms = register_slices(folder, folder.parent / "t.json", INTERVAL)
     space = stack_registered(folder, folder.parent / "t.json", folder.parent / "stack.zarr")
     return folder, transforms, space
-
-
-def values(path):
-    return zarr.open_group(path, mode="r")["0"][...]
 
 
 def lateral(one, spec=SPEC):
@@ -66,7 +63,7 @@ def test_slices_lie_where_the_brain_has_them(brain):
 
 def test_a_stack_is_the_brain(brain):
     folder, _, space = brain
-    stack = values(folder.parent / "stack.zarr")
+    stack = values_of(folder.parent / "stack.zarr")
     # Sampled where the stack has its voxels, in the frame of the reference slice.
     start = [-30, *(-30 for _ in range(2))]
     known = reference(SPEC, tuple(start), tuple(n + 30 for n in SPEC.shape))
@@ -86,7 +83,7 @@ def test_a_stack_is_the_brain(brain):
 def test_a_stack_does_not_show_where_it_was_cut(brain, tmp_path):
     folder, transforms, _ = brain
     stack_registered(folder, transforms, tmp_path / "s.zarr", tile_bytes=1)
-    np.testing.assert_array_equal(values(tmp_path / "s.zarr"), values(folder.parent / "stack.zarr"))
+    np.testing.assert_array_equal(values_of(tmp_path / "s.zarr"), values_of(folder.parent / "stack.zarr"))
 
 
 def test_other_programs_apply_the_transforms(brain, tmp_path):
@@ -104,7 +101,7 @@ def test_other_programs_apply_the_transforms(brain, tmp_path):
     finally:
         (folder / "zarr.json").unlink()
     group = zarr.open_group(tmp_path / "one.zarr", mode="r")
-    one, stack = group["0"][...], values(folder.parent / "stack.zarr")
+    one, stack = group["0"][...], values_of(folder.parent / "stack.zarr")
     place = group.attrs["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     if place[0]["type"] == "sequence":
         place = place[0]["transformations"]
@@ -133,7 +130,7 @@ def test_one_resampling_equals_that_of_scipy(tmp_path):
         rows = tuple(map(tuple, matrix.tolist()))
         slices.append(SliceTransform(n, f"slice_z{n}.ome.zarr", rows, n * 30.0, 30.0))
     space = stack_registered(tmp_path / "s", SliceTransforms(30.0, tuple(slices)), tmp_path / "o.zarr")
-    found = values(tmp_path / "o.zarr")
+    found = values_of(tmp_path / "o.zarr")
     assert found.shape[0] == 12
     for n, (one, volume) in enumerate(zip(slices, volumes, strict=True)):
         matrix = np.array(one.matrix)[1:, 1:]
@@ -162,7 +159,7 @@ def test_what_was_not_measured_leaves_no_seam(tmp_path, hole):
         matrix[:3, 3] = (n * 10.0, n * 0.9, n * 0.7)
         slices.append(SliceTransform(n, f"slice_z{n}.ome.zarr", tuple(map(tuple, matrix.tolist())), n * 10.0, 20.0))
     stack_registered(tmp_path / "s", SliceTransforms(10.0, tuple(slices)), tmp_path / "o.zarr")
-    found = values(tmp_path / "o.zarr")
+    found = values_of(tmp_path / "o.zarr")
     assert found.shape[0] == 6
     np.testing.assert_allclose(found[found != 0], 500, rtol=1e-5)
     assert (found[2:4, 5:35, 5:35] != 0).all()  # the slice above has them
@@ -182,7 +179,7 @@ def test_an_empty_slice_lies_between_its_neighbours(tmp_path):
         first = np.linalg.inv(lateral(found.slices[1], spec)) @ lateral(one, spec)
         assert distances(first, truth, spec)[0] < 0.1
     stack_registered(folder / "mosaics", found, tmp_path / "o.zarr", new_spacing=20.0, levels=2)
-    assert values(tmp_path / "o.zarr").max() > 0
+    assert values_of(tmp_path / "o.zarr").max() > 0
 
 
 def test_transforms_are_read_as_they_were_written(brain, tmp_path):
@@ -239,5 +236,5 @@ def test_the_device_makes_the_same_stack(brain, tmp_path):
     for one, other in zip(device.slices, transforms.slices, strict=True):
         assert distances(lateral(one), lateral(other))[0] < 0.02
     stack_registered(folder, transforms, tmp_path / "s.zarr", device="cuda")
-    host = values(folder.parent / "stack.zarr")
-    np.testing.assert_allclose(values(tmp_path / "s.zarr"), host, rtol=1e-3, atol=1e-3 * host.max())
+    host = values_of(folder.parent / "stack.zarr")
+    np.testing.assert_allclose(values_of(tmp_path / "s.zarr"), host, rtol=1e-3, atol=1e-3 * host.max())

@@ -26,6 +26,7 @@ from linumpy.write.writer import write_omezarr
 from tests.support.budget import first, some
 from tests.support.script_runs import check_refused, load
 from tests.support.stacks import stack_slices
+from tests.support.stores import values_of
 
 SPACING, TILE, PLANES, SHARED, WATER = (5.0, 10.0, 10.0), (80, 72), 80, 24, 20
 SIDES = TILE[0] * 2, TILE[1] * 2
@@ -66,10 +67,6 @@ def slices(background, sign):
         yield (bright + background) * rng.gamma(8, 1 / 8, z.shape)
 
 
-def values(path):
-    return zarr.open_group(path, mode="r")["0"][...]
-
-
 def run(name, *words):
     assert load(name).main([str(word) for word in (*words, "--device=cpu")]) == 0
 
@@ -87,7 +84,7 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
         fit = json.loads(report.with_suffix(".json").read_text())["voxels"]
         curvature = FocalCurvature(tile_shape=TILE, vv=fit["vv"], vu=fit["vu"], uu=fit["uu"], rms=0.0, tiles=4)
         assert np.abs(curvature.depth() - bend(sign)).max() < 1.5
-        made = values(flat)
+        made = values_of(flat)
         assert made.dtype == voxels.dtype
         kept = correct_focal_curvature(voxels.astype(np.float64), curvature, fill_value=np.nan)
         known = np.isfinite(kept)
@@ -100,14 +97,14 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
         oracle.append(kept)
 
         run("linum_find_tissue_interface", flat, tmp_path / f"s_{number}.zarr")
-        found = values(tmp_path / f"s_{number}.zarr") / 5.0
+        found = values_of(tmp_path / f"s_{number}.zarr") / 5.0
         assert np.percentile(np.abs(found - (surfaces() + 2)), 98) <= 2.5
         run("linum_find_tissue_interface", flat, tmp_path / f"e_{number}.zarr", "--definition", "edge")
-        edge = values(tmp_path / f"e_{number}.zarr") / 5.0
+        edge = values_of(tmp_path / f"e_{number}.zarr") / 5.0
         assert np.isfinite(edge).mean() > 0.85  # the others are told by infinity
         assert np.percentile(np.abs(edge - surfaces() + 0.5)[np.isfinite(edge)], 98) <= 2
         run("linum_aip", flat, tmp_path / f"a_{number}.zarr")
-        np.testing.assert_allclose(values(tmp_path / f"a_{number}.zarr"), np.nanmean(kept, axis=0), rtol=1e-5)
+        np.testing.assert_allclose(values_of(tmp_path / f"a_{number}.zarr"), np.nanmean(kept, axis=0), rtol=1e-5)
 
     (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
     stack = tmp_path / "stack.ome.zarr"
@@ -119,7 +116,7 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
     expected = stack_slices(oracle, [SHARED])
     measured = stack_slices([np.isfinite(one).astype(np.float32) for one in oracle], [SHARED]) > 0
     measured &= np.isfinite(expected) & (expected > 0)
-    got = values(stack)
+    got = values_of(stack)
     if dtype == "uint16":
         assert np.abs(got[measured] - np.rint(expected[measured])).max() <= 1
     else:
@@ -145,7 +142,7 @@ def test_no_fill_value_shows(tmp_path, words):
         flat = corrected(tmp_path, *options)
         run("linum_find_tissue_interface", flat, tmp_path / f"s_{name}.zarr")
         run("linum_aip", flat, tmp_path / f"a_{name}.zarr")
-        found[name] = values(flat), values(tmp_path / f"s_{name}.zarr"), values(tmp_path / f"a_{name}.zarr")
+        found[name] = values_of(flat), values_of(tmp_path / f"s_{name}.zarr"), values_of(tmp_path / f"a_{name}.zarr")
     assert (found["filled"][0] != found["repeated"][0]).any()
     for one, other in zip(found["filled"][1:], found["repeated"][1:], strict=True):
         np.testing.assert_array_equal(one, other)
@@ -166,7 +163,7 @@ def test_coarser_levels(tmp_path, sign):
         np.testing.assert_array_equal(image.measured(box).mask(np), whole[box])
         run("linum_aip", flat, tmp_path / "a.zarr", "--level", level, "--overwrite")
         expected = np.nanmean(np.where(whole, image.array.read(), np.nan), axis=0)
-        np.testing.assert_allclose(values(tmp_path / "a.zarr"), expected, rtol=1e-5)
+        np.testing.assert_allclose(values_of(tmp_path / "a.zarr"), expected, rtol=1e-5)
 
 
 def test_a_second_correction_knows_of_the_first(tmp_path):
@@ -175,7 +172,7 @@ def test_a_second_correction_knows_of_the_first(tmp_path):
     run("linum_detect_focal_curvature", flat, tmp_path / "twice.zarr", *words)
     image = open_mosaic(tmp_path / "twice.zarr")
     assert len(image.corrections) == 2
-    voxels = values(tmp_path / "mosaic.zarr").astype(float)
+    voxels = values_of(tmp_path / "mosaic.zarr").astype(float)
     for one in image.corrections:
         voxels = correct_focal_curvature(voxels, one.curvature, fill_value=np.nan)
     box = tuple(slice(0, n) for n in voxels.shape)
@@ -194,7 +191,7 @@ def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
     shares = np.where(known, 0, 60000).astype("uint16")
     group["0"][...] = shares
     run("linum_resample_mosaic_grid", flat, tmp_path / "shares.zarr", "--resolution", resolution)
-    mixed = values(tmp_path / "shares.zarr") > 60
+    mixed = values_of(tmp_path / "shares.zarr") > 60
     assert not (found & mixed).any()
     assert (found | mixed).mean() > 0.85
 
@@ -228,7 +225,7 @@ def test_a_stack_of_which_one_slice_was_corrected(tmp_path):
     stack_mosaics(tmp_path / "slices", tmp_path / "shifts.csv", tmp_path / "stack.zarr", search)
     shared = slice(6, 10), slice(0, 12), slice(0, 12)
     known = open_mosaic(tmp_path / "slices/slice_z0.zarr").measured(shared).mask(np)
-    stack = values(tmp_path / "stack.zarr")[shared]
+    stack = values_of(tmp_path / "stack.zarr")[shared]
     assert (stack[~known] == 20).all()
     assert (stack[known] < 20).all()
     assert 0 < known.mean() < 1
@@ -247,7 +244,7 @@ def test_a_registered_stack_of_which_the_lower_slice_was_corrected(tmp_path):
     stack_registered(tmp_path / "s", SliceTransforms(60.0, tuple(slices)), tmp_path / "o.zarr")
     known = open_mosaic(tmp_path / "s/slice_z1.zarr").measured(np.s_[0:4, 0:12, 0:12]).mask(np)
     assert 0 < known.mean() < 1
-    stack = values(tmp_path / "o.zarr")[6:10]
+    stack = values_of(tmp_path / "o.zarr")[6:10]
     assert (stack[~known] == 10).all()
     assert (stack[known] > 10).all()
 
@@ -270,7 +267,7 @@ def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
             ("linum_stack_slices_motor", [*stack, "--search-range-mm", 0.02]),
         ):
             assert load(name).main([str(word) for word in (*words, where)]) == 0
-        made[where] = [values(one) for one in outputs]
+        made[where] = [values_of(one) for one in outputs]
     surface, edge, aip, stack = zip(made["--device=cuda"], made["--device=cpu"], strict=True)
     assert (surface[0] != surface[1]).mean() < 0.002
     assert np.isclose(*edge, atol=0.1, equal_nan=True).mean() > 0.995

@@ -25,13 +25,10 @@ from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mo
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import first, matrix, some
 from tests.support.stacks import stack_slices
+from tests.support.stores import values_of
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]
-
-
-def values(path):
-    return zarr.open_group(path, mode="r")["0"][...]
 
 
 def volume():
@@ -45,7 +42,7 @@ def test_a_surface_does_not_show_where_the_mosaic_was_cut(tmp_path, tile_bytes, 
     told = []
     find_mosaic_surface(tmp_path / "m.zarr", tmp_path / "s.zarr", method, tile_bytes=tile_bytes, progress=told.append)
     expected = find_tissue_interface(volume(), s_xy, 2.5, depth_axis=0)
-    np.testing.assert_array_equal(values(tmp_path / "s.zarr") / 5.0, expected)
+    np.testing.assert_array_equal(values_of(tmp_path / "s.zarr") / 5.0, expected)
     assert sum(told) == SPEC.nbytes
 
 
@@ -61,20 +58,20 @@ def test_axes_in_any_order(tmp_path, axes):
     )
     find_mosaic_surface(source, tmp_path / "s.zarr", overlay=tmp_path / "s.png", tile_bytes=1)
     lateral = axes.replace("z", "")
-    found = values(tmp_path / "s.zarr") / 5.0
+    found = values_of(tmp_path / "s.zarr") / 5.0
     expected = find_tissue_interface(volume(), depth_axis=0)
     np.testing.assert_array_equal(found, expected if lateral == "yx" else expected.T)
     assert open_level_spacing(tmp_path / "s.zarr") == tuple(spacing[name] for name in lateral)
     tile = (45, 51) if lateral == "yx" else (51, 45)
     curvature = correct_mosaic(source, tmp_path / "f.zarr", tile, tile_bytes=1)
     assert curvature.tiles == 4
-    assert values(tmp_path / "f.zarr").shape == tuple(SPEC.shape["zyx".index(name)] for name in axes)
+    assert values_of(tmp_path / "f.zarr").shape == tuple(SPEC.shape["zyx".index(name)] for name in axes)
     straight = write_mosaic(tmp_path / "z.zarr", SPEC)
     same = correct_mosaic(straight, tmp_path / "g.zarr", (45, 51))
     forms = (curvature.vv, curvature.uu) if lateral == "yx" else (curvature.uu, curvature.vv)
     np.testing.assert_allclose(forms, (same.vv, same.uu), rtol=1e-6)
-    flat = values(tmp_path / "f.zarr").transpose([axes.index(name) for name in "zyx"])
-    np.testing.assert_array_equal(flat, values(tmp_path / "g.zarr"))
+    flat = values_of(tmp_path / "f.zarr").transpose([axes.index(name) for name in "zyx"])
+    np.testing.assert_array_equal(flat, values_of(tmp_path / "g.zarr"))
 
 
 def open_level_spacing(path):
@@ -94,7 +91,7 @@ def test_a_correction_does_not_show_where_the_mosaic_was_cut(tmp_path, correctio
             tmp_path / "m.zarr", out, (45, 51), None, correction, tile_bytes=tile_bytes, progress=told.append
         )
         assert sum(told) == 2 * SPEC.nbytes
-        results.append((curvature, values(out)))
+        results.append((curvature, values_of(out)))
     for curvature, flat in results[1:]:
         assert curvature == results[0][0]
         np.testing.assert_array_equal(flat, results[0][1])
@@ -273,7 +270,7 @@ def test_surface_and_truth_on_noisy_data(tmp_path):
     noisy = MosaicSpec(tiles=(2, 2), tile_shape=(64, 48, 48), looks=1, noise=400.0)
     write_mosaic(tmp_path / "m.zarr", noisy)
     find_mosaic_surface(tmp_path / "m.zarr", tmp_path / "s.zarr")
-    assert np.median(np.abs(values(tmp_path / "s.zarr") / 5.0 - surface_depth(noisy))) <= 2
+    assert np.median(np.abs(values_of(tmp_path / "s.zarr") / 5.0 - surface_depth(noisy))) <= 2
 
 
 @pytest.mark.parametrize("dtype", some([">u2", "u1", ">f4", "f8", "i4"], lambda dtype: dtype == ">u2"))
@@ -284,15 +281,15 @@ def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
     for name in ("slice_1.zarr", "slice_2.zarr"):
         source = write_omezarr(tmp_path / "in" / name, voxels, SPEC.spacing_um, **options)
     find_mosaic_surface(source, tmp_path / "s.zarr", overlay=tmp_path / "s.png", tile_bytes=1)
-    np.testing.assert_array_equal(values(tmp_path / "s.zarr") / 5.0, find_tissue_interface(voxels, depth_axis=0))
+    np.testing.assert_array_equal(values_of(tmp_path / "s.zarr") / 5.0, find_tissue_interface(voxels, depth_axis=0))
     curvature = correct_mosaic(source, tmp_path / "f.zarr", (45, 51), report=tmp_path / "f.png", tile_bytes=1)
-    np.testing.assert_array_equal(values(tmp_path / "f.zarr"), correct_focal_curvature(voxels, curvature))
+    np.testing.assert_array_equal(values_of(tmp_path / "f.zarr"), correct_focal_curvature(voxels, curvature))
     (tmp_path / "s.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n1,2,0,0,0.012,0.0\n")
     _, decisions = stack_mosaics(
         tmp_path / "in", tmp_path / "s.csv", tmp_path / "o.zarr", ZSearch(0.3, 0.01), tile_bytes=1
     )
     expected = stack_slices([voxels, voxels], [row.overlap for row in decisions], [(0, 1)])
-    np.testing.assert_array_equal(values(tmp_path / "o.zarr"), expected)
+    np.testing.assert_array_equal(values_of(tmp_path / "o.zarr"), expected)
     for name in ("f.zarr", "o.zarr"):
         array = zarr.open_group(tmp_path / name, mode="r")["0"]
         assert (array.chunks, array.shards) == ((16, 16, 16), (64, 32, 64))
@@ -307,7 +304,7 @@ def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
     voxels *= {"random": 1, "zeros": 0, "nan": np.nan}[fill]
     source = write_omezarr(tmp_path / "m.zarr", voxels, (5, 10, 12))
     find_mosaic_surface(source, tmp_path / "s.zarr", overlay=tmp_path / "s.png", tile_bytes=1)
-    np.testing.assert_array_equal(values(tmp_path / "s.zarr") / 5.0, find_tissue_interface(voxels, depth_axis=0))
+    np.testing.assert_array_equal(values_of(tmp_path / "s.zarr") / 5.0, find_tissue_interface(voxels, depth_axis=0))
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -326,7 +323,7 @@ def test_a_map_of_edges(tmp_path):
         shift = edge_offset(image, method, (), zero_log_of(image, method))
         assert abs(shift) < 0.2, "its voxels are not resampled"
         moved = np.where(expected > 0, expected + shift, expected)
-        np.testing.assert_allclose(values(out) / SPEC.spacing_um[0], moved, atol=1e-4)
+        np.testing.assert_allclose(values_of(out) / SPEC.spacing_um[0], moved, atol=1e-4)
         assert picture.stat().st_size > 10_000
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import zarr
 from scipy import ndimage
 
 from linumpy.errors import SourceError
@@ -13,6 +12,7 @@ from linumpy.registration.position_files import write_positions
 from linumpy.registration.positions import AcquisitionModel, TilePositions
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import check_refused, load, run_script
+from tests.support.stores import values_of
 
 NAME, PROGRAM = "linum_stitch_3d", "linum-stitch-3d"
 TILE, DEPTH = (20, 24), 7
@@ -41,10 +41,6 @@ def write_grid(path, tiles, axes="zyx", chunks=None):
         path, np.ascontiguousarray(volume.transpose(order)), [(5.0, 10.0, 12.0)[k] for k in order], axes=axes,
         chunks=[sizes[name] for name in axes], attributes=kept, origin=[(0.0, 100.0, 200.0)[k] for k in order],
     )  # fmt: skip
-
-
-def values(path, level=0):
-    return zarr.open_group(path, mode="r")[str(level)][...]
 
 
 def expected_volume(tiles, found):
@@ -96,7 +92,7 @@ def test_tiles_of_one_volume_become_that_volume(tmp_path, axes, memory):
         **memory,
     )  # fmt: skip
     order = ["zyx".index(name) for name in axes]
-    np.testing.assert_array_equal(values(out), np.where(covered, volume, 0).transpose(order))
+    np.testing.assert_array_equal(values_of(out), np.where(covered, volume, 0).transpose(order))
     image = open_image(out)
     assert len(image.levels) == 2
     np.testing.assert_allclose(image.spacing[0], [(5.0, 10.0, 12.0)[k] for k in order])
@@ -117,7 +113,9 @@ def test_tiles_at_fractions_of_voxels_are_blended_by_their_weights(tmp_path, mis
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     done = stitch_mosaic(source, found, tmp_path / "out.ome.zarr", chunks=(3, 10, 11), **memory)
     assert done.read_nbytes > done.nbytes if memory else done.read_nbytes <= tiles.nbytes, "kept tiles are read once"
-    np.testing.assert_allclose(values(tmp_path / "out.ome.zarr"), expected_volume(tiles, found), rtol=2e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        values_of(tmp_path / "out.ome.zarr"), expected_volume(tiles, found), rtol=2e-4, atol=1e-3
+    )
 
 
 def test_without_interpolation_voxels_are_not_mixed_within_a_tile(tmp_path):
@@ -126,7 +124,7 @@ def test_without_interpolation_voxels_are_not_mixed_within_a_tile(tmp_path):
     tiles = np.random.default_rng(3).integers(0, 255, (1, 1, DEPTH, *TILE)).astype("u1")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     stitch_mosaic(source, found, tmp_path / "out.ome.zarr", Stitch(interpolate=False))
-    np.testing.assert_array_equal(values(tmp_path / "out.ome.zarr"), tiles[0, 0])
+    np.testing.assert_array_equal(values_of(tmp_path / "out.ome.zarr"), tiles[0, 0])
 
 
 def test_not_a_number_gives_way_to_the_other_tile(tmp_path):
@@ -135,7 +133,7 @@ def test_not_a_number_gives_way_to_the_other_tile(tmp_path):
     tiles[0, 0, 2] = np.nan
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     stitch_mosaic(source, found, tmp_path / "out.ome.zarr")
-    volume = values(tmp_path / "out.ome.zarr")
+    volume = values_of(tmp_path / "out.ome.zarr")
     assert set(np.unique(volume[2])) == {0, 1}
     left = int(found.positions[0, 1, 1])
     top = int(found.positions[0, :, 0].max() - found.positions[0, :, 0].min())
@@ -164,7 +162,7 @@ def test_a_run(tmp_path):
     done = run_script(NAME, *words, "--device=cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 tiles stitched to ")
-    assert np.abs(values(out) - expected_volume(tiles, found)).mean() < 3000  # other weights
+    assert np.abs(values_of(out) - expected_volume(tiles, found)).mean() < 3000  # other weights
 
 
 def test_what_is_refused(tmp_path, capsys):
@@ -209,5 +207,5 @@ def test_on_the_device(tmp_path, memory, blending):
             source, found, tmp_path / name, Stitch(blending), chunks=(4, 16, 16), levels=2, device=device, **memory
         )
     for level in (0, 1):
-        host, device = (values(tmp_path / name, level).astype(int) for name in ("host", "device"))
+        host, device = (values_of(tmp_path / name, level).astype(int) for name in ("host", "device"))
         assert np.abs(host - device).max() <= 1

@@ -12,7 +12,9 @@ from linumpy.sampling import volume
 from linumpy.sampling.coordinates import boxes, draws
 from linumpy.sampling.coordinates.boxes import make_window
 from linumpy.sampling.coordinates.generator import key_of
+from linumpy.sampling.fields import amr, umesh, vdb
 from linumpy.sampling.host import HostVolume
+from linumpy.sampling.paging import pages
 from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume
 from tests.support.budget import first, matrix
 from tests.support.gpu.emulator import Kernel, emulated, library
@@ -307,8 +309,13 @@ def specs():
     boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "384", "BLOCKS": "3"}
     for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
         yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
-    yield from map(draws.kernel_spec, ("draw", "draw_boxes"))
-    yield boxes._SPLIT
+    yield from map(draws.kernel_spec, ("draw", "draw_boxes", "draw_in_parts"))
+    base = {"INDEX": "int64", "LAYOUT": "0"}
+    for source, draw in itertools.product(types, "01"):
+        normalise = str(int(draw) * (2 if source in ("float", "half_bits") else 1))
+        yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": normalise})
+    yield pages._spec("mark", base | {"SOURCE": "float", "DRAW": "0", "NORMALISE": "0"})
+    yield from (boxes._SPLIT, amr.BrickField._spec, umesh.StitchedField._spec, vdb.SparseGrid._spec)
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

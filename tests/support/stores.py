@@ -261,3 +261,13 @@ def same_but_nan(got, stored, target):
     """Equal to NumPy's cast; a NaN may have other bits."""
     expected = np.asarray(stored).astype(target)
     return got.dtype == expected.dtype and np.array_equal(got, expected, equal_nan=target.kind in "fc")
+
+
+def values_of(path, level=0):
+    """Return the voxels of one level of an image."""
+    return zarr.open_group(path, mode="r")[str(level)][...]
+
+
+def levels_of(path):
+    """Return the voxels of all levels of an image, finest first."""
+    return [values_of(path, level) for level in range(len(list(zarr.open_group(path, mode="r").array_keys())))]

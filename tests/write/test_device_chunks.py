@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numcodecs
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.checksum32 import CRC32C
@@ -21,6 +20,7 @@ from linumpy.write import device_chunks
 from linumpy.write.device_chunks import cut_into_chunks, span_groups
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
+from tests.support.stores import levels_of
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 
@@ -180,11 +180,6 @@ def test_chunks_are_cut_on_a_device_as_on_the_host(block):
     assert np.array_equal(cut_into_chunks(cupy.asarray(data), chunk, 7).get(), cut_into_chunks(data, chunk, 7))
 
 
-def written(path):
-    group = zarr.open_group(path, mode="r")
-    return [group[str(level)][...] for level in range(len(list(group.array_keys())))]
-
-
 OPTIONS = [
     {},
     {"codec": "none"},
@@ -218,8 +213,8 @@ def test_a_device_array_is_written_as_the_hosts(cupy, tmp_path, options, step):
         for corner in itertools.product(*(range(0, n, s) for n, s in zip(data.shape, step, strict=True))):
             region = tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, data.shape, strict=True))
             target[region] = on_device[region]
-    assert np.array_equal(written(tmp_path / "device")[0], data)
-    for mine, other in zip(written(tmp_path / "device"), written(tmp_path / "host"), strict=True):
+    assert np.array_equal(levels_of(tmp_path / "device")[0], data)
+    for mine, other in zip(levels_of(tmp_path / "device"), levels_of(tmp_path / "host"), strict=True):
         assert np.array_equal(mine, other)
 
 
@@ -228,7 +223,7 @@ def test_a_device_array_is_written_as_the_hosts(cupy, tmp_path, options, step):
 def test_every_dtype_goes_out_raw(cupy, tmp_path, dtype):
     data = values((9, 20, 30), dtype)
     write_omezarr(tmp_path / "i", cupy.asarray(data), (1, 1, 1), chunks=(4, 8, 16), levels=3, codec="none")
-    for one in written(tmp_path / "i"):
+    for one in levels_of(tmp_path / "i"):
         assert one.tobytes() == data.tobytes()
         data = halve(data)
 
@@ -242,7 +237,7 @@ def test_regions_that_cut_chunks_on_a_device(cupy, tmp_path):
             block = data[:, begin : begin + 7]
             target[:, begin : min(begin + 7, 30)] = cupy.asarray(block) if number % 2 else block
         target[3:5, 3:5] = cupy.asarray(data[3:5, 3:5])
-    for one in written(tmp_path / "i"):
+    for one in levels_of(tmp_path / "i"):
         assert np.array_equal(one, data)
         data = halve(data)
 
@@ -269,7 +264,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
         for z in range(0, 64, 16):
             target[z : z + 16] = cupy.asarray(data[z : z + 16])
     assert len({path for path, flags in opened if flags == "w"}) == 64 + 8 + 1
-    for one in written(tmp_path / "i"):
+    for one in levels_of(tmp_path / "i"):
         assert np.array_equal(one, data)
         data = halve(data)
 
@@ -283,7 +278,7 @@ def test_without_cufile_they_land_in_pinned_memory(cupy, tmp_path, monkeypatch, 
     monkeypatch.setattr("linumpy.write.device_chunks._PINNED_NBYTES", landing)
     data = values((20, 30, 40))
     write_omezarr(tmp_path / "i", cupy.asarray(data), (1, 1, 1), chunks=(8, 8, 8), levels=3, codec="none")
-    for one in written(tmp_path / "i"):
+    for one in levels_of(tmp_path / "i"):
         assert np.array_equal(one, data)
         data = halve(data)
 
@@ -301,8 +296,8 @@ def test_a_block_is_taken_when_its_stream_has_made_it(cupy, tmp_path):
     expected = data
     for _ in range(50):
         expected = expected + np.float32(1)
-    assert np.array_equal(written(tmp_path / "i")[0], expected)
-    assert np.array_equal(written(tmp_path / "i")[1], halve(expected))
+    assert np.array_equal(levels_of(tmp_path / "i")[0], expected)
+    assert np.array_equal(levels_of(tmp_path / "i")[1], halve(expected))
 
 
 @pytest.mark.gpu

@@ -32,6 +32,7 @@ from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import examples, shown
+from tests.support.stores import levels_of
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 V3_CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(), "gzip": [GzipCodec()]}
@@ -41,11 +42,6 @@ V2_CODECS = {"raw": None, "zstd": numcodecs.Zstd(), "blosc": numcodecs.Blosc(), 
 def values(shape, dtype="u2", seed=1):
     rng = np.random.default_rng(seed)
     return rng.random(shape) < 0.5 if dtype == "bool" else rng.integers(0, 120, shape).astype(dtype)
-
-
-def levels_of(path):
-    group = zarr.open_group(path, mode="r")
-    return [group[str(level)][...] for level in range(len(list(group.array_keys())))]
 
 
 def assert_pyramid(path, finest, levels, downsampling="mean"):

@@ -44,11 +44,6 @@ class Spline:
         return self.order <= 1 or self.prefilter
 
     @property
-    def needs_filter(self) -> bool:
-        """Whether the spline's coefficients are computed from the image first."""
-        return self.order > 1 and self.prefilter
-
-    @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of SciPy's functions."""
         return {"order": self.order, "mode": self.mode, "cval": self.cval, "prefilter": self.prefilter}

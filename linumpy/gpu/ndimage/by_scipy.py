@@ -50,8 +50,7 @@ def scipy_call(name: str, *arguments: object, **keywords: object) -> ScipyCall:
     def call(source: Array, output: Array | np.dtype) -> Array:
         from scipy import ndimage
 
-        result: Array = getattr(ndimage, name)(source, *arguments, output, **keywords)
-        return result
+        return getattr(ndimage, name)(source, *arguments, output, **keywords)
 
     return call
 

@@ -74,10 +74,7 @@ def sample_grid(
         nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
         return target.take(out)
 
-    def sample(part: Array, spline_of: Spline, out: Array) -> None:
-        _sample_grid(part, grid, spline_of, out)
-
-    return _by_parts(image, how, target, sample)
+    return _by_parts(image, how, target, lambda part, spline_of, out: _sample_grid(part, grid, spline_of, out))
 
 
 def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, how: Spline, target: Target) -> Array:
@@ -235,7 +232,7 @@ def _prepare(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Ar
     order, mode, own_dtype = how.order, how.mode, image.dtype
     sampler = sampling.SplineSampling(order, mode, float(how.cval))
     image = image.view(np.uint8) if own_dtype.kind == "b" else image
-    if not how.needs_filter:
+    if order < 2 or not how.prefilter:
         return sampling.contiguous(image), sampler
     dtype = computed_in(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)

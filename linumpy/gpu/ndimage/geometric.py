@@ -137,7 +137,9 @@ def rotation_map(
         raise ValueError(f"angle={angle!r}: a finite number of degrees is needed")
     radians = math.radians(angle)
     quarter = angle / 90
-    cos, sin = (math.cos(radians), math.sin(radians)) if quarter != int(quarter) else _right_angle(int(quarter))
+    cos, sin = math.cos(radians), math.sin(radians)
+    if quarter == int(quarter):  # without the rounding of pi
+        cos, sin = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[int(quarter) % 4]
     plane = np.array([[cos, sin], [-sin, cos]])
     sizes = np.array([shape[first], shape[second]], float)
     new_sizes = sizes
@@ -150,11 +152,6 @@ def rotation_map(
     result = list(shape)
     result[first], result[second] = int(new_sizes[0]), int(new_sizes[1])
     return matrix, offset, tuple(result)
-
-
-def _right_angle(quarters: int) -> tuple[float, float]:
-    """Return cosine and sine of a number of right angles, without the rounding of pi."""
-    return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[quarters % 4]
 
 
 def apply_displacement_field(

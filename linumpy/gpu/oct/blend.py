@@ -62,8 +62,7 @@ def blend_tiles(
     if dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise TypeError(f"tiles of {dtype} cannot be blended: integers and floats can")
     if not tiles:
-        empty: Array = xp.zeros(tuple(shape), dtype)
-        return empty
+        return xp.zeros(tuple(shape), dtype)
     compute = _by_kernel if is_device_array(tiles[0].voxels) else _by_numpy
     return compute(tiles, tuple(shape), depth_axis, dtype, xp)
 

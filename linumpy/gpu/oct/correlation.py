@@ -63,8 +63,7 @@ def overlap_correlations(
         if masks is not None:
             strips += [_strip(xp, mask[:, strip], 0.0) for mask in masks]
         sums.add(*strips)
-    correlations: Array = sums.correlations(overlaps, *shifts)
-    return correlations
+    return sums.correlations(overlaps, *shifts)
 
 
 def central_half(vol: Array) -> Array:

@@ -150,9 +150,12 @@ def find_tissue_interface(
         raise ValueError("return_confidence=True: only an edge has a contrast, pass definition='edge'")
     if not isinstance(vol, np.ndarray) and not is_device_array(vol):
         raise TypeError(f"the volume is a {type(vol).__name__}: pass a NumPy or CuPy array")
+    if depth_axis is None:
+        # The map of a volume (Z, Y, X) would be plausible but wrong.
+        log.warning("depth_axis is not given: the last axis of %s is taken for depth", tuple(vol.shape))
+        depth_axis = -1
     options = SurfaceOptions(
-        s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), is_edge, min_contrast,
-        zero_log,
+        s_xy, s_z, use_log, order, detect_cutting_errors, depth_axis, is_edge, min_contrast, zero_log
     )  # fmt: skip
     check_arguments(vol, options)
     options = replace(options, s_xy=int(s_xy), order=int(order))  # SciPy refuses 9.0 for 9
@@ -161,17 +164,6 @@ def find_tissue_interface(
     else:
         surface, contrast = interface_by_filters(vol, options, mask)
     return surface if contrast is None or not return_confidence else (surface, contrast)
-
-
-def _depth_axis(vol: Array, depth_axis: int | None) -> int:
-    """Return the axis of depth; by default the last one.
-
-    The default gives a warning, since the map of a volume (Z, Y, X) would be plausible but wrong.
-    """
-    if depth_axis is not None:
-        return depth_axis
-    log.warning("depth_axis is not given: the last axis of %s is taken for depth", tuple(vol.shape))
-    return -1
 
 
 def check_arguments(vol: Array, options: SurfaceOptions) -> None:

@@ -128,8 +128,7 @@ def interface_by_kernels(vol: Array, options: SurfaceOptions) -> tuple[Array, Ar
 def _weights_on_device(xp: ModuleType, s_z: float, order: int) -> Array:
     if xp is np:
         return gaussian_weights(s_z, order)
-    weights: Array = _uploaded_weights(s_z, order, current_queue()).get()
-    return weights
+    return _uploaded_weights(s_z, order, current_queue()).get()
 
 
 @functools.lru_cache(maxsize=64)

@@ -153,5 +153,4 @@ def view_of(
     cupy, number = device
     nbytes = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     pointer = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, nbytes, owner, number), 0)
-    view: Array = cupy.ndarray(tuple(shape), dtype, pointer, tuple(strides))
-    return view
+    return cupy.ndarray(tuple(shape), dtype, pointer, tuple(strides))

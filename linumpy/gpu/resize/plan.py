@@ -105,12 +105,11 @@ def order_axes(
     candidates: list[list[tuple[int, ...]]] = [[(axis,) for axis in changed]]
     if set(last) <= set(changed):
         candidates.insert(0, [last, *((axis,) for axis in changed if axis not in last)])
-    ordered = [sorted(passes, key=lambda axes: (_growth(shape, output_shape, axes), axes)) for passes in candidates]
+    growth = [m / n for n, m in zip(shape, output_shape, strict=True)]
+    ordered = [
+        sorted(passes, key=lambda axes: (math.prod(growth[axis] for axis in axes), axes)) for passes in candidates
+    ]
     return min(ordered, key=lambda passes: bytes_moved(shape, output_shape, passes, sizes))
-
-
-def _growth(shape: Sequence[int], output_shape: Sequence[int], axes: Sequence[int]) -> float:
-    return math.prod(output_shape[axis] / shape[axis] for axis in axes)
 
 
 def bytes_moved(
@@ -206,11 +205,12 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Resize
     """
     groups = join(windows_of(y), tuning.outputs)
     best, min_loads = None, math.inf
+    heights = sorted({min(len(groups.first), height) for height in (1, 2, 3, 4, 6, 8, 12, 16)})
     for width in _widths(x.length):
         spans = column_spans(windows_of(x), width, pack)
         columns = max(count for _, count in spans)
         pitch = in_tile(columns - 1) + 1
-        for height in _heights(len(groups.first)):
+        for height in heights:
             if height * tuning.outputs * pitch * itemsize > tuning.shared:
                 break
             packs = columns // pack
@@ -227,10 +227,6 @@ def _widths(length: int) -> list[int]:
     """List widths of tiles to try: even shares of a row, rounded up to 8 columns, and powers of 2."""
     widths = {min(length, -(-length // (8 * tiles)) * 8) for tiles in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)}
     return sorted(widths | {min(length, width) for width in (16, 32, 64, 128, 256, 512)}, reverse=True)
-
-
-def _heights(groups: int) -> list[int]:
-    return sorted({min(groups, height) for height in (1, 2, 3, 4, 6, 8, 12, 16)})
 
 
 def column_spans(windows: Windows, width: int, pack: int) -> tuple[tuple[int, int], ...]:

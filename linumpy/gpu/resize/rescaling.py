@@ -15,7 +15,6 @@ import numpy as np
 
 from linumpy.arrays import Array, array_module
 from linumpy.gpu.ndimage.arguments import (
-    Resizing,
     Spline,
     Target,
     check_image,
@@ -99,17 +98,13 @@ def resize(
             clamp=clip and mode != "constant",
         )
     else:
-        result = _resize_by_splines(image, resizing_args, order)
+        result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
+        result = _smoothed(result, resizing_args.mode, resizing_args.sigmas)
+        result = _sampled_at_centres(result, resizing_args.shape, order, resizing_args.mode)
     # resample_axes clamps its weighted means itself, except in mode "constant", whose zeros extend the range.
     if clip and (order > 1 or (mode == "constant" and (order or any(resizing_args.sigmas)))):
         _clip(array_module(image), image, result, mode == "constant")
     return result
-
-
-def _resize_by_splines(image: Array, target: Resizing, order: int) -> Array:
-    result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
-    result = _smoothed(result, target.mode, target.sigmas)
-    return _sampled_at_centres(result, target.shape, order, target.mode)
 
 
 def _smoothed(image: Array, mode: str, sigmas: Sequence[float]) -> Array:

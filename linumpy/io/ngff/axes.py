@@ -227,9 +227,7 @@ def place_levels(
 
 def _checked_spacing(spacing: Spacing, names: list[str], name: str) -> list[float]:
     """Return the caller's spacing in the order of the axes of space; ``ValueError`` if it does not fit them."""
-    numbers: Any = spacing
-    if isinstance(spacing, Mapping):
-        numbers = [spacing.get(axis) for axis in names]
+    numbers: Any = [spacing.get(axis) for axis in names] if isinstance(spacing, Mapping) else spacing
     try:
         values = [float(value) for value in numbers]
     except (TypeError, ValueError):

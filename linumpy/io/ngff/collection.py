@@ -58,7 +58,11 @@ def image_paths(group: zarr.Group) -> Iterator[str]:
         labels = holder.get("labels")
         yield from (name for name in labels if isinstance(name, str)) if isinstance(labels, list) else ()
     elif "scene" in holder:
-        yield from _in_scene(holder.get("scene"))
+        scene = holder.get("scene")
+        transformations = mappings_in(scene, "coordinateTransformations") if isinstance(scene, Mapping) else []
+        ends = [transformation.get(end) for transformation in transformations for end in ("input", "output")]
+        named = [end.get("path") for end in ends if isinstance(end, Mapping)]
+        yield from dict.fromkeys(path for path in named if isinstance(path, str) and path)
 
 
 def why_not_image(group: zarr.Group, kind: str) -> str:
@@ -93,11 +97,3 @@ def _paths(holder: Any, key: str) -> list[str]:
     """Return the paths in a list of wells or images."""
     entries = mappings_in(holder, key) if isinstance(holder, Mapping) else []
     return [entry["path"] for entry in entries if isinstance(entry.get("path"), str)]
-
-
-def _in_scene(scene: Any) -> list[str]:
-    """Return the paths of the images between whose coordinate systems a scene has transformations."""
-    transformations = mappings_in(scene, "coordinateTransformations") if isinstance(scene, Mapping) else []
-    ends = [transformation.get(end) for transformation in transformations for end in ("input", "output")]
-    paths = [end.get("path") for end in ends if isinstance(end, Mapping)]
-    return list(dict.fromkeys(path for path in paths if isinstance(path, str) and path))

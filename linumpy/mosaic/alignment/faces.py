@@ -89,12 +89,11 @@ def find_surfaces(images: Sequence[MosaicImage], method: SurfaceMethod, work: Ti
         is_found = np.isfinite(depths)
         return np.array([y[is_found], x[is_found]]), depths[is_found]
 
-    def keep(name: tuple[int, Box], samples: tuple[np.ndarray, np.ndarray]) -> None:
-        points[name[0]].append(samples)
-
     columns = [(n, box) for n, image in enumerate(images) for box in _columns(image)]
     with progress_bar("surfaces", len(columns), "column") as advance:
-        work(columns, read, find, keep, done=lambda _: advance(1))
+        work(
+            columns, read, find, lambda name, samples: points[name[0]].append(samples), done=lambda _: advance(1)
+        )  # fmt: skip
     return [
         _plane(np.concatenate([p for p, _ in samples], axis=1), np.concatenate([d for _, d in samples]))
         for samples in points.values()
@@ -145,13 +144,10 @@ def read_faces(
     names = [(face, box) for face in faces for box in _tiles(images[face.number], surfaces[face.number], face, factor)]
     device = work.device
 
-    def read(name: tuple[Face, Box]) -> Array:
-        return read_box(images[name[0].number].array, name[1], device)
-
     def average(name: tuple[Face, Box], voxels: Array) -> np.ndarray:
         face, box = name
         xp = array_module(voxels)
-        z, y, x = (_line(xp, extent, axis) for axis, extent in enumerate(box))
+        z, y, x = (line.astype(np.float32) for line in xp.ogrid[box])
         depth = z - surfaces[face.number].at(y, x)
         # The share of each voxel that lies in the planes of the face, which begin at another depth in each A-line.
         half = np.float32(0.5)
@@ -172,14 +168,12 @@ def read_faces(
         )
         out[face][pixels] = means
 
+    def read(name: tuple[Face, Box]) -> Array:
+        return read_box(images[name[0].number].array, name[1], device)
+
     with progress_bar("faces", len(names), "tile") as advance:
         work(names, read, average, keep, done=lambda _: advance(1))
     return out
-
-
-def _line(xp: ModuleType, extent: slice, axis: int) -> Array:
-    """Return the coordinates of voxels along an axis, for broadcasting."""
-    return xp.arange(extent.start, extent.stop, dtype=np.float32).reshape([-1 if k == axis else 1 for k in range(3)])
 
 
 def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> list[Box]:
@@ -244,8 +238,3 @@ def planes_of(
         else:
             out.append((Face(fixed, depths[fixed] - min_planes, depths[fixed]), Face(moving, rim, rim + min_planes)))
     return out
-
-
-def shading_of(face: Face, rim: int) -> Face | None:
-    """Return the planes between the rim below the cut surface and a face, which cast shadows on it; None if none do."""
-    return Face(face.number, rim, face.start) if face.start > rim else None

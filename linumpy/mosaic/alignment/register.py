@@ -24,11 +24,11 @@ import numpy as np
 from linumpy.errors import SourceError
 from linumpy.mosaic.alignment.faces import (
     CutSurface,
+    Face,
     find_surfaces,
     logarithm,
     planes_of,
     read_faces,
-    shading_of,
     stacked,
 )
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
@@ -116,7 +116,8 @@ def register_slices(
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
         planes = planes_of(pairs, numbers, depths, interval, rim, max(1, round(_FACE_UM / images[0].spacing[0])))
         offsets, shape, factor = _canvas(images, moves, len(pairs))
-        shading = [shading_of(fixed, rim) for fixed, _ in planes]
+        # The planes between the rim and a face cast shadows on it.
+        shading = [Face(face.number, rim, face.start) if face.start > rim else None for face, _ in planes]
         needed = [face for face in itertools.chain(*planes, shading) if face is not None]
         faces = read_faces(images, surfaces, list(dict.fromkeys(needed)), factor, work)
         faces = {face: logarithm(values) for face, values in faces.items()}

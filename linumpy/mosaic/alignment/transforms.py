@@ -188,7 +188,10 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
     axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
     entries = []
     for part in transforms.slices:
-        source = {"path": part.name} | _system_of(Path(folder) / part.name)
+        image = open_image(Path(folder) / part.name)
+        multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
+        systems = systems_of(multiscale, image.name)  # images before NGFF 0.6 have no such names
+        source = {"path": part.name} | ({"name": systems.intrinsic} if systems else {})
         matrix = [list(row) for row in part.matrix[:3]]
         entries.append({"type": "affine", "affine": matrix, "input": source, "output": {"name": SYSTEM}})
     scene = {"coordinateSystems": [{"name": SYSTEM, "axes": axes}], "coordinateTransformations": entries}
@@ -198,11 +201,3 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
         document = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
-
-
-def _system_of(path: Path) -> dict[str, str]:
-    """Return metadata that name the coordinate system of an image; empty before NGFF 0.6, which has no such names."""
-    image = open_image(path)
-    multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
-    systems = systems_of(multiscale, str(path))
-    return {"name": systems.intrinsic} if systems else {}

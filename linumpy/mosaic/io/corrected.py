@@ -52,8 +52,7 @@ def write_corrected(
     def compute(box: Box, voxels: Array) -> Array:
         xp = array_module(voxels)
         lines = xp.moveaxis(voxels, z, 0).astype(np.float32, copy=False)
-        corrected: Array = xp.ascontiguousarray(xp.moveaxis(as_dtype(correct(box, lines), out_dtype), 0, z))
-        return corrected
+        return xp.ascontiguousarray(xp.moveaxis(as_dtype(correct(box, lines), out_dtype), 0, z))
 
     counts: list[Array] = []
 

@@ -64,7 +64,14 @@ def plan_regrid(
         ) from error
     if values.ndim < 2:
         return _by_spacing(values, transform_or_spacing, tuple(shape), spacing, origin, output_shape)
-    matrix, offset = _split_affine(values, rank)
+    forms = ((rank, rank), (rank, rank + 1), (rank + 1, rank + 1))
+    if values.shape not in forms:
+        raise ValueError(
+            f"a transform of shape {values.shape}: a volume of {rank} axes needs one of {', '.join(map(str, forms))}"
+        )
+    if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
+        raise ValueError(f"the last row of the transform is {values[-1].tolist()}, but must be 0 … 0 1")
+    matrix, offset = values[:rank, :rank], values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
     new_spacing = np.linalg.norm(np.diag(spacing) @ matrix, axis=0)
     new_origin = [o + s * shift for o, s, shift in zip(origin, spacing, offset.tolist(), strict=True)]
     return Regrid(
@@ -118,15 +125,3 @@ def _by_spacing(
         spacing=tuple(s * f for s, f in zip(spacing, factors, strict=True)),
         origin=tuple(o + s * shift for o, s, shift in zip(origin, spacing, offset, strict=True)),
     )
-
-
-def _split_affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a matrix into its linear part and the offset."""
-    forms = ((rank, rank), (rank, rank + 1), (rank + 1, rank + 1))
-    if values.shape not in forms:
-        raise ValueError(
-            f"a transform of shape {values.shape}: a volume of {rank} axes needs one of {', '.join(map(str, forms))}"
-        )
-    if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
-        raise ValueError(f"the last row of the transform is {values[-1].tolist()}, but must be 0 … 0 1")
-    return values[:rank, :rank], values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)

@@ -115,9 +115,8 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         return out
     pad, rank = grid.pad, source.ndim
     if grid.order > 1:
-        coefficient_dtype = np.dtype(np.float64)
-        if rank in sampling.RANKS:
-            coefficient_dtype = computed_in(source.dtype, out.dtype)
+        in_ranks = rank in sampling.RANKS
+        coefficient_dtype = computed_in(source.dtype, out.dtype) if in_ranks else np.dtype(np.float64)
         ends = splines.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)

@@ -248,9 +248,12 @@ def _members(group: zarr.Group) -> Members:
 def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     """Yield a group, and the groups and arrays that its metadata and theirs name, with the groups between them."""
     yield "", group
-    parts = [path.strip("/").split("/") for path in _named_paths(group)]
+    ome = ome_attributes(group)
+    named = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
+    named += [] if "multiscales" in ome else image_paths(group)
+    parts = [path.strip("/").split("/") for path in named]
     paths = sorted({"/".join(names[: count + 1]) for names in parts for count in range(len(names))} - {""})
-    optional = "labels" if "multiscales" in ome_attributes(group) else "OME"  # NGFF defines it beside those named
+    optional = "labels" if "multiscales" in ome else "OME"  # NGFF defines it beside those named
     nodes = dict(zip(paths, open_members(group, paths), strict=True)) | {optional: open_optional(group, optional)}
     for path, node in nodes.items():
         if node is not None:
@@ -268,13 +271,6 @@ def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...
             if axes and all(isinstance(axis, str) for axis in axes):
                 for dataset in image.get("datasets", ()):
                     yield f"{path}/{dataset['path']}".lstrip("/"), tuple(map(str, axes))
-
-
-def _named_paths(group: zarr.Group) -> list[str]:
-    """Return the paths that the metadata of a group name: images, resolutions, labels, arrays of transformations."""
-    ome = ome_attributes(group)
-    paths = [path for key in ("multiscales", "plate", "well", "scene") for path in _paths_in(ome.get(key))]
-    return paths if "multiscales" in ome else [*paths, *image_paths(group)]
 
 
 def _paths_in(metadata: Any) -> Iterator[str]:

@@ -45,7 +45,6 @@ _BOXES = np.dtype(
 )
 assert _BOXES.itemsize == 40
 _SPLIT = KernelSpec("boxes", "split", (), "linumpy.sampling.cuda")
-_LOW = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True)

@@ -174,11 +174,12 @@ def _on_host(
     starts, boxes = (None, None) if window is None else (window.starts, window.record)
     arrays = (ids, cumulative, starts, record, boxes)
     *tables, draw, halvings = (None if array is None else address_of(array) for array in arrays)
-
-    def part(start: int, stop: int) -> None:
-        core.lc_draw_points(address_of(coords[start:]), *tables, begin + start, stop - start, draw, halvings)
-
-    in_threads(part, len(coords))
+    in_threads(
+        lambda start, stop: core.lc_draw_points(
+            address_of(coords[start:]), *tables, begin + start, stop - start, draw, halvings
+        ),
+        len(coords),
+    )
 
 
 def in_order(weights: Draw, boxes: Boxes) -> Draw:

@@ -67,7 +67,7 @@ def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -
     extent = np.maximum(np.asarray(extent, float), _FLAT)
     cells = _cells(low, high, extent, per_box)
     scale = (cells / extent).astype(np.float32)
-    coarse = _enlarged(low * scale, high * scale, _MARGIN)
+    coarse = low * scale - _MARGIN, high * scale + _MARGIN
     spans = _spans(*coarse, cells)
     starts, items = _lists(*spans, cells)
     counts = np.diff(starts)
@@ -88,10 +88,6 @@ def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -
     return BoxLists(
         cells.astype(np.int32), scale, np.concatenate(table).astype(np.int32), np.concatenate(parts).astype(np.int32)
     )
-
-
-def _enlarged(low: np.ndarray, high: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
-    return low - margin, high + margin
 
 
 def _cells(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -> np.ndarray:
@@ -178,8 +174,8 @@ def _inside(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and last inner cell that boxes touch, along each axis, for pairs of a cell and a box."""
     corner = np.stack([owner // (cells[1] * cells[2]), owner // cells[2] % cells[1], owner % cells[2]], 1)
-    inner = _enlarged((boxes[0][box] - corner) * inner_cells, (boxes[1][box] - corner) * inner_cells, _FINE_MARGIN)
-    return _spans(*inner, np.full(3, inner_cells))
+    low, high = ((side[box] - corner) * inner_cells for side in boxes)
+    return _spans(low - _FINE_MARGIN, high + _FINE_MARGIN, np.full(3, inner_cells))
 
 
 def _inner_lists(

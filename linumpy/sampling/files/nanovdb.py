@@ -85,12 +85,6 @@ class _NodeLayout:
         return self.behind_statistics(self.background_offset + self.value_nbytes)
 
     @property
-    def root_tile(self) -> tuple[int, int]:
-        """Offset of the value in a record of the root's table, and size of the record."""
-        offset = _aligned(20, self.alignment)
-        return offset, _aligned(offset + self.value_nbytes, 32)
-
-    @property
     def entry_nbytes(self) -> int:
         """Bytes of an entry of such a table, a value or a link to a child."""
         return _aligned(max(8, self.value_nbytes), 8)
@@ -227,7 +221,9 @@ class _GridMemory:
         root = _GRID_NBYTES + min(int(tree[3]), 2**62)
         head = self.at(root, layout.root_nbytes)
         entries = int(head[:, 24:28].view("<u4")[0, 0])
-        offset, size = layout.root_tile
+        # Offset of the value in a record of the root's table, and size of the record.
+        offset = _aligned(20, layout.alignment)
+        size = _aligned(offset + layout.value_nbytes, 32)
         if entries * size > len(self.content):
             raise ValueError(f"its root has {entries} entries, more than the grid has bytes")
         records = self.at(root + layout.root_nbytes + size * np.arange(entries), size)

@@ -53,33 +53,6 @@ def mask_of(words: np.ndarray) -> np.ndarray:
     return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").view(bool)
 
 
-class ActiveBox:
-    """Bounding box of active voxels and tiles: first voxel `low`, last voxel `high`."""
-
-    def __init__(self) -> None:
-        self.low = np.full(3, np.iinfo(np.int64).max)
-        self.high = np.full(3, np.iinfo(np.int64).min)
-
-    def add(self, origins: np.ndarray, size: int) -> None:
-        """Extend the box by blocks of `size` voxels along each axis."""
-        if len(origins):
-            self.low = np.minimum(self.low, origins.min(0))
-            self.high = np.maximum(self.high, origins.max(0) + size - 1)
-
-    def add_leaves(self, origins: np.ndarray, active: np.ndarray) -> None:
-        """Extend the box by active voxels of leaves; `origins`: (n, 3), `active`: (n, 512) bool."""
-        cube = active.reshape(-1, LEAF, LEAF, LEAF)
-        for axis in range(3):
-            others = tuple(other + 1 for other in range(3) if other != axis)
-            lines = np.asarray(cube.any(axis=others))
-            occupied = np.asarray(lines.any(axis=-1))
-            if occupied.any():
-                first = origins[occupied, axis] + lines[occupied].argmax(1)
-                last = origins[occupied, axis] + LEAF - 1 - lines[occupied][:, ::-1].argmax(1)
-                self.low[axis] = min(self.low[axis], first.min())
-                self.high[axis] = max(self.high[axis], last.max())
-
-
 @dataclass(frozen=True)
 class Levels:
     """A tree as it is stored, level by level: t tiles, u upper nodes, n nodes, l leaves, c channels."""
@@ -116,9 +89,7 @@ def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
     numbers = numbers.reshape(-1) + 1  # tile 0 is the background
     children = np.where(is_leaf, levels.node_leaves, np.int32(-1))
     children[node, child] = -1 - numbers[: len(node)]
-    box = _active_box(levels, is_leaf)
-    if (box.low > box.high).any():
-        raise ValueError("the grid has no active voxel, so there is no box to be sampled")
+    low, high = _active_box(levels, is_leaf)
     if len(np.unique(levels.node_origins, axis=0)) != len(levels.node_origins):
         raise ValueError("two nodes of the tree lie at the same voxels")
     origins = levels.upper_origins[upper] + offsets_of(position, UPPER_CHILDREN, NODE)
@@ -131,8 +102,8 @@ def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
         np.concatenate([levels.tile_origins, origins]),
         np.repeat([UPPER, NODE], [len(levels.tile_origins), len(origins)]),
         np.concatenate([numbers[len(node) + len(upper) :], numbers[len(node) : len(node) + len(upper)]]),
-        box.low,
-        box.high,
+        low,
+        high,
     )
 
 
@@ -141,14 +112,25 @@ def _differs(values: np.ndarray, background: np.ndarray) -> np.ndarray:
     return ~same.all(-1)
 
 
-def _active_box(levels: Levels, is_leaf: np.ndarray) -> ActiveBox:
-    box = ActiveBox()
-    box.add(levels.tile_origins[levels.tile_active], UPPER)
+def _active_box(levels: Levels, is_leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and the last voxel of the bounding box of all active voxels and tiles."""
     upper, position = np.nonzero(levels.upper_active & ~levels.upper_child)
-    box.add(levels.upper_origins[upper] + offsets_of(position, UPPER_CHILDREN, NODE), NODE)
     node, child = np.nonzero(levels.node_active & ~is_leaf)
-    box.add(levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF), LEAF)
+    blocks = [
+        (levels.tile_origins[levels.tile_active], UPPER),
+        (levels.upper_origins[upper] + offsets_of(position, UPPER_CHILDREN, NODE), NODE),
+        (levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF), LEAF),
+    ]
     node, child = np.nonzero(is_leaf)
-    origins = levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF)
-    box.add_leaves(origins, levels.leaf_active[levels.node_leaves[node, child]])
-    return box
+    cubes = levels.leaf_active[levels.node_leaves[node, child]].reshape(-1, LEAF, LEAF, LEAF)
+    # Whether a plane of a leaf across x, y or z has an active voxel: (leaves, planes, 3).
+    planes = np.stack([cubes.any(axis=others) for others in ((2, 3), (1, 3), (1, 2))], axis=-1)
+    occupied = planes.any(axis=(1, 2))
+    origins = (levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF))[occupied]
+    first = origins + planes[occupied].argmax(axis=1)
+    last = origins + LEAF - 1 - planes[occupied, ::-1].argmax(axis=1)
+    low = np.concatenate([first, *(block for block, _ in blocks)])
+    high = np.concatenate([last, *(block + size - 1 for block, size in blocks)])
+    if not len(low):
+        raise ValueError("the grid has no active voxel, so there is no box to be sampled")
+    return low.min(axis=0), high.max(axis=0)

@@ -14,7 +14,7 @@ import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -280,18 +280,14 @@ def _piece_header(index: str, piece: Element) -> Header:
     source, folder = piece.get("Source", ""), os.path.realpath(os.path.dirname(index))
     path = os.path.realpath(os.path.join(folder, source))
     if os.path.commonpath([folder, path]) != folder:
-        _refuse_piece(index, source, "lies outside of the folder of this file, and is not read")
+        raise SourceError(f"{index}: its piece {source!r} lies outside of the folder of this file, and is not read")
     try:
         image = _read_image(path)
     except OSError as error:
         raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
     if image.tag.startswith("P"):
-        _refuse_piece(index, source, "has pieces in other files, and is not read")
+        raise SourceError(f"{index}: its piece {source!r} has pieces in other files, and is not read")
     return read_header(path, image)
-
-
-def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:
-    raise SourceError(f"{index}: its piece {source!r} {problem}")
 
 
 def _open_regular(path: str, flags: int) -> int:

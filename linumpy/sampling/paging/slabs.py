@@ -205,10 +205,7 @@ class SlabVolume(Field):
         in_threads(part, span.stop - span.start)
 
     def _evaluate(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
-        def part(begin: int, end: int) -> None:
-            self._values(slab, coords[begin:end], out[:, begin:end])
-
-        in_threads(part, len(coords))
+        in_threads(lambda begin, end: self._values(slab, coords[begin:end], out[:, begin:end]), len(coords))
 
     def _values(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         _, planes, rows, columns = slab.voxels.shape
@@ -243,11 +240,8 @@ class SlabVolume(Field):
     def _submit(self, count: int) -> None:
         # The next pass may begin with slabs that are still in memory.
         in_memory = {slab.number: slab for slab in self._slabs}
-
-        def read(number: int) -> _HeldSlab:
-            return in_memory.get(number) or self._read(number)
-
-        self._coming = [self._pool.submit(read, self._number(self._taken + k)) for k in range(count)]
+        numbers_ahead = [self._number(self._taken + k) for k in range(count)]
+        self._coming = [self._pool.submit(lambda n: in_memory.get(n) or self._read(n), n) for n in numbers_ahead]
         self._taken += count
 
     def _number(self, position: int) -> int:

@@ -21,7 +21,7 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.gpu.kernels import address_of
 from linumpy.voxel.backends.operations import OPERATIONS, Backend, Mask, check_writable
-from linumpy.voxel.caps import ON_LIMIT, SHIFT, Caps
+from linumpy.voxel.caps import ON_LIMIT, SHIFT
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import VoxelGrid
 from linumpy.voxel.mesh import CLOSED, TriangleMesh, with_triangles
@@ -85,7 +85,8 @@ class WarpBackend(Backend):
 
     def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
         number, words = OPERATIONS.index(operation), a.size // 8
-        if not all(map(self._is_in_words, (a, b, out))):
+        # Masks that can be read as words of 8 bytes, without up to 7 bytes at their end.
+        if not all(mask.flags.c_contiguous and address_of(mask) % 8 == 0 for mask in (a, b, out)):
             return self._boolean_by_element(number, a, b, out)
         for first in range(0, words, _WORDS):
             count = min(_WORDS, words - first)
@@ -95,10 +96,6 @@ class WarpBackend(Backend):
             tails = [mask.reshape(-1)[words * 8 :] for mask in (a, b, out)]
             self._boolean_by_element(number, *tails)
         return out
-
-    def _is_in_words(self, mask: Mask) -> bool:
-        """Return whether a mask, without up to 7 bytes at its end, can be read as words of 8 bytes."""
-        return bool(mask.flags.c_contiguous) and address_of(mask) % 8 == 0
 
     def _boolean_by_element(self, number: int, a: Mask, b: Mask, out: Mask) -> Mask:
         x, y = a.view(np.uint8), b.view(np.uint8)  # a bool may be stored as another byte than 1
@@ -169,19 +166,17 @@ class WarpBackend(Backend):
     def _solid(self, mesh: TriangleMesh, grid: VoxelGrid) -> Mask:
         out, change = self.xp.empty(grid.shape, bool), self.xp.zeros(grid.shape, np.int32)
         self._cross(mesh.corners, mesh.bits, grid, 2, self.xp.empty((1, 1, 1), bool), change, solid=True)
-        if mesh.caps is not None:
-            return self._solid_of_open(mesh.caps, grid, self.xp.cumsum(change, axis=0, out=change), out)
-        odd = int(mesh.kind == CLOSED)
-        self._launch("wind", grid.shape[1:], self._array(change, self._wp.int32), odd, self._bytes(out))
-        return out
-
-    def _solid_of_open(self, caps: Caps, grid: VoxelGrid, winding: Mask, out: Mask) -> Mask:
-        wp = self._wp
+        wp, caps = self._wp, mesh.caps
+        if caps is None:
+            odd = int(mesh.kind == CLOSED)
+            self._launch("wind", grid.shape[1:], self._array(change, wp.int32), odd, self._bytes(out))
+            return out
+        winding = self._array(self.xp.cumsum(change, axis=0, out=change), wp.int32)
         shift = wp.vec3d(*(one * step for one, step in zip(SHIFT, grid.pitch, strict=True)))
         tables = (self._array(self.xp.asarray(table), wp.float64) for table in (caps.triangles, caps.groups))
         self._launch(
-            "wind_open", out.shape, self._array(winding, wp.int32), *tables, shift, wp.vec3d(*grid.pitch),
-            grid.z_offset, ON_LIMIT, self._bytes(out),
+            "wind_open", out.shape, winding, *tables, shift, wp.vec3d(*grid.pitch), grid.z_offset, ON_LIMIT,
+            self._bytes(out),
         )  # fmt: skip
         return out
 

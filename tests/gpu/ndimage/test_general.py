@@ -13,7 +13,6 @@ from linumpy.gpu.ndimage.sampling import SplineSampling
 from tests.support.budget import matrix
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import needs_compiler
-from tests.support.gpu.nvrtc import compile_kernel
 
 
 @pytest.fixture(params=["host", pytest.param("emulator", marks=needs_compiler)])
@@ -188,24 +187,6 @@ def specs():
     yield general.kernel_spec(f4, None, SplineSampling(1, "reflect", 0.0), f4, 4)
     yield general.kernel_spec(f8, f4, SplineSampling(5, "grid-constant", 0.0, 12), f4, 0)
     yield general.kernel_spec(np.empty((1,) * 8, "i8"), f8, SplineSampling(2, "wrap", 0.0), np.empty(1, "u8"), 0)
-
-
-@pytest.mark.parametrize("spec", list(specs()), ids=lambda spec: "-".join(value for _, value in spec.defines))
-def test_the_kernels_compile(spec):
-    assert b"sample_general" in compile_kernel(spec, "sm_90")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("order", range(6))
-@pytest.mark.parametrize("rank", [1, 4, 5])
-def test_other_ranks_on_the_gpu(cupy, rank, order):
-    image = image_of((60,) if rank == 1 else (4, 5, 6, 3, 2)[:rank])
-    order = min(order, 3) if rank == 5 else order
-    places = np.random.default_rng(1).uniform(-2, 7, (rank, 50))
-    for mode in ("constant", "grid-constant", "nearest", "grid-mirror", "wrap", "grid-wrap"):
-        options = {"order": order, "mode": mode, "cval": 4.0}
-        got = map_coordinates(cupy.asarray(image), cupy.asarray(places), **options).get()
-        assert np.allclose(got, ndimage.map_coordinates(image, places, **options), atol=1e-8)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,6 @@ from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import needs_compiler
-from tests.support.gpu.nvrtc import compile_kernel
 
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap", "grid-mirror")
 DTYPES = ["u1", "i2", "f4", "i8", "c16", "?", "f2"]
@@ -105,11 +104,6 @@ def test_rows_that_begin_anywhere():
 @pytest.mark.parametrize("line", [Line(5, 3, 1e300, 0.0), Line(5, 3, 1.0, 2.0**60)])
 def test_what_is_infinitely_far_is_left_to_other_kernels(line):
     assert not nearest.can_take(np.ones(5), [line])
-
-
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
-def test_the_kernels_compile(itemsize):
-    assert b"take" in compile_kernel(nearest.kernel_spec(itemsize), "sm_90")
 
 
 @pytest.mark.gpu

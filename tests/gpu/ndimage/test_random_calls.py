@@ -73,7 +73,7 @@ def on_the_gpu(cupy, first, kinds, calls):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("first", range(0, 40, 2))  # processes share them
+@pytest.mark.parametrize("first", range(0, 80, 2))  # processes share them
 def test_calls_on_the_gpu(cupy, first):
     assert on_the_gpu(cupy, first, 2, 10) == []
 

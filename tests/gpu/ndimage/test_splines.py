@@ -17,7 +17,7 @@ from tests.gpu.ndimage.test_sampling import image_of
 from tests.support.budget import examples, matrix, some
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import emulated, needs_compiler
-from tests.support.gpu.nvrtc import compilations, compile_kernel
+from tests.support.gpu.on_cpu import by_kernels
 
 DTYPES = ["u1", "i1", "u2", "i2", "f2", "f4", "f8", "i4", "u4", "i8", "u8"]
 #: Combinations of types take a compilation each.
@@ -44,17 +44,6 @@ SAMPLED = [
 def on_the_cpu(monkeypatch):
     monkeypatch.setattr(splines, "load", emulated)
     monkeypatch.setattr(sampling, "load", emulated)
-
-
-@pytest.fixture
-def as_if_on_a_device(monkeypatch):
-    """NumPy arrays take the way of CuPy's."""
-    on_cpu.patch(monkeypatch)
-
-
-def by_kernels(test):
-    """Mark a test whose NumPy arrays take the way of CuPy's, through kernels that run on the CPU."""
-    return needs_compiler(pytest.mark.usefixtures("as_if_on_a_device")(test))
 
 
 def exact(image, mode, pad=0, cval=None, order=3):
@@ -378,11 +367,6 @@ def specs():
             for order in (3, 5):
                 for pole in splines.POLES[order]:
                     yield splines._spec(name, image, out, order, pole, wide)
-
-
-@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
-def test_the_kernels_compile(spec, architecture):
-    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @by_kernels

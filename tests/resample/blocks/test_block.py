@@ -99,12 +99,6 @@ def test_blocks_are_scipys_whole_to_the_bit(case):
     assert by_blocks(image, plan, cval)[kept].tobytes() == by_scipy(image, plan.grid, cval)[kept].tobytes()
 
 
-@pytest.fixture
-def as_if_on_a_device(monkeypatch):
-    """NumPy arrays go where CuPy's go, to kernels that the CPU carries out."""
-    on_cpu.patch(monkeypatch)
-
-
 def decimal(rng, low, high):
     """A number of few digits, exactly."""
     return Fraction(int(rng.integers(low, high)), int(rng.choice([1, 10, 100, 1000])))

@@ -12,7 +12,6 @@ from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.gpu.emulator import emulated
-from tests.support.gpu.nvrtc import compilations, compile_kernel
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
 pytestmark = pytest.mark.needs_core
@@ -152,11 +151,6 @@ def test_a_field_on_a_device_takes_the_same_coordinates(monkeypatch):
     host = create_sampler("structuredRegular", "cpu", array=voxels, seed=5, order="binned", mask=WEIGHTS["mask"])
     assert np.array_equal(coords, host.sample(3000)[0])
     assert np.abs(values - truth(voxels, coords, 1)).max() < 1e-4
-
-
-@pytest.mark.parametrize(("one", "architecture"), compilations([draws.kernel_spec("draw_in_parts")]))
-def test_kernel_compiles(one, architecture):
-    assert one.name.encode() in compile_kernel(one, architecture)
 
 
 @pytest.mark.gpu

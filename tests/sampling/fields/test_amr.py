@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from linumpy.errors import SourceError
-from linumpy.sampling.fields import amr
 from linumpy.sampling.fields.amr import open_exabrick
 from tests.support.gpu.field_runs import SIDES, decode, on_gpu
-from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 
 def write(folder, bricks, values):
@@ -104,11 +102,6 @@ def test_cut_in_the_middle_of_a_number(tmp_path):
         with pytest.raises(SourceError, match=f"{file.name}: has .* bytes, which are no whole number"):
             open_exabrick(*files)
         file.write_bytes(content)
-
-
-@pytest.mark.parametrize(("spec", "architecture"), compilations([amr.BrickField._spec]))
-def test_compiles(spec, architecture):
-    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.mark.gpu

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling.fields import umesh
 from linumpy.sampling.fields.umesh import open_exastitch
 from tests.support.gpu.field_runs import SIDES, decode, on_gpu
-from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 LINEAR = np.array([0.5, -1.0, 0.25])
 #: Corners of VTK's elements in the unit cube, in the order of VTK's documentation.
@@ -290,11 +288,6 @@ def test_flat_elements_contain_no_point(tmp_path):
     for side in ("host", "kernel"):
         found = decode(open_exastitch(file), [[0.25, 0.25, 0.0], [0.25, 0.25, 0.25]], side)[0]
         np.testing.assert_allclose(found, [0.25 + 0.5, 0.25 + 0.5 + 0.75], atol=1e-5)
-
-
-@pytest.mark.parametrize(("spec", "architecture"), compilations([umesh.StitchedField._spec]))
-def test_compiles(spec, architecture):
-    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.mark.gpu

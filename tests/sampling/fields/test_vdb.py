@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling.fields import vdb
 from linumpy.sampling.fields.vdb import SparseGrid, open_vdb
 from linumpy.sampling.files import nanovdb
 from linumpy.sampling.files.tree import Levels, flatten
 from tests.support.gpu.field_runs import SIDES, decode, grid_coords, on_gpu
-from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 OPENVDB = [
     *("float_none", "float_mask", "float_zip", "float_zip_mask", "float_blosc_mask", "float_half_blosc_mask"),
@@ -310,11 +308,6 @@ def test_parts_too_far_from_each_other():
     far = type(tree)(**{**vars(tree), "high": np.array([2**30, 2**30, 2**30])})
     with pytest.raises(ValueError, match="too many to be sampled as one box"):
         SparseGrid(far)
-
-
-@pytest.mark.parametrize(("spec", "architecture"), compilations([vdb.SparseGrid._spec]))
-def test_compiles(spec, architecture):
-    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 from tests.support.budget import first
 from tests.support.gpu.emulator import emulated
-from tests.support.gpu.nvrtc import compilations, compile_kernel
 from tests.support.oracles.sampling_reference import independent, truth
 
 pytestmark = pytest.mark.needs_core
@@ -434,17 +433,3 @@ def test_ome_images(tmp_path):
     with pytest.raises(ValueError, match="time="):
         create_sampler("zarr", "cpu", source=path)
     check(data[1], *create_sampler("zarr", "cpu", source=path, time=1).sample(300))
-
-
-def specs():
-    base = {"INDEX": "int64", "LAYOUT": "0"}
-    for source in (volume.CUDA_TYPES[one] for one in volume.KEPT):
-        for draw in "01":
-            normalise = str(int(draw) * (2 if source in ("float", "half_bits") else 1))
-            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": normalise})
-    yield pages._spec("mark", base | {"SOURCE": "float", "DRAW": "0", "NORMALISE": "0"})
-
-
-@pytest.mark.parametrize(("one", "architecture"), compilations(specs()))
-def test_kernels_compile(one, architecture):
-    assert one.name.encode() in compile_kernel(one, architecture)

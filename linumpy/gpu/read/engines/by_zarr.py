@@ -264,8 +264,7 @@ def _why_not_core(layout: ArrayLayout) -> str:
 def array_of(layout: ArrayLayout) -> zarr.Array:
     """Return the array of a layout, for zarr-python."""
     if layout.array is not None:
-        array: zarr.Array = layout.array
-        return array
+        return layout.array
     remote = layout.remote
     node = open_node(str(layout.root) if remote is None else (remote.store, remote.path))
     if not isinstance(node, zarr.Array):
