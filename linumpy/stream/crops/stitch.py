@@ -289,10 +289,9 @@ class Stitcher:
 
 
 def cast(block: Array, dtype: DTypeLike) -> Array:
-    """Cast to a dtype; for integers, round halves to even and saturate.
+    """Cast to a dtype, entry by entry of the first axis to save memory; round halves to even and saturate.
 
-    The result is `block` itself if nothing changes. Entries of the first axis are cast one after another, since each
-    takes several times its memory.
+    The result is `block` itself if nothing changes.
     """
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":

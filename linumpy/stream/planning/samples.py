@@ -49,10 +49,7 @@ def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
 
 
 def is_whole(sample: Sample, infos: Sequence[ArrayInfo], config: Config, parts: Sequence[PartShape]) -> bool:
-    """Say whether a sample of one part lies completely in its array, is only copied, and is as the first sample.
-
-    Most samples are so. The plan of such a sample is its `aabb`.
-    """
+    """Say whether a sample has one part, which is only copied, lies in its array, and is as the first sample's."""
     info, part = infos[0], parts[0]
     aabb, shape = sample.aabb, part.shape
     if sample.parts or len(parts) > 1 or config.augment is not None or not info.grid.is_finest:
