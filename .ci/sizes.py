@@ -17,10 +17,10 @@ from pathlib import Path
 #: Target and ceiling of each size.
 LIMITS = {
     "lines of linumpy and scripts": (57_000, 64_353),
-    "statements of linumpy and scripts": (29_500, 33_351),
+    "statements of linumpy and scripts": (29_500, 33_338),
     "lines of linumpy/benchmark": (700, 0),
     "lines of benchmarks": (4_800, 0),
-    "lines of tests": (48_500, 58_946),
+    "lines of tests": (48_500, 58_787),
     "closure of linumpy.gpu.interpolation": (4_500, 0),
     "closure of linumpy.rays": (4_000, 0),
     "closure of linumpy.gpu.zarr_io": (9_000, 0),
