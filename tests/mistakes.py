@@ -9,7 +9,7 @@ from linumpy.gpu import Reader
 
 linumpy.read_zar_to_gpu("a.zarr")  # mistake
 linumpy.gpu.read_zar("a.zarr")  # mistake
-linumpy.stream.Pipelin()  # mistake
+linumpy.stream.Loader()  # mistake
 read_zarr(3.5)  # mistake
 read_zarr("a.zarr", device="gpu")  # mistake
 read_zarr("a.zarr", region="0:5")  # mistake
@@ -19,7 +19,7 @@ shapes = read_zarr_to_gpu("a.zarr", device=[0, 1]).shape  # mistake
 resample_zarr("a.zarr", "b.zarr", 25.0, device="gpu")  # mistake
 convert_zarr("a.zarr", "b.zarr", ngff_version=0.5)  # mistake
 OmeZarrWriter("b.zarr", (8, 8, 8), "u2", 25.0)  # mistake
-find_tissue_interface(np.zeros((4, 4, 4)), definition="egde", depth_axis=0)  # mistake
+find_tissue_interface(np.zeros((4, 4, 4)), definition="border", depth_axis=0)  # mistake
 find_tissue_interface(np.zeros((4, 4, 4)), depth_axis=0, definition="edge", return_confidence=True).mean()  # mistake
 Reader("cuda")  # mistake
 Reader("cpu").submit("a.zarr", "0:5")  # mistake
