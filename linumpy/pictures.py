@@ -131,9 +131,9 @@ def png(pixels: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def data_url(content: bytes) -> str:
-    """Return the URL by which a page holds a PNG file."""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+def data_url(content: bytes, kind: str = "png") -> str:
+    """Return the URL by which a page holds the file of a picture."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def render(picture: Picture) -> Image.Image:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ from linumpy.io.ngff.versions import image_version
 from linumpy.io.paths import METADATA_FILES, has_dots
 from linumpy.io.source import Source, open_node, with_options
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.plan.read import html_table
+from linumpy.plan.read import format_nbytes, format_shape, html_table
 
 log = logging.getLogger(__name__)
 
@@ -116,19 +116,20 @@ class OmeZarrImage:
         return spatial_axes_of(self.axes)
 
     def __str__(self) -> str:
-        rows = [self._heading()]
-        for number, array in enumerate(self.levels):
-            rows.append(f"level {number}: {_times(array.shape)} {array.dtype}, {self._spacing_text(number)}")
-        return "\n".join(rows)
+        rows = [
+            f"level {number}: {format_shape(array.shape)} {array.dtype}, {self._spacing_text(number)}"
+            for number, array in enumerate(self.levels)
+        ]
+        return "\n".join([self._heading(), *rows])
 
     def _repr_html_(self) -> str:
         rows = [["level", "voxels", "dtype", "spacing", "chunks", "codecs", "decoded"]]
         for number, array in enumerate(self.levels):
-            layout = read_layout(array)
-            chunks = _times(layout.chunk_shape) + (f" in {_times(layout.object_shape)}" if layout.shard else "")
-            codecs, size = " → ".join(layout.codecs) or "none", f"{array.size * array.dtype.itemsize / 2**20:,.1f} MiB"
-            spacing = self._spacing_text(number)
-            rows.append([str(number), _times(array.shape), str(array.dtype), spacing, chunks, codecs, size])
+            layout, voxels = read_layout(array), format_shape(array.shape)
+            shard = f" in {format_shape(layout.object_shape)}" if layout.shard else ""
+            chunks, codecs = format_shape(layout.chunk_shape) + shard, " → ".join(layout.codecs) or "none"
+            spacing, size = self._spacing_text(number), format_nbytes(array.size * array.dtype.itemsize)
+            rows.append([str(number), voxels, str(array.dtype), spacing, chunks, codecs, size])
         return f"<p>{html.escape(self._heading())}</p>{html_table(rows)}{_thumbnail(self)}"
 
     def _heading(self) -> str:
@@ -165,10 +166,6 @@ def _thumbnail(image: OmeZarrImage) -> str:
     step = -(-max(plane.shape) // _THUMBNAIL_PIXELS)
     pixels = Image.fromarray(colored(plane[::step, ::step], percentiles(plane, (0.5, 99.5))))
     return f"<img alt='the middle plane of a coarse level' src='{data_url(png(pixels))}'>"
-
-
-def _times(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def read_omezarr(

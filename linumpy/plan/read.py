@@ -205,10 +205,10 @@ def _description(plan: ReadPlan) -> list[tuple[str, str]]:
     swapped = ", bytes swapped on the device" if layout.swapped else ""
     rows = [
         ("array", f"{layout.name} (zarr v{layout.zarr_format})"),
-        ("stored as", f"{layout.dtype} {_format_shape(layout.shape)}, {_format_nbytes(layout.nbytes)}{swapped}{order}"),
+        ("stored as", f"{layout.dtype} {format_shape(layout.shape)}, {format_nbytes(layout.nbytes)}{swapped}{order}"),
         (
             "chunks",
-            f"{_format_shape(layout.chunk_shape)}, {_format_nbytes(layout.chunk_nbytes)} {_each_or_less(layout)}",
+            f"{format_shape(layout.chunk_shape)}, {format_nbytes(layout.chunk_nbytes)} {_each_or_less(layout)}",
         ),
     ]
     if layout.shard is not None:
@@ -216,20 +216,20 @@ def _description(plan: ReadPlan) -> list[tuple[str, str]]:
         rows.append(
             (
                 "shards",
-                f"{_format_shape(layout.object_shape)}, {layout.shard.count} chunks each, index at the {where}",
+                f"{format_shape(layout.object_shape)}, {layout.shard.count} chunks each, index at the {where}",
             )
         )
     rows += [
         ("codecs", " → ".join(layout.codecs) or "none"),
         ("fill value", str(layout.fill_value)),
-        ("region", f"{plan.region} → {_format_shape(plan.shape) or 'one element'}, {_format_nbytes(plan.nbytes)}"),
+        ("region", f"{plan.region} → {format_shape(plan.shape) or 'one element'}, {format_nbytes(plan.nbytes)}"),
         ("touches", _format_touched(plan)),
     ]
     if layout.unsupported is None:
         if plan.decoding:
             rows.append(("decoding", plan.decoding))
         if plan.scratch_bytes is not None:
-            rows.append(("scratch", f"{_format_nbytes(plan.scratch_bytes)} of device memory"))
+            rows.append(("scratch", f"{format_nbytes(plan.scratch_bytes)} of device memory"))
         remote = layout.remote
         rows.append(("backend", "linumpy, from a local store" if remote is None else f"linumpy, by {remote.client}"))
     else:
@@ -250,14 +250,15 @@ def _format_touched(plan: ReadPlan) -> str:
     if plan.layout.shard is not None:
         chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
     up_to = "up to " if _each_or_less(plan.layout) != "each" else ""
-    return f"{chunks}, {up_to}{_format_nbytes(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
+    return f"{chunks}, {up_to}{format_nbytes(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
 
 
-def _format_shape(shape: tuple[int, ...]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
+    """Format the size of an array, such as ``64 × 128 × 128``."""
     return " × ".join(map(str, shape))
 
 
-def _format_nbytes(nbytes: int) -> str:
+def format_nbytes(nbytes: int) -> str:
     """Format a number of bytes with a binary prefix."""
     value, prefixes = float(nbytes), iter(("", "Ki", "Mi", "Gi", "Ti"))
     prefix = next(prefixes)

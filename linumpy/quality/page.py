@@ -5,7 +5,6 @@ In: :class:`Contents`. Out: the text of the page, which refers to no other file.
 
 from __future__ import annotations
 
-import base64
 import datetime
 import html
 import io
@@ -22,7 +21,7 @@ from PIL import Image
 
 from linumpy.io.output.results import JSON
 from linumpy.mosaic.io.figures import draw_positions
-from linumpy.pictures import render, scale_bar_label, scale_bar_um
+from linumpy.pictures import data_url, render, scale_bar_label, scale_bar_um
 from linumpy.quality.findings import (
     Finding,
     empty_slices,
@@ -340,7 +339,7 @@ def _source(picture: Image.Image) -> str:
     """Return a picture as the address of an image in HTML."""
     file = io.BytesIO()
     picture.save(file, format="JPEG", quality=_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue(), "jpeg")
 
 
 def _text(value: JSON) -> str:

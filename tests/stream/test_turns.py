@@ -149,7 +149,7 @@ def test_batches_beside_a_busy_thread(volume, pipeline):
 def test_more_batches_are_read_ahead_beside_a_busy_thread(volume, pipeline, slots, least, most, pushed):
     """Where they fit, and nobody notices that further samples are pulled."""
     path, values = volume
-    boxes = [((k % 16, k % 16 + 4), *BOX[1:]) for k in range(1200)]
+    boxes = [((k % 16, k % 16 + 4), *BOX[1:]) for k in range(12_000)]
     p = pipeline(batch_size=2, lookahead_batches=2, device_buffer_bytes=slots * 1024)  # a batch has 960 bytes
     p.push(pushed([stream.Sample(path, box) for box in boxes]))
     found, in_flight = [], []
@@ -162,7 +162,7 @@ def test_more_batches_are_read_ahead_beside_a_busy_thread(volume, pipeline, slot
 
     with busy_thread():
         end = time.monotonic() + 20
-        while (len(found) < 30 or max(in_flight) < least) and time.monotonic() < end and len(found) < 500:
+        while (len(found) < 30 or max(in_flight) < least) and time.monotonic() < end and len(found) < 5000:
             pop(1)
         pop(5)
     assert least <= max(in_flight) <= most

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from linumpy.arrays import Array
 from linumpy.kernel_cache import Compiled
-from linumpy.plan.read import html_table
+from linumpy.plan.read import format_shape, html_table
 
 #: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
 LINUMPY = "linumpy"
@@ -110,7 +110,7 @@ class ReadReport:
             ("GDS", self.gds + (f"; {self.reads_repeated:,} reads failed" if self.reads_repeated else "")),
             ("engine", self.engine),
             ("decoder", f"{self.decoder}; chunks decoded by the host: {by_host:,}" if by_host else self.decoder),
-            ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
+            ("result", f"{format_shape(self.shape) or 'one element'} {self.dtype}"),
             ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
             ("chunks", "" if self.chunks_read is None else f"{self.chunks_read:,} read, {self.chunks_filled:,} filled"),
             ("files", "" if self.files_opened is None else f"{self.files_opened:,} opened"),

@@ -19,6 +19,7 @@ import numpy as np
 
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.outputs import Regions
+from linumpy.stream.arguments import Box
 from linumpy.stream.batches.feed import Checked, Pulled
 from linumpy.stream.batches.memory import Event, Lease, Memory, Stream, on_stream, stage_estimate
 from linumpy.stream.config import Config, Dtype
@@ -350,40 +351,35 @@ def _target(part: PartShape) -> np.dtype | str:
     return "bfloat16" if part.dtype is Dtype.BF16 else part.element
 
 
-def _numbered(infos: Iterable[ArrayInfo]) -> tuple[list[ArrayInfo], np.ndarray]:
-    """Return the different arrays, and the number of each of `infos` among them."""
+def _regions(
+    infos: Iterable[ArrayInfo], boxes: Sequence[Box], strides: Sequence[Sequence[int]], addresses: Sequence[int]
+) -> tuple[list[ArrayInfo], Regions]:
+    """Return the different arrays, and the regions: for each the array, the box, and the output."""
     numbers: dict[int, tuple[int, ArrayInfo]] = {}
-    array = np.array([numbers.setdefault(id(info), (len(numbers), info))[0] for info in infos], np.int64)
-    return [info for _, info in numbers.values()], array
+    array = [numbers.setdefault(id(info), (len(numbers), info))[0] for info in infos]
+    extents = np.array(boxes, np.int64)
+    regions = Regions(
+        array=np.array(array, np.int64),
+        start=extents[:, :, 0],
+        stop=extents[:, :, 1],
+        strides=np.array(strides, np.int64),
+        addresses=np.array(addresses, np.int64),
+    )
+    return [info for _, info in numbers.values()], regions
 
 
 def _whole_regions(item: InFlight, whole: Mapping[int, ArrayInfo]) -> tuple[list[ArrayInfo], Regions]:
     """Return the arrays and regions of samples that are only copied, by row of the batch."""
-    infos, array = _numbered(whole.values())
-    extents = np.array([item.samples[row].aabb for row in whole], np.int64)
-    output, (row_nbytes, *strides) = item.arrays[0], item.arrays[0].strides
-    regions = Regions(
-        array=array,
-        start=extents[:, :, 0],
-        stop=extents[:, :, 1],
-        strides=np.tile(np.array(strides, np.int64), (len(whole), 1)),
-        addresses=address_of(output) + row_nbytes * np.array(list(whole), np.int64),
-    )
-    return infos, regions
+    first, (row_nbytes, *strides) = address_of(item.arrays[0]), item.arrays[0].strides
+    boxes, addresses = [item.samples[row].aabb for row in whole], [first + row * row_nbytes for row in whole]
+    return _regions(whole.values(), boxes, [strides] * len(whole), addresses)
 
 
 def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
     """Return the row of the batch of each region (or needed box) that is read, the arrays, and the regions."""
-    reads = [read for read, _, _ in placed]
-    infos, array = _numbered(read.info for read in reads)
-    extents = np.array([read.region for read in reads], np.int64)
-    regions = Regions(
-        array=array,
-        start=extents[:, :, 0],
-        stop=extents[:, :, 1],
-        strides=np.array([strides for _, _, strides in placed], np.int64),
-        addresses=np.array([address for _, address, _ in placed], np.int64),
-    )
+    reads, addresses, strides = zip(*placed, strict=True)
+    boxes = [read.region for read in reads if read.region is not None]  # all have one
+    infos, regions = _regions([read.info for read in reads], boxes, strides, addresses)
     if all(read.needed is None for read in reads):
         return [read.row for read in reads], infos, regions
     # Divide regions into the needed boxes of their reads.

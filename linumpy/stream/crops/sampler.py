@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -148,9 +149,8 @@ class CropSampler:
         self.mode, self.foreground, self.locality = mode, foreground, integer("locality", locality, 1, 2**16)
         if self.locality > 1 and mode != "uniform":
             raise InvalidArgument(f"locality={locality} does nothing in mode {mode!r}: pass mode='uniform'")
-        #: Positions of crops along each axis, and those of a block: int64 (volumes, axes).
+        #: Number of positions of crops along each axis: int64 (volumes, axes).
         self._positions = np.array([_shape_of(volume) for volume in self.volumes]) - self.shape + 1
-        self._spans = np.array([self._spans_of(shape) for shape in map(_shape_of, self.volumes)])
         self._group: tuple[tuple[int, int, int], np.ndarray, np.ndarray] | None = None
         self.length = None if length is None else integer("length", length, 1, WORD)
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
@@ -228,6 +228,11 @@ class CropSampler:
             needed.append(cache_nbytes((_BLOCKS + 1) * math.prod(counts), layout.chunk_nbytes))
         return max(needed)
 
+    @cached_property
+    def _spans(self) -> np.ndarray:
+        """Number of positions of a block along each axis, int64 (volumes, axes); found only where blocks are drawn."""
+        return np.array([self._spans_of(shape) for shape in map(_shape_of, self.volumes)])
+
     def _spans_of(self, shape: tuple[int, ...]) -> list[int]:
         """Return the number of positions along each axis that a block has; blocks are equal, but for rounding."""
         sizes_, spans, crops = self.shape, [1] * len(shape), float(self.locality)
@@ -255,16 +260,13 @@ class CropSampler:
         begin = first // self._spans[chosen] * self._spans[chosen]
         end = np.minimum(begin + self._spans[chosen], self._positions[chosen])
         order = numbers.permutation(_BLOCKS * self.locality) // self.locality
-        sizes_ = (end - begin)[order]
-        return chosen[order], begin[order] + (numbers.random(sizes_.shape) * sizes_).astype(np.int64)
+        return chosen[order], begin[order] + _below(numbers, (end - begin)[order])
 
     def _draw_uniform(self, numbers: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw crops that lie inside a volume; return the indices of their volumes, and starts (crops, axes)."""
         chosen = np.searchsorted(self._choice, numbers.random(count), side="right")
         positions = self._positions[chosen]
-        return chosen, (numbers.random(positions.shape) * positions).astype(
-            np.int64
-        )  # integers() takes 5 times as long
+        return chosen, _below(numbers, positions)
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
         """Concatenate the cells of all volumes: a table for each class, or in mode foreground one for all classes."""
@@ -318,6 +320,11 @@ class CropSampler:
             first = centre - self.shape[axis] // 2
             start.append(min(max(first, 0), full[axis] - self.shape[axis]))
         return volume, start
+
+
+def _below(numbers: np.random.Generator, ends: np.ndarray) -> np.ndarray:
+    """Draw a whole number from 0 to below each end, in a fifth of the time of ``numbers.integers``."""
+    return (numbers.random(ends.shape) * ends).astype(np.int64)
 
 
 def _with_shape(volume: Volume | str | Path) -> Volume:

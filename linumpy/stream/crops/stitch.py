@@ -289,10 +289,7 @@ class Stitcher:
 
 
 def cast(block: Array, dtype: DTypeLike) -> Array:
-    """Cast to a dtype, entry by entry of the first axis to save memory; round halves to even and saturate.
-
-    The result is `block` itself if nothing changes.
-    """
+    """Cast in up to 8 parts, to save memory; round halves to even and saturate; `block` itself if nothing changes."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":
         return block.astype(dtype, copy=False)
@@ -301,9 +298,10 @@ def cast(block: Array, dtype: DTypeLike) -> Array:
     if int(high) > np.iinfo(dtype).max:  # 2**63 and 2**64 are no int64 and uint64
         high = np.nextafter(high, exact.type(0))
     whole: Array = xp.empty(block.shape, dtype)
-    for entry, values in zip(whole, block, strict=True):
-        rounded = xp.rint(values.astype(exact))
-        entry[...] = xp.clip(rounded, low, high, out=rounded)
+    step = max(1, -(-len(block) // 8))
+    for begin in range(0, len(block), step):
+        rounded = xp.rint(block[begin : begin + step].astype(exact))
+        whole[begin : begin + step] = xp.clip(rounded, low, high, out=rounded)
     return whole
 
 

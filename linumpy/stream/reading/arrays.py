@@ -223,7 +223,8 @@ class Sources:
         """
         last, place = self._last, (sample.uri, sample.level, folder)
         if last is not None and last[0] == place and not sample.parts:
-            self.hits += 1
+            with self._lock:
+                self.hits += 1
             return last[1]
         try:
             keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
