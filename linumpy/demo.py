@@ -26,6 +26,7 @@ from linumpy.io.output.checks import check_parent, check_target, refuse_url
 from linumpy.io.output.files import check_file
 from linumpy.mosaic.io.figures import draw_depth_map, draw_section
 from linumpy.pictures import save
+from linumpy.plan.read import format_shape
 from linumpy.progress import progress_bar
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
@@ -74,12 +75,11 @@ class DemoResult:
         for stage in (*self.stages, Stage("all", total, None)):
             rate = "" if stage.nbytes is None else f"{stage.nbytes / 2**30 / max(stage.seconds, 1e-9):.2f}"
             rows.append(f"{stage.name:<34}{stage.seconds:>9.3f}{stage.seconds / total:>8.0%}{rate:>9}")
-        size = " × ".join(map(str, self.shape))
         rows += [
             "",
             f"device     {self.device} ({self.device.reason})",
             f"read by    {self.read_by}",
-            f"resampled  {size} voxels of {' × '.join(f'{step:g}' for step in self.spacing_um)} µm",
+            f"resampled  {format_shape(self.shape)} voxels of {' × '.join(f'{step:g}' for step in self.spacing_um)} µm",
             f"surface    median absolute error {self.error_voxels:.2f} voxels, {self.error_um:.1f} µm; "
             f"bias {self.bias_voxels:+.2f} voxels",
             "written    " + "\n           ".join(map(str, self.outputs)),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -378,7 +378,7 @@ def _whole_regions(item: InFlight, whole: Mapping[int, ArrayInfo]) -> tuple[list
 def _regions_of(placed: Sequence[Placed]) -> tuple[list[int], list[ArrayInfo], Regions]:
     """Return the row of the batch of each region (or needed box) that is read, the arrays, and the regions."""
     reads, addresses, strides = zip(*placed, strict=True)
-    boxes = [read.region for read in reads if read.region is not None]  # all have one
+    boxes = [cast("Box", read.region) for read in reads]
     infos, regions = _regions([read.info for read in reads], boxes, strides, addresses)
     if all(read.needed is None for read in reads):
         return [read.row for read in reads], infos, regions
