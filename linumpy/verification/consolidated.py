@@ -32,8 +32,8 @@ _EFFECT = (
 _ADVICE = "Let `linum-verify --repair` or zarr.consolidate_metadata make them anew."
 _MAX_LISTED = 3
 
-Documents = Mapping[str, Any]
-"""Parsed documents by their paths below a group."""
+Documents = Mapping[str, dict[str, Any] | None]
+"""Parsed documents by their paths below a group; None for one that is no JSON object."""
 
 
 def stored_tree(group: zarr.Group) -> dict[str, bytes]:
@@ -49,7 +49,7 @@ def stored_tree(group: zarr.Group) -> dict[str, bytes]:
         if (consolidated := _read(where, CONSOLIDATED_V2)) is not None:
             own[CONSOLIDATED_V2] = consolidated
         documents |= {f"{path}/{key}".lstrip("/"): stored for key, stored in own.items()}
-        if ".zarray" not in own and _parsed(own.get("zarr.json", b"{}")).get("node_type") != "array":
+        if ".zarray" not in own and (_parsed(own.get("zarr.json", b"")) or {}).get("node_type") != "array":
             names = [name for name in member_names(group, path) or () if name not in METADATA_FILES]
             waiting += [f"{path}/{name}".lstrip("/") for name in names]
     return documents
@@ -63,17 +63,17 @@ def _read(where: StorePath, key: str) -> bytes | None:
     return None if stored is None else stored.to_bytes()
 
 
-def _parsed(stored: bytes) -> dict[str, Any]:
-    """Parse a document; empty if it is no JSON object."""
+def _parsed(stored: bytes) -> dict[str, Any] | None:
+    """Parse a document; None if it is no JSON object."""
     try:
         document = json.loads(stored)
     except NOT_UNDERSTOOD:
-        return {}
-    return document if isinstance(document, dict) else {}
+        return None
+    return document if isinstance(document, dict) else None
 
 
-def parsed_tree(stored: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Parse documents; those that are no JSON objects are empty."""
+def parsed_tree(stored: Mapping[str, bytes]) -> dict[str, dict[str, Any] | None]:
+    """Parse documents; None for those that are no JSON objects."""
     return {path: _parsed(document) for path, document in stored.items()}
 
 
@@ -96,8 +96,17 @@ def entries_of(document: Mapping[str, Any], is_v2: bool) -> dict[str, Any] | Non
     return entries if isinstance(entries, dict) else None
 
 
+def with_entries(document: dict[str, Any], entries: dict[str, Any], is_v2: bool) -> dict[str, Any]:
+    """Return the document that has consolidated metadata, with other entries."""
+    if is_v2:
+        return {**document, "zarr_consolidated_format": 1, "metadata": entries}
+    held = document.get(KEY_V3)
+    own = held if isinstance(held, dict) else {"kind": "inline", "must_understand": False}
+    return {**document, KEY_V3: {**own, "metadata": entries}}
+
+
 def entries_for(documents: Documents, folder: str, is_v2: bool) -> dict[str, Any]:
-    """Return the entries that consolidated metadata of the group at a path should have."""
+    """Return the entries that consolidated metadata of the group at a path should have; None for unknown ones."""
     start = f"{folder}/" if folder else ""
     below = {path.removeprefix(start): document for path, document in documents.items() if path.startswith(start)}
     if is_v2:
@@ -107,21 +116,18 @@ def entries_for(documents: Documents, folder: str, is_v2: bool) -> dict[str, Any
             if path.rpartition("/")[2] in (".zarray", ".zgroup", ".zattrs")
         }
     nodes = {path.removesuffix("/zarr.json"): doc for path, doc in below.items() if path.endswith("/zarr.json")}
-    return {path: {key: value for key, value in doc.items() if key != KEY_V3} for path, doc in nodes.items()}
+    return {path: doc and {key: value for key, value in doc.items() if key != KEY_V3} for path, doc in nodes.items()}
 
 
 def differences(entries: Mapping[str, Any], expected: Mapping[str, Any]) -> Differences:
     """Compare consolidated metadata with the documents of the nodes."""
-
-    def is_plain(key: str, of: Mapping[str, Any]) -> bool:  # attributes may be stored empty, or not at all
-        return of[key] == {} and key.endswith(".zattrs")
-
     different = {}
-    for key in entries.keys() & expected.keys():
+    for key in [key for key in entries if expected.get(key) is not None]:
         if keys := _different_keys(entries[key], expected[key]):
             different[key] = keys
-    lacking = [key for key in expected if key not in entries and not is_plain(key, expected)]
-    gone = [key for key in entries if key not in expected and not is_plain(key, entries)]
+    # Attributes may be stored as an empty object, or not at all.
+    lacking = [key for key in expected if key not in entries and expected[key] not in (None, {})]
+    gone = [key for key in entries if key not in expected and not (entries[key] == {} and key.endswith(".zattrs"))]
     return Differences(dict(sorted(different.items())), tuple(sorted(lacking)), tuple(sorted(gone)))
 
 
@@ -164,9 +170,10 @@ def check_consolidated(place: Place) -> Iterator[Told]:
     is_v2 = place.group.metadata.zarr_format == 2
     key = CONSOLIDATED_V2 if is_v2 else "zarr.json"
     stored = _read(where, key)
-    if stored is None or (not is_v2 and _parsed(stored).get(KEY_V3) is None):
+    document = _parsed(stored or b"") or {}
+    if stored is None or (not is_v2 and document.get(KEY_V3) is None):
         return
-    entries = entries_of(_parsed(stored), is_v2)
+    entries = entries_of(document, is_v2)
     if entries is None:
         yield place.tell(
             "consolidated", "the consolidated metadata are no object with metadata", _EFFECT, _ADVICE, below=key

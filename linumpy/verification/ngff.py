@@ -169,7 +169,7 @@ def _levels(place: Place, image: Mapping[str, Any], name: str) -> Generator[Told
         if array.ndim == before.ndim and any(n > m for n, m in zip(array.shape, before.shape, strict=True)):
             sizes = f"{format_shape(array.shape)}, more than {format_shape(before.shape)} of level {finer!r}"
             advice = "List the levels from the finest to the coarsest."
-            yield place.tell("datasets", f"level {path!r} has {sizes}", _MISPLACED, advice, "misplaced")
+            yield place.tell("datasets", f"level {path!r} has {sizes}", _MISPLACED, advice, "misplaced", path)
     return arrays
 
 
@@ -233,14 +233,14 @@ def _steps(place: Place, image: Mapping[str, Any], rank: int, name: str) -> Gene
                 continue
             scale, translation = compose_scales(chain, rank, f"{name}, level {path!r}")
         except MetadataError as error:
-            yield place.tell("datasets", str(error), _MISPLACED, _CORRECT_LEVEL, "misplaced")
+            yield place.tell("datasets", str(error), _MISPLACED, _CORRECT_LEVEL, "misplaced", path)
             continue
         if all(step > 0 and math.isfinite(step) for step in scale) and all(map(math.isfinite, translation)):
             steps[path] = scale, translation
         else:
             what = f"{name}: level {path!r} has the scale {_numbers(scale)} and the translation {_numbers(translation)}"
             what += ", which must be finite, and the scale positive"
-            yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced")
+            yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced", path)
     return steps
 
 
@@ -262,7 +262,7 @@ def _compare_levels(
                     f"level {path!r} has {size} voxels of {step:g} along {described.name}, and {paths[number - 1]!r} "
                     f"has {n} of {fine:g}: a factor of {step / fine:g} gives {n * fine / step:g} voxels"
                 )
-                yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced")
+                yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced", path)
             first = levels[paths[0]][1][1][axis]
             shift = (translation[axis] - first) / step
             if described.type == "space" and not _EARLIEST - _TOLERANCE <= shift <= _LATEST + _TOLERANCE:
@@ -270,7 +270,7 @@ def _compare_levels(
                     f"level {path!r} begins at {translation[axis]:g} along {described.name}, and level {paths[0]!r} at "
                     f"{first:g}: apart by {shift:g} voxels of {step:g}, not by {_EARLIEST:g} to {_LATEST:g}"
                 )
-                yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced")
+                yield place.tell("datasets", what, _MISPLACED, _CORRECT_LEVEL, "misplaced", path)
 
 
 def _is_size(size: int, exact: float) -> bool:
