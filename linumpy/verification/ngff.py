@@ -281,8 +281,8 @@ def _is_size(size: int, exact: float) -> bool:
 def _transformations(place: Place, image: Mapping[str, Any], name: str) -> Iterator[Told]:
     """Check the transformations of NGFF 0.6: systems that are not described, and maps that cannot be inverted."""
     ranks = {referred(system): len(mappings_in(system, "axes")) for system in mappings_in(image, "coordinateSystems")}
-    own = [(t, referred(t.get("input"))) for t in mappings_in(image, "coordinateTransformations")]
-    for transformation, _ in own:
+    further = mappings_in(image, "coordinateTransformations")
+    for transformation in further:
         for end in ("input", "output"):
             reference = transformation.get(end)
             if isinstance(reference, Mapping) and reference.get("path"):  # a system of another group
@@ -290,17 +290,23 @@ def _transformations(place: Place, image: Mapping[str, Any], name: str) -> Itera
             if referred(reference) not in ranks:
                 what = f"{name}: a transformation has the {end} {_short(reference)}, which is no coordinate system here"
                 yield place.tell("datasets", what, advice="Describe the system, or correct the name.")
-    levels = mappings_in(image, "datasets")
-    own += [(t, referred(t.get("output"))) for level in levels for t in mappings_in(level, "coordinateTransformations")]
-    for transformation, system in own:
+    of_levels = [t for level in mappings_in(image, "datasets") for t in mappings_in(level, "coordinateTransformations")]
+    for transformation in (*further, *of_levels):
+        is_level = transformation in of_levels
+        system = referred(transformation.get("output" if is_level else "input"))
         try:
             rank = ranks.get(system, 0)
             matrix = as_matrix(TransformationReader(None, name).read(transformation, rank), rank) if rank else None
         except UnknownTransformationError:
             continue  # its numbers are in an array, or it is a field
-        if matrix is not None and len(matrix) == rank and np.linalg.matrix_rank(matrix[:, :-1]) < rank:
-            what = f"{name}: a transformation of type {transformation.get('type')!r} to or from {system!r} is singular"
-            yield place.tell("datasets", what, "Points cannot be mapped back.", "Correct its numbers.", "misplaced")
+        if matrix is None or len(matrix) != rank:
+            continue
+        linear = matrix[:, :-1]
+        is_flipped = is_level and np.array_equal(linear, np.diag(np.diag(linear))) and (np.diag(linear) < 0).any()
+        if is_flipped or np.linalg.matrix_rank(linear) < rank:
+            problem = "has a negative scale" if is_flipped else "is singular: points cannot be mapped back"
+            what = f"{name}: a transformation of type {transformation.get('type')!r} to or from {system!r} {problem}"
+            yield place.tell("datasets", what, _MISPLACED, "Correct its numbers.", "misplaced")
 
 
 def _omero(place: Place) -> Iterator[Told]:

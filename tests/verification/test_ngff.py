@@ -182,7 +182,10 @@ FAULTS = {
     "origin before": (set_shift(2, 2, -40.0), ("2", "misplaced", "apart by")),
 }  # fmt: skip
 FAULTS_BEFORE_06 = {
-    "scale of 2 numbers": (lambda ome: parts_of(ome["multiscales"][0], 1)[0]["scale"].pop(), ("misplaced", "2 numbers")),
+    "scale of 2 numbers": (
+        lambda ome: parts_of(ome["multiscales"][0], 1)[0]["scale"].pop(),
+        ("misplaced", "2 numbers"),
+    ),
     "no scale": (lambda ome: parts_of(ome["multiscales"][0], 2).pop(0), ("misplaced", "no scale")),
     "type": (lambda ome: ome["multiscales"][0].update(datasets=3), ("metadata", "no list of paths")),
 }
