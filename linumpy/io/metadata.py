@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -260,8 +260,11 @@ def stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
 def _local_documents(folder: Path) -> dict[str, bytes]:
     stored = {}
     for key in DOCUMENTS:
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        try:
             stored[key] = (folder / key).read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                raise
         if "zarr.json" in stored:  # then no other document is used
             break
     return stored
