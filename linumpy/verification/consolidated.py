@@ -125,9 +125,10 @@ def differences(entries: Mapping[str, Any], expected: Mapping[str, Any]) -> Diff
     for key in [key for key in entries if expected.get(key) is not None]:
         if keys := _different_keys(entries[key], expected[key]):
             different[key] = keys
-    # Attributes may be stored as an empty object, or not at all.
+    # Attributes of a node may be stored as an empty object, or not at all.
+    bare = {f"{path.rpartition('.')[0]}.zattrs" for path in expected if path.endswith((".zarray", ".zgroup"))}
     lacking = [key for key in expected if key not in entries and expected[key] not in (None, {})]
-    gone = [key for key in entries if key not in expected and not (entries[key] == {} and key.endswith(".zattrs"))]
+    gone = [key for key in entries if key not in expected and not (entries[key] == {} and key in bare)]
     return Differences(dict(sorted(different.items())), tuple(sorted(lacking)), tuple(sorted(gone)))
 
 
