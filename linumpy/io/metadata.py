@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def open_stored(where: StorePath, name: str | None = None) -> Node | None:
     """
     name = name or without_credentials(str(where))
     where = _read_only(where)
-    stored = _stored_documents(where, name)
+    stored = stored_documents(where, name)
     document: _Document | None = {}
     try:
         document = _document(stored)
@@ -189,7 +189,7 @@ def _with_exact_fill(array: zarr.Array, document: _Document | None) -> zarr.Arra
 
 
 def _document_of(array: zarr.Array) -> _Document:
-    return _document(_stored_documents(array.store_path, without_credentials(str(array.store_path)))) or {}
+    return _document(stored_documents(array.store_path, without_credentials(str(array.store_path)))) or {}
 
 
 def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
@@ -233,7 +233,7 @@ def _with_element_size(codec: Any, array: zarr.Array, document: _Document | None
     return numcodecs.Shuffle(array.dtype.itemsize) if is_of_netcdf else codec
 
 
-def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
+def stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
     """Return the documents of a node by their keys. If one is there, denied access to others means they are not."""
     if type(where.store) is LocalStore:
         return _local_documents(where.store.root / where.path)
@@ -260,8 +260,11 @@ def _stored_documents(where: StorePath, name: str) -> dict[str, bytes]:
 def _local_documents(folder: Path) -> dict[str, bytes]:
     stored = {}
     for key in DOCUMENTS:
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        try:
             stored[key] = (folder / key).read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                raise
         if "zarr.json" in stored:  # then no other document is used
             break
     return stored

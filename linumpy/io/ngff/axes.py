@@ -8,6 +8,7 @@ ambiguous, ``ValueError`` for a spacing of the caller that does not fit the axes
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,10 @@ MICROMETERS = {
     "mile": 1_609_344_000.0,
     "parsec": 3.0856775814913673e22,
 }
+
+#: Units that NGFF names for axes of type space, and of type time.
+UNITS_OF_SPACE = tuple(unit for unit in MICROMETERS if unit not in SYMBOLS)
+UNITS_OF_TIME = (*(f"{prefix}second" for prefix in _PREFIXES), "minute", "hour", "day")
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,9 @@ def compose_scales(
 
 def is_number(value: Any) -> bool:
     """Return whether a value in a JSON document is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # JSON has integers beyond every float
 
 
 def place_levels(
