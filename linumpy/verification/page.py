@@ -191,7 +191,7 @@ def _map(states: np.ndarray, axes: Sequence[str], caption: str) -> str:
     if max(steps) > 1:
         caption += f"; a pixel is the worst of {steps[0]} × {steps[1]} chunks"
     down, across = (
-        "".join(f"<span>{_escaped(name)} {end}</span>" for end in dict.fromkeys((0, count - 1)))
+        "".join(f"<span>{_escaped(name)} = {end}</span>" for end in dict.fromkeys((0, count - 1)) if name)
         for name, count in zip(axes, states.shape, strict=True)
     )
     image = f"<img alt='map of chunks' width='{width}' height='{height}' src='{data_url(png(picture))}'>"

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import itertools
 import re
 
 import numpy as np
@@ -54,7 +53,7 @@ def write(tmp_path, arrays=(), findings=(), notes=(), source=None):
     assert not page._open, "all elements are closed"
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
     assert not re.search(r"https?://|url\(|@import", text)
-    assert not page.tags & {"script", "b", "link"} or "<b>" in text
+    assert not page.tags & {"script", "link", "iframe"}
     assert len(text) < 2e6
     return page
 
@@ -90,7 +89,6 @@ def test_hostile_texts_are_texts(tmp_path):
     assert [SHOWN, "8 × 8", "uint16", "4 × 4", "7", "3", "2", "1", "mean"] in page.rows
     assert f"array {SHOWN}" in page.texts
     assert any("Verification of" in text and "<script>" in text for text in page.texts)
-    assert "script" not in page.tags
     assert set(page.pictures) == {"map of chunks"}
 
 
@@ -110,7 +108,6 @@ def test_a_sound_source_and_a_file_that_exists(tmp_path):
 def worst(states, along):
     """The worst states along an axis of the last three, and of blocks where the map would be too large."""
     grid = states.reshape((1,) * max(0, 3 - states.ndim) + states.shape)
-    plane = np.array([[0]])
     rows, columns = (n for axis, n in enumerate(grid.shape[-3:]) if axis != along)
     steps = [max(1, -(-n // 512)) for n in (rows, columns)]
     plane = np.zeros((-(-rows // steps[0]), -(-columns // steps[1])), int)
@@ -123,8 +120,9 @@ def worst(states, along):
 @pytest.mark.parametrize(
     ("shape", "maps"),
     [
-        ((), [0]), ((5,), [0]), ((1300,), [0]), ((4, 6), [0]), ((1, 40, 30), [0]), ((7, 1, 6), [1]), ((9, 8, 1), [2]),
-        ((3, 4, 5), [0, 1, 2]), ((2, 1100, 513), [0, 1, 2]), ((2, 3, 4, 5, 6), [0, 1, 2]), ((3, 2, 1, 1, 1), [0]),
+        ((), [0]), ((1,), [0]), ((5,), [0]), ((1300,), [0]), ((4, 6), [0]), ((1, 40, 30), [0]), ((7, 1, 6), [1]),
+        ((9, 8, 1), [2]), ((3, 4, 5), [0, 1, 2]), ((2, 1100, 513), [0, 1, 2]), ((2, 3, 4, 5, 6), [0, 1, 2]),
+        ((3, 2, 1, 1, 1), [0]),
     ],
 )  # fmt: skip
 def test_maps(tmp_path, shape, maps):
@@ -145,8 +143,15 @@ def test_maps(tmp_path, shape, maps):
     for number, name in enumerate(STATES):
         assert f"{np.count_nonzero(states == number):,} {name}" in page.texts
     assert "array sound" not in page.texts
-    last = {"".join(page.texts).count(f"axis {axis} {n - 1}") for axis, n in enumerate(shape) if n > 1 and axis > 1}
-    assert 0 not in last, "corners have the numbers of their chunks"
+    names, sizes = ["", "", "", *(f"axis {axis}" for axis in range(len(shape)))][-3:], (1, 1, 1, *shape)[-3:]
+    corners = [
+        f"{names[axis]} = {end}"
+        for along in maps
+        for axis in (2, 1, 0)  # from left to right, then downwards
+        for end in dict.fromkeys((0, sizes[axis] - 1))
+        if axis != along and names[axis]
+    ]
+    assert [text for text in page.texts if re.fullmatch(r"axis \d = \d+", text)] == corners
 
 
 def test_the_page_of_a_million_chunks_is_small(tmp_path):
@@ -202,13 +207,11 @@ def test_levels_have_one_scale(tmp_path, image):
 @pytest.mark.parametrize(("moved", "placed"), [(100.0, True), (1e9, False), (float("nan"), False)])
 def test_a_level_lies_where_its_metadata_say(tmp_path, image, moved, placed):
     folder, _, arrays = image
-    text = (folder / "zarr.json").read_text()
     group = zarr.open_group(folder, mode="r+")
     ome = group.attrs["ome"]
     transforms = ome["multiscales"][0]["datasets"][2]["coordinateTransformations"]
     transforms[1]["translation"][2] += moved
     group.attrs["ome"] = ome
-    assert (folder / "zarr.json").read_text() != text
     page = write(tmp_path, arrays, source=folder)
     captions, pictures = levels_of(page)
     if np.isnan(moved):  # such an image cannot be opened
@@ -221,8 +224,8 @@ def test_a_level_lies_where_its_metadata_say(tmp_path, image, moved, placed):
 
 
 def test_planes_that_cannot_be_drawn(tmp_path, image, monkeypatch):
-    folder, levels, arrays = image
-    for path in itertools.islice((folder / "1").rglob("c/*/*/*"), 1000):
+    folder, _, arrays = image
+    for path in (folder / "1").rglob("c/*/*/*"):
         path.write_bytes(b"\0" * 20)
     captions, pictures = levels_of(write(tmp_path, arrays, source=folder))
     assert ["not drawn" in caption for caption in captions] == [False, True, False]
