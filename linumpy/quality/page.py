@@ -45,30 +45,37 @@ _PICTURES, _SIZE, _QUALITY = 400, (640, 480), 80
 #: Maximum numbers of a list that a table shows, and columns up to which a table of a stage is not collapsed.
 _LIST, _OPEN = 4, 12
 
-_STYLE = f"""
-body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2em; color: #1a1a1a; }}
-h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ccc; }}
-h3 {{ font-size: 1em; margin-bottom: 0; }}
-p, ul {{ max-width: 1080px; }} ul.warnings li {{ color: #8a3b00; }} .none {{ color: #2c6e2c; }}
-table {{ border-collapse: collapse; font-size: 13px; margin: .6em 0; }}
-.wide {{ overflow-x: auto; max-width: calc(100vw - 4em); }} summary {{ font-weight: bold; margin: .6em 0; }}
-th, td {{ padding: .2em .7em; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-tr.bad td {{ color: #c00000; }}
+#: Style of every page that linumpy writes, in the light and the dark colours of the reader's system.
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1a1a1a; --faint: #555; --line: #ccc; --bad: #c00000;
+  --warning: #8a3b00; --good: #2c6e2c; }
+@media (prefers-color-scheme: dark) { :root { --page: #16181a; --text: #e6e6e6; --faint: #a8adb2; --line: #484c50;
+  --bad: #ff8078; --warning: #ffb070; --good: #7fce7f; } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em; color: var(--text); background: var(--page); }
+h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1em; margin-bottom: 0; }
+p, ul { max-width: 1080px; } ul.warnings li { color: var(--warning); } .none { color: var(--good); }
+table { border-collapse: collapse; font-size: 13px; margin: .6em 0; }
+.wide { overflow-x: auto; max-width: calc(100vw - 4em); } summary { font-weight: bold; margin: .6em 0; }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+tr.bad td, .bad { color: var(--bad); } .small { font-size: 11px; color: var(--faint); font-weight: normal; }
+figcaption { font-size: 12px; color: var(--faint); }
+"""
+#: Style of the slices and pictures of a report.
+_SLICES = f"""
 table.slices {{ border-collapse: separate; border-spacing: 2px; }}
 table.slices th, table.slices td {{ padding: 2px; border: 0; white-space: normal; }}
 table.slices th, table.slices td {{ text-align: left; vertical-align: top; }}
-table.slices tr.head th {{ font-weight: normal; position: sticky; top: 0; background: #fff; }}
+table.slices tr.head th {{ font-weight: normal; position: sticky; top: 0; background: var(--page); }}
 table.slices th.row {{ width: 110px; min-width: 110px; }}
-table.slices td {{ border: 3px solid #fff; }} table.slices td.bad {{ border-color: #d00000; }}
-table.slices td.text {{ color: #777; }} .bad, table.slices td.bad {{ color: #c00000; }}
+table.slices td {{ border: 3px solid var(--page); }} table.slices td.bad {{ border-color: #d00000; }}
+table.slices td.text {{ color: var(--faint); }} table.slices td.bad {{ color: var(--bad); }}
 table.slices img {{ display: block; }}
 .why {{ font-size: 11px; line-height: 1.25; max-height: 3.75em; overflow: hidden; width: {_WIDTH}px; }}
-.small {{ font-size: 11px; color: #555; font-weight: normal; }}
-.bar {{ border-top: 3px solid #1a1a1a; margin: 3px 0 0; }}
+.bar {{ border-top: 3px solid var(--text); margin: 3px 0 0; }}
 figure {{ display: inline-block; margin: 4px; width: 400px; vertical-align: top; }}
-figure img {{ width: 400px; }}
-figcaption {{ font-size: 12px; color: #555; height: 2.8em; overflow: hidden; overflow-wrap: anywhere; }}
+figure img {{ width: 400px; }} figcaption {{ height: 2.8em; overflow: hidden; overflow-wrap: anywhere; }}
 """
 
 
@@ -97,12 +104,8 @@ class Contents:
 def page_of(contents: Contents) -> str:
     """Return the text of the page."""
     run = contents.run
-    title = html.escape(f"Report of {run.folder.resolve().name}")
-    date = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     listed = "".join(f"<li>{html.escape(str(line))}</li>" for line in contents.findings)
     parts = [
-        f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>",
-        f"</head><body><h1>{title}</h1><p>{date}, linumpy {__version__}, {len(contents.images)} images</p>",
         f"<h2>Warnings</h2><ul class='warnings'>{listed}</ul>"
         if listed
         else "<h2>Warnings</h2><p class='none'>None.</p>",
@@ -113,10 +116,22 @@ def page_of(contents: Contents) -> str:
         parts += _others(contents, pool)
         parts += _numbers(contents)
         parts += _pictures(run, pool)
-    for path, table in run.tables:
-        if table:
-            parts.append(_details(str(path.relative_to(run.folder)), _table(table[0], table[1:])))
-    return "\n".join([*parts, "</body></html>\n"])
+    for path, lines in run.tables:
+        if lines:
+            parts.append(_details(str(path.relative_to(run.folder)), table(lines[0], lines[1:])))
+    about = f"{len(contents.images)} images"
+    return document(f"Report of {run.folder.resolve().name}", parts, style=_SLICES, about=about)
+
+
+def document(title: str, parts: Iterable[str], *, style: str, about: str) -> str:
+    """Return the text of a page of HTML, from a title and `about` as plain texts, and parts in HTML."""
+    title, about = html.escape(title), html.escape(about)
+    date = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}{style}</style>"
+    return "\n".join([
+        f"<!DOCTYPE html><html lang='en'><head>{head}</head>",
+        f"<body><h1>{title}</h1><p>{date}, linumpy {__version__}, {about}</p>", *parts, "</body></html>\n",
+    ])  # fmt: skip
 
 
 def _slices(contents: Contents, pool: ThreadPoolExecutor) -> Iterable[str]:
@@ -214,7 +229,7 @@ def _numbers(contents: Contents) -> Iterable[str]:
     if run.positions:
         head = ("positions", "tiles", "missing", "by the model", "pairs", "rejected", "RMS voxels", "why")
         rows = [_tiles(path, run.documents[path]) for path, _ in run.positions]
-        yield "<h3>Positions of tiles</h3>" + _table(head, rows)
+        yield "<h3>Positions of tiles</h3>" + table(head, rows)
     groups: dict[str, dict[Path, dict[str, str]]] = {}
     for path, document in run.documents.items():
         numbers = {} if records(document, "pairs") or records(document, "tiles") else dict(_scalars(document))
@@ -223,12 +238,12 @@ def _numbers(contents: Contents) -> Iterable[str]:
     for stage, files in groups.items():
         keys = list(dict.fromkeys(key for numbers in files.values() for key in numbers))
         rows = [(path.stem, *(numbers.get(key, "–") for key in keys)) for path, numbers in files.items()]
-        yield _details(f"Numbers of {stage}", _table(("file", *keys), rows), is_open=len(keys) <= _OPEN)
+        yield _details(f"Numbers of {stage}", table(("file", *keys), rows), is_open=len(keys) <= _OPEN)
     if run.stages:
         keys = ["name", "done", "kept", "seconds", "wall_seconds"]
         rows = [tuple(_text(stage[key]) for key in keys) for stage in run.stages]
         rows += [(name, "left out", *["–"] * 3) for name in run.left_out]
-        yield "<h3>Times</h3>" + _table(("stage", "done", "kept", "task s", "last run s"), rows)
+        yield "<h3>Times</h3>" + table(("stage", "done", "kept", "task s", "last run s"), rows)
     if contents.images:
         yield _details("Images", _images(contents))
 
@@ -247,7 +262,7 @@ def _registrations(document: Mapping[str, JSON]) -> str:
     places = Counter(str(entry.get("placed_by", "pairs")) for entry in records(document, "slices"))
     placed = ", ".join(f"{count} by {place}" for place, count in places.items())
     bad = {number for number, pair in enumerate(pairs) if rejection(pair)}
-    return f"<p class='small'>Slices placed: {html.escape(placed)}.</p>" + _table(head, rows, bad)
+    return f"<p class='small'>Slices placed: {html.escape(placed)}.</p>" + table(head, rows, bad)
 
 
 def _tiles(path: Path, document: Mapping[str, JSON]) -> tuple[str, ...]:
@@ -280,7 +295,7 @@ def _images(contents: Contents) -> str:
         )
         for image in contents.images
     ]  # fmt: skip
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _pictures(run: RunFolder, pool: ThreadPoolExecutor) -> Iterable[str]:
@@ -349,7 +364,7 @@ def _text(value: JSON) -> str:
     return str(value) if not isinstance(value, float) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], bad: Iterable[int] = ()) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], bad: Iterable[int] = ()) -> str:
     """Return a table; the rows whose numbers are in `bad` are red."""
     lines = ["<div class='wide'><table><tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
     for number, row in enumerate(rows):
