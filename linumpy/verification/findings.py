@@ -72,8 +72,9 @@ class ArrayResult:
         Voxels of the array, and of a chunk (in shards: of an inner chunk).
     dtype : str
         Type of the voxels.
-    chunks, damaged, missing, zero : int
-        Chunks of the array; those that cannot be read, that are not stored, and that hold only zeros.
+    chunks, damaged, differ, missing, zero : int
+        Chunks of the array; those that cannot be read, that disagree with another level, that are not stored, and that
+        hold only zeros.
     made_by : str
         How the level was made of the finer one; a reason if that is not known, and empty for arrays without one.
     states : numpy.ndarray of uint8 or None
@@ -86,17 +87,21 @@ class ArrayResult:
     dtype: str
     chunks: int
     damaged: int = 0
+    differ: int = 0
     missing: int = 0
     zero: int = 0
     made_by: str = ""
     states: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        counts = {"damaged": self.damaged, "missing": self.missing, "of zeros": self.zero}
+        counts = {
+            "damaged": self.damaged, "differ from a level": self.differ, "missing": self.missing, "of zeros": self.zero,
+        }  # fmt: skip
         parts = [f"{count:,} {name}" for name, count in counts.items() if count]
+        chunks = f"{self.chunks:,} chunk{'s' * (self.chunks != 1)}"
         made = f"; {self.made_by}" if self.made_by else ""
         voxels = f"{format_shape(self.shape)} {self.dtype}"
-        return f"{self.path or '.'}: {voxels}, {self.chunks:,} chunks, {', '.join(parts) or 'all sound'}{made}"
+        return f"{self.path or '.'}: {voxels}, {chunks}, {', '.join(parts) or 'all sound'}{made}"
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,8 @@ class Verification:
     def __str__(self) -> str:
         rate = f"{format_nbytes(self.nbytes)} in {self.seconds:.1f} s"
         lines = [*map(str, self.arrays), *(f"not checked: {note}" for note in self.notes), *map(str, self.findings)]
-        verdict = "sound" if self.sound else f"{len(self.findings):,} findings"
+        count = len(self.findings)
+        verdict = "sound" if self.sound else f"{count:,} finding{'s' * (count != 1)}"
         return "\n".join([*lines, f"{self.source}: {verdict} ({rate})"])
 
     def _repr_html_(self) -> str:

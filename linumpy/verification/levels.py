@@ -1,0 +1,392 @@
+"""How a level was made of the next finer one, where it lies, and whether voxels of both agree.
+
+A coarse voxel `i` is made from the window of the fine voxels ``f i`` to ``f i + f - 1`` along each axis with factor
+`f`. The *offset* of a level is the position of its voxel 0 in voxels of the finer level: ``(f - 1) / 2`` for means of
+windows, and the number of the voxel that is taken where one of each window is.
+
+In: voxels of both levels, NumPy or CuPy. Out: :class:`Link`, and masks of voxels that differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import ndimage
+
+from linumpy.arrays import Array, array_module
+
+Box = tuple[slice, ...]
+Method = Literal["mean", "stride", "picked", "smooth", "foreign", "unknown"]
+
+#: Blocks of which a link is found, tries to find blocks with contrast, and maximum voxels of a block of both levels.
+_BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 64, 2**14, 2**20
+#: Share of the voxels that a method must explain in a block, and share of the blocks.
+_VOXELS_EXPLAINED, _BLOCKS_EXPLAINED = 0.99, 0.6
+#: Windows of different voxels that a block must have to tell methods apart.
+_MIN_WINDOWS = 16
+#: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
+_UNRELATED, _MAX_SHIFT = 0.3, 8
+#: Voxels along an axis from which on a shift along it is found.
+_MIN_LENGTH = 8
+#: How means are rounded to integers.
+_ROUNDINGS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda xp, mean: xp.rint(mean),
+    lambda xp, mean: xp.floor(mean + 0.5),
+    lambda xp, mean: xp.trunc(mean),
+    lambda xp, mean: xp.floor(mean),
+)
+#: Relative difference of means of floats that rounding explains, by the bytes of a voxel.
+_FLOAT_ERRORS = {2: 4e-3, 4: 1e-5, 8: 1e-9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How a level was made of the next finer one.
+
+    - `factors`: fine voxels for a coarse one along each axis; empty if they are no whole numbers.
+    - `offset`, `spread`: the offset along each axis, and its uncertainty.
+    - `rounding`: index of the rounding of means.
+    - `limit`: for ``"smooth"``: how much chunks may differ, see :func:`residual`.
+    - `reason`: for ``"unknown"``: why nothing can be said.
+    """
+
+    factors: tuple[int, ...]
+    method: Method
+    offset: tuple[float, ...] = ()
+    spread: tuple[float, ...] = ()
+    rounding: int = 0
+    limit: float = math.inf
+    reason: str = ""
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether chunks of both levels can be compared."""
+        return self.method in ("mean", "stride", "picked") or (self.method == "smooth" and self.limit < math.inf)
+
+    def __str__(self) -> str:
+        size = "×".join(map(str, self.factors))
+        texts = {
+            "mean": f"mean of windows of {size} voxels",
+            "stride": f"one voxel of each window of {size}: number {', '.join(f'{n:g}' for n in self.offset)}",
+            "picked": f"a value of each window of {size} voxels, such as the most frequent",
+            "smooth": "smoothed or interpolated",
+            "foreign": "not made of the finer level",
+            "unknown": f"not compared with the finer level: {self.reason}",
+        }
+        return texts[self.method]
+
+
+def factors_of(fine: Sequence[int], coarse: Sequence[int], stated: Sequence[float]) -> tuple[int, ...] | None:
+    """Return the factors between the shapes of two levels; `stated` are the ratios of their scales."""
+    factors = []
+    for n, m, ratio in zip(fine, coarse, stated, strict=True):
+        candidates = [round(ratio) if math.isfinite(ratio) else 1, round(n / max(m, 1)), -(-n // max(m, 1))]
+        fitting = [f for f in candidates if f >= 1 and m in (max(n // f, 1), -(-n // f))]
+        if not fitting:
+            return None
+        factors.append(fitting[0])
+    return tuple(factors)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A block of both levels in host memory: the fine voxels of each window, along a last axis, and the coarse ones."""
+
+    windows: np.ndarray
+    coarse: np.ndarray
+
+    @property
+    def differ(self) -> np.ndarray:
+        """Mask of the windows whose voxels are not all the same, which alone tell methods apart."""
+        return (self.windows != self.windows[..., :1]).any(axis=-1)
+
+
+def sample_blocks(
+    read_fine: Callable[[Box], np.ndarray | None],
+    read_coarse: Callable[[Box], np.ndarray | None],
+    fine: Sequence[int],
+    coarse: Sequence[int],
+    factors: tuple[int, ...],
+) -> list[Sample]:
+    """Read a few blocks with contrast that are spread over two levels.
+
+    `read_fine`, `read_coarse`: return the voxels of a box in host memory; None if they cannot be read. `fine`,
+    `coarse`: shapes of the levels.
+    """
+    samples = list[Sample]()
+    for box in _sample_boxes(fine, coarse, factors):
+        level = read_coarse(box)
+        finer = read_fine(tuple(slice(b.start * k, b.stop * k) for b, k in zip(box, factors, strict=True)))
+        if level is None or finer is None:
+            continue
+        sample = Sample(windows(finer, factors), level)
+        differ = int(sample.differ.sum())
+        if differ and differ >= min(_MIN_WINDOWS, level.size):
+            samples.append(sample)
+        if len(samples) == _BLOCKS:
+            break
+    return samples
+
+
+def find_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
+    """Find out how a level was made, from a few blocks."""
+    if not samples:
+        return Link(factors=factors, method="unknown", reason="the voxels that were tried are constant")
+    return _exact_link(samples, factors) or _smooth_link(samples, factors)
+
+
+def ids_of_no_finer_level(samples: Sequence[Sample]) -> list[int]:
+    """Return the values of a coarse level that its blocks do not have in the finer level, sorted."""
+    found = set[int]()
+    for sample in samples:
+        found |= set(np.setdiff1d(sample.coarse, sample.windows).tolist())
+    return sorted(found)
+
+
+def _sample_boxes(fine: Sequence[int], coarse: Sequence[int], factors: Sequence[int]) -> Iterator[Box]:
+    """Yield boxes of the coarse level that are spread over it, of whole windows."""
+    whole = [min(m, n // f) for n, m, f in zip(fine, coarse, factors, strict=True)]
+    if not all(whole):
+        return
+    length, sizes = 64, [1] * len(whole)
+    while length:
+        sizes = [min(n, length) for n in whole]
+        if math.prod(sizes) <= _COARSE_VOXELS and math.prod(sizes) * math.prod(factors) <= _FINE_VOXELS:
+            break
+        length -= 1 if length <= 8 else 4
+    seen = set()
+    # A low-discrepancy sequence, so that few blocks are near each other.
+    root = _unit_root(len(whole))
+    for number in range(_TRIES):
+        fractions = [(0.5 + number / root ** (axis + 1)) % 1 for axis in range(len(whole))]
+        start = tuple(round(x * (n - size)) for x, n, size in zip(fractions, whole, sizes, strict=True))
+        if start not in seen:
+            seen.add(start)
+            yield tuple(slice(a, a + size) for a, size in zip(start, sizes, strict=True))
+
+
+def _unit_root(rank: int) -> float:
+    """Return the root above 1 of ``x ** (rank + 1) = x + 1``, which spreads points best."""
+    x = 2.0
+    for _ in range(32):
+        x = (1 + x) ** (1 / (rank + 1))
+    return x
+
+
+def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
+    """Return the voxels of each window along a last axis."""
+    rank = fine.ndim
+    split = fine.reshape([part for n, f in zip(fine.shape, factors, strict=True) for part in (n // f, f)])
+    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+    ordered = split.transpose(order)
+    return ordered.reshape(*ordered.shape[:rank], -1)
+
+
+def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | None:
+    """Return the link that explains nearly all voxels of most blocks; None if there is none."""
+    centre = tuple((f - 1) / 2 for f in factors)
+    strides, means, picked = [], [], []
+    for sample in samples:
+        window, coarse = sample.windows[sample.differ], sample.coarse[sample.differ]
+        equal = _equal(window, coarse[..., None])
+        strides.append(equal.mean(axis=0) >= _VOXELS_EXPLAINED)
+        picked.append(equal.any(axis=-1).mean() >= _VOXELS_EXPLAINED)
+        mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
+        hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
+        means.append([float(hit.mean()) >= _VOXELS_EXPLAINED for hit in hits])
+    enough = _BLOCKS_EXPLAINED * len(samples)
+    by_voxel = np.sum(strides, axis=0)
+    if by_voxel.max() >= enough:
+        offset = np.unravel_index(int(by_voxel.argmax()), factors)
+        return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
+    by_rounding = np.sum(means, axis=0)
+    if by_rounding.max() >= enough:
+        rounding = int(by_rounding.argmax())
+        return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
+    if sum(picked) >= enough:
+        return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
+    return None
+
+
+def _equal(a: Array, b: Array) -> Array:
+    equal = a == b
+    return equal | ((a != a) & (b != b)) if a.dtype.kind in "fc" else equal
+
+
+def _is_mean(mean: Array, coarse: Array, rounding: int) -> Array:
+    """Return where voxels are the means of their windows, rounded in one of the ways."""
+    xp = array_module(mean)
+    if coarse.dtype.kind in "fc":
+        error = _FLOAT_ERRORS.get(coarse.real.dtype.itemsize, 1e-9)
+        close = abs(mean - coarse) <= error * xp.maximum(abs(mean), abs(coarse))
+        return close | ((mean != mean) & (coarse != coarse))
+    return _ROUNDINGS[rounding](xp, mean) == coarse
+
+
+def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
+    """Find the shift between means of windows and the level, and how well they agree."""
+    shifts, related, residuals = [], [], []
+    for sample in samples:
+        mean = np.nan_to_num(abs(sample.windows).mean(axis=-1, dtype=np.float64))
+        level = np.nan_to_num(abs(sample.coarse).astype(np.float64))
+        if level.std() == 0 or mean.std() == 0:
+            related.append(0.0)
+            continue
+        shift, correlation = find_shift(mean, level)
+        related.append(correlation)
+        if correlation >= 2 * _UNRELATED:
+            shifts.append(shift)
+            residuals.append(residual(mean, level))
+    if np.median(related) < _UNRELATED:
+        return Link(factors=factors, method="foreign")
+    if not shifts:
+        return Link(factors=factors, method="unknown", reason="their voxels agree too little to tell a shift")
+    middle = np.median(shifts, axis=0)
+    spread = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 0.02
+    offset = tuple(float((f - 1) / 2 + f * d) for f, d in zip(factors, middle, strict=True))
+    limit = max(0.8, 1.5 * max(residuals))
+    is_aligned = bool((abs(middle) < 0.75).all())
+    return Link(
+        factors=factors, method="smooth", offset=offset,
+        spread=tuple(float(f * s) for f, s in zip(factors, spread, strict=True)),
+        limit=limit if limit < 1.2 and is_aligned else math.inf,
+    )  # fmt: skip
+
+
+def residual(mean: np.ndarray, level: np.ndarray) -> float:
+    """Return the root mean square of differences over that of two unrelated blocks: 0 for equal, 1 for unrelated."""
+    scale = math.sqrt(float(mean.var() + level.var())) + 1e-12 * float(abs(mean).max() + 1e-300)
+    return math.sqrt(float(np.square(mean - level).mean())) / scale
+
+
+def find_shift(mean: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, float]:
+    """Find ``d`` with ``level[x] = mean[x + d]``, to fractions of a voxel, and the correlation there.
+
+    Whole voxels by the maximum of the cross-correlation, fractions by least squares on gradients (Lucas and Kanade,
+    1981).
+    """
+    axes = [axis for axis, n in enumerate(mean.shape) if n >= _MIN_LENGTH]
+    shift = np.zeros(mean.ndim)
+    tapered = [_tapered(image, axes) for image in (mean, level)]
+    spectrum = np.fft.rfftn(tapered[0]) * np.conj(np.fft.rfftn(tapered[1]))
+    surface = np.fft.irfftn(spectrum, mean.shape, axes=range(mean.ndim))
+    near = [np.minimum(np.arange(n), n - np.arange(n)) <= (min(_MAX_SHIFT, n // 4) if axis in axes else 0)
+            for axis, n in enumerate(mean.shape)]  # fmt: skip
+    surface = np.where(np.logical_and.reduce(np.ix_(*near)), surface, -np.inf)
+    peak = np.unravel_index(int(surface.argmax()), surface.shape)
+    shift[:] = [p if p <= n // 2 else p - n for p, n in zip(peak, mean.shape, strict=True)]
+    inner = tuple(
+        slice(margin, n - margin)
+        for n, margin in ((n, min(_MAX_SHIFT, n // 4) if a in axes else 0) for a, n in enumerate(mean.shape))
+    )
+    for _ in range(8):
+        moved = ndimage.shift(mean, -shift, order=3, mode="nearest")
+        columns = [np.gradient(moved, axis=axis)[inner].ravel() for axis in axes]
+        if not columns:
+            break
+        matrix = np.stack([*columns, np.ones(columns[0].size), moved[inner].ravel()], axis=1)
+        step = np.linalg.lstsq(matrix, level[inner].ravel(), rcond=None)[0]
+        gain = step[-1] if abs(step[-1]) > 1e-3 else 1.0
+        update = np.clip(step[: len(axes)] / gain, -0.5, 0.5)
+        shift[axes] += update
+        if abs(update).max() < 1e-3:
+            break
+    moved = ndimage.shift(mean, -shift, order=3, mode="nearest")[inner].ravel()
+    other = level[inner].ravel()
+    if moved.std() == 0 or other.std() == 0:
+        return shift, 0.0
+    return shift, float(np.corrcoef(moved, other)[0, 1])
+
+
+def _tapered(image: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Return an image without its mean, faded out at the ends of long axes, as Fourier transforms need."""
+    result = image - image.mean()
+    for axis in axes:
+        shape = [1] * image.ndim
+        shape[axis] = -1
+        result = result * np.hanning(image.shape[axis] + 2)[1:-1].reshape(shape)
+    return result
+
+
+def _wide(dtype: np.dtype, count: int) -> type[np.generic]:
+    """Return a type of floats that holds sums of so many voxels exactly, or as well as can be."""
+    if dtype.kind == "c":
+        return np.complex128
+    return np.float32 if dtype.kind in "biu" and dtype.itemsize <= 2 and count <= 128 else np.float64
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which voxels of a block differ from the coarser level.
+
+    - `places`: for each axis the fine voxel where the window of each compared coarse voxel begins.
+    - `differ`: mask of the compared voxels for exact links, else their differences; on the device of the voxels.
+    """
+
+    places: tuple[np.ndarray, ...]
+    mean: Array
+    coarse: Array
+    differ: Array | None
+
+
+def compare(
+    link: Link, fine: Array, fine_box: Box, coarse: Array, coarse_box: Box, steps: Sequence[int]
+) -> Comparison | None:
+    """Compare a block of the fine level with the coarse level.
+
+    `coarse`: voxels of `coarse_box`, which holds all windows that lie within `fine_box`. `steps`: every so many coarse
+    voxels are compared along each axis. None if no window lies within the block.
+    """
+    picks = []
+    for f, box, outer, step in zip(link.factors, fine_box, coarse_box, steps, strict=True):
+        start, stop = max(-(-box.start // f), outer.start), min(box.stop // f, outer.stop)
+        if start >= stop:
+            return None
+        picks.append((start, start + (stop - start - 1) // step * step + 1, step))
+    part = coarse[tuple(slice(a - o.start, b - o.start, s) for (a, b, s), o in zip(picks, coarse_box, strict=True))]
+
+    def voxel(numbers: Sequence[int]) -> Array:
+        axes = zip(picks, fine_box, link.factors, numbers, strict=True)
+        return fine[
+            tuple(slice(a * f + n - o.start, (b - 1) * f + n - o.start + 1, s * f) for (a, b, s), o, f, n in axes)
+        ]
+
+    places = tuple(np.arange(*pick) * f for pick, f in zip(picks, link.factors, strict=True))
+    if link.method == "stride":
+        return Comparison(places, part, part, ~_equal(voxel([int(n) for n in link.offset]), part))
+    each = itertools.product(*(range(f) for f in link.factors))
+    if link.method == "picked":
+        found = array_module(part).zeros(part.shape, bool)
+        for numbers in each:
+            found |= _equal(voxel(numbers), part)
+        return Comparison(places, part, part, ~found)
+    total = array_module(part).zeros(part.shape, _wide(part.dtype, math.prod(link.factors)))
+    for numbers in each:
+        total += voxel(numbers)
+    mean = total / total.dtype.type(math.prod(link.factors))
+    if link.method == "mean":
+        return Comparison(places, mean, part, ~_is_mean(mean, part, link.rounding))
+    return Comparison(places, mean, part, None)
+
+
+def check_offset(link: Link, stated: Sequence[float]) -> tuple[float, ...] | None:
+    """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
+
+    Where one voxel of each window was taken, its own position and the centre of the window are right.
+    """
+    if not link.offset:
+        return None
+    measured = []
+    for f, offset, spread, said in zip(link.factors, link.offset, link.spread, stated, strict=True):
+        centre = (f - 1) / 2
+        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread)
+        low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
+        if link.method == "smooth" and abs(offset - centre) <= tolerance:
+            offset = centre
+        measured.append(said if low - tolerance <= said <= high + tolerance else offset)
+    return None if tuple(measured) == tuple(stated) else tuple(measured)

@@ -1,0 +1,250 @@
+"""``linumpy.verify``: whether an image is whole and says what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zarr
+
+from linumpy.arrays import DeviceName, ReadDevice
+from linumpy.device import resolve
+from linumpy.errors import ResumeError
+from linumpy.gpu.read.shared import shared_reader
+from linumpy.io.source import Source, describe_source, open_node, with_options
+from linumpy.progress import progress_bar
+from linumpy.resample.identity import digest_of, identify_data
+from linumpy.resample.workers import carry_out_on, client_of
+from linumpy.verification.chunks import LevelUnit, Unit, UnitReader, units_of
+from linumpy.verification.findings import ArrayResult, Finding, Proposal, Verification, in_order
+from linumpy.verification.images import Image, images_of, judge, linked, nodes_of
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+#: Number of an image and of a unit of it.
+_Key = tuple[int, int]
+_Found = Mapping[int, LevelUnit]
+
+
+def verify(
+    source: Source,
+    *,
+    thorough: bool = False,
+    device: DeviceName | None = None,
+    distributed: Client | Cluster | str | None = None,
+    journal: str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Verification:
+    """Verify that an image, or any other Zarr group or array, is whole and says what it holds.
+
+    Every chunk of every array is read and decoded, on the device where there is one: what checksums, decoders, sizes
+    and indexes of shards tell is found. The voxels of each level are compared with the finer level, which shows
+    chunks that were exchanged, lost or changed, and levels that lie elsewhere than their metadata say. Metadata are
+    compared with the specification of their version of NGFF, and with what is stored. Nothing is written.
+
+    What no checksum, decoder or level tells is not found: changed voxels of raw chunks in an image of one level, or
+    chunks that were lost before the levels were made.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group or store
+        An image, a plate, a group or an array; local, in a ZIP file, or a URL.
+    thorough : bool
+        Whether all voxels of a level are compared with the finer level, in place of one of 4 along each axis. It finds
+        single voxels that have changed, and takes about twice the time on the CPU.
+    device : {"auto", "cuda", "cpu"}, optional
+        Where chunks are decoded and compared; by default on the GPU if there is one.
+    distributed : distributed.Client, cluster or str, optional
+        Read on the workers of a dask cluster; a text is the address of its scheduler.
+    journal : str or Path, optional
+        File in which finished parts are recorded. The same call with the same file goes on from there.
+    storage_options : mapping, optional
+        Options for a URL, as for :func:`linumpy.open_image`.
+    progress : callable, optional
+        Called with the number of decoded bytes since the last call, in place of a progress bar.
+
+    Returns
+    -------
+    Verification
+        Findings in order of harm; none if everything is sound.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError
+        There is no such source, or it is neither an array nor a group.
+    GpuUnavailableError
+        ``device="cuda"``, and there is none.
+    ResumeError
+        `journal` belongs to another source or other options, or the source has changed since.
+    WorkerError
+        Several workers of the cluster died.
+
+    Examples
+    --------
+    >>> import linumpy
+    >>> result = linumpy.verify("brain.ome.zarr")  # doctest: +SKIP
+    >>> print(result)  # doctest: +SKIP
+    """
+    began = time.monotonic()
+    chosen: ReadDevice = "cpu" if not resolve(device).is_cuda else (resolve(device).index or 0)
+    root = open_node(with_options(source, storage_options))
+    nodes, findings = nodes_of(root)
+    images, unnamed, notes = images_of(nodes)
+    findings += [*unnamed, *_metadata_findings(nodes, notes)]
+    with ExitStack() as stack:
+        reader = stack.enter_context(shared_reader(chosen))
+        client = stack.enter_context(client_of(distributed))
+        proposals = list[Proposal]()
+        for number, image in enumerate(images):
+            images[number], problems, right = linked(image, reader)
+            findings += problems
+            proposals += right
+        units = {(n, k): unit for n, image in enumerate(images) for k, unit in enumerate(units_of(image.levels))}
+        found: dict[_Key, _Found] = {}
+        record = stack.enter_context(_recorded(journal, images, thorough, found))
+        nbytes = sum(plan.layout.nbytes for image in images for plan in image.levels)
+        advance = stack.enter_context(progress_bar("verify", nbytes, instead=progress))
+        advance(_nbytes_of(found.values()))
+        todo = {key: unit for key, unit in units.items() if key not in found}
+
+        def settle(key: _Key, result: _Found) -> None:
+            found[key] = result
+            record(key, result)
+
+        def settle_of_worker(key: _Key, result: _Found) -> None:
+            settle(key, result)
+            advance(_nbytes_of([result]))
+
+        if client is None:
+            for key, unit in todo.items():
+                settle(key, UnitReader(reader, images[key[0]].levels, thorough=thorough).read(unit, advance))
+        else:
+            _read_on(client, images, todo, chosen, thorough, settle_of_worker)
+        arrays = list[ArrayResult]()
+        for number, image in enumerate(images):
+            merged = _merged(len(image.levels), [result for (n, _), result in found.items() if n == number])
+            results, problems = judge(image, merged, reader)
+            arrays += results
+            findings += problems
+    return Verification(
+        describe_source(source), tuple(arrays), in_order(findings), tuple(notes), _nbytes_of(found.values()),
+        time.monotonic() - began, tuple(proposals),
+    )  # fmt: skip
+
+
+def _metadata_findings(nodes: Mapping[str, zarr.Array[Any] | zarr.Group], notes: list[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the metadata of groups."""
+    from linumpy.verification.ngff import check_group, schema_note  # only groups have such metadata
+
+    for path, node in nodes.items():
+        if isinstance(node, zarr.Group):
+            yield from check_group(node, path)
+    if (note := schema_note()) is not None and any(isinstance(node, zarr.Group) for node in nodes.values()):
+        notes.append(note)
+
+
+def _nbytes_of(results: Any) -> int:
+    return sum(unit.nbytes for result in results for unit in result.values())
+
+
+def _merged(count: int, results: Sequence[_Found]) -> list[LevelUnit]:
+    """Join what units found, by levels."""
+    merged = [LevelUnit() for _ in range(count)]
+    for result in results:
+        for level, unit in result.items():
+            merged[level].damaged += unit.damaged
+            merged[level].zero += unit.zero
+            merged[level].differ += unit.differ
+            merged[level].nbytes += unit.nbytes
+    for unit in merged:
+        unit.damaged.sort()
+        unit.differ.sort()
+    return merged
+
+
+def _read_on(
+    client: Client,
+    images: Sequence[Image],
+    todo: Mapping[_Key, Unit],
+    device: ReadDevice,
+    thorough: bool,
+    settle: Callable[[_Key, _Found], object],
+) -> None:
+    """Read units on the workers of a dask cluster."""
+    sent = [pickle.dumps((image.levels, device, thorough)) for image in images]
+    carry_out_on(
+        client, todo, lambda key: client.submit(read_unit, sent[key[0]], todo[key], pure=False), settle,
+        task_name="the verification of chunks", memory_parameter="number of threads of a worker",
+    )  # fmt: skip
+
+
+def read_unit(payload: bytes, unit: Unit) -> _Found:
+    """Read a unit on a worker: `payload` holds the levels, the device and `thorough`."""
+    levels, device, thorough = pickle.loads(payload)
+    with shared_reader(device) as reader:
+        return UnitReader(reader, levels, thorough=thorough).read(unit)
+
+
+@contextmanager
+def _recorded(
+    path: str | Path | None, images: Sequence[Image], thorough: bool, found: dict[_Key, _Found]
+) -> Iterator[Callable[[_Key, _Found], None]]:
+    """Fill `found` with what a journal holds, and yield the function that appends to the journal."""
+    if path is None:
+        yield lambda key, result: None
+        return
+    request = json.dumps({"linumpy": "verify", "request": digest_of([_identity(image, thorough) for image in images])})
+    with open(path, "a+b") as file:
+        file.seek(0)
+        stored = file.read()
+        complete = stored[: stored.rfind(b"\n") + 1]  # a killed run leaves a part of a line
+        head, *lines = complete.decode(errors="replace").splitlines() or [""]
+        if not stored:
+            file.write(request.encode() + b"\n")
+        elif head != request:
+            raise ResumeError(
+                f"journal={os.fspath(path)!r} is no journal of this verification: it was begun with another source or "
+                "other options, or the source has changed since; name another file, or delete it"
+            )
+        else:
+            file.truncate(len(complete))
+            found.update(map(_from_line, lines))
+
+        def record(key: _Key, result: _Found) -> None:
+            file.write(_line(key, result))
+            file.flush()
+
+        yield record
+
+
+def _identity(image: Image, thorough: bool) -> list[Any]:
+    data = [identify_data(array) for array in image.arrays]
+    return [image.path, image.multiscale, thorough, data, *(str(plan.layout) for plan in image.levels)]
+
+
+def _line(key: _Key, result: _Found) -> bytes:
+    content = {level: asdict(unit) for level, unit in result.items()}
+    return json.dumps([*key, content], separators=(",", ":")).encode() + b"\n"
+
+
+def _from_line(line: str) -> tuple[_Key, _Found]:
+    number, unit, content = json.loads(line)
+    return (number, unit), {
+        int(level): LevelUnit(
+            damaged=[(tuple(chunk), message) for chunk, message in one["damaged"]],
+            zero=[tuple(chunk) for chunk in one["zero"]],
+            differ=[(tuple(chunk), count, size) for chunk, count, size in one["differ"]],
+            nbytes=one["nbytes"],
+        )
+        for level, one in content.items()
+    }
