@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from linumpy.io.ome import open_image, open_images
     from linumpy.resample.convert_zarr import convert_zarr
     from linumpy.resample.resample_zarr import resample_zarr
+    from linumpy.verification.verify import verify
     from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
@@ -41,6 +42,7 @@ __all__ = [
     "show",
     "to_nifti",
     "to_tiff",
+    "verify",
 ]
 
 #: The module of each public name. Modules are imported on first use, so that ``import linumpy`` takes milliseconds.
@@ -57,6 +59,7 @@ _MODULES = {
     "show": "linumpy.viewer",
     "to_nifti": "linumpy.interop.export",
     "to_tiff": "linumpy.interop.export",
+    "verify": "linumpy.verification.verify",
 }
 #: Packages that are imported when they are used as attributes, as in ``linumpy.stream.Pipeline``.
 _PACKAGES = (

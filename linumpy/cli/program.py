@@ -70,7 +70,7 @@ class Command:
     """
 
     def __init__(
-        self, name: str, description: str | None, body: Callable[[argparse.Namespace], None], *options: Option
+        self, name: str, description: str | None, body: Callable[[argparse.Namespace], int | None], *options: Option
     ) -> None:
         self.name, self.description, self.body, self.options = name, description, body, options
 
@@ -96,7 +96,7 @@ class Command:
         Returns
         -------
         int
-            Exit code: 0 for success, 2 for bad input, 130 after an interrupt, 141 if the reader of the output has
+            Exit code: what the body returns, 0 for None; 2 for bad input, 130 after an interrupt, 141 if the reader of the output has
             ended, 143 after SIGTERM.
 
         Raises
@@ -116,7 +116,7 @@ class Command:
         progress.is_quiet = parsed.quiet
         try:
             with _terminable():
-                self.body(parsed)
+                code = self.body(parsed) or 0
                 log.info("kernels: %s", kernel_cache.compiled())
                 sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as head, has ended: nothing more is printed
@@ -136,7 +136,7 @@ class Command:
             return 143
         finally:
             progress.is_quiet = False
-        return 0
+        return code
 
 
 def one_line(program: str, message: object) -> str:

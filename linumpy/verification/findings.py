@@ -14,7 +14,7 @@ Harm = Literal["damaged", "missing", "suspicious", "misplaced", "metadata", "lef
 #: Kinds of findings, the most harmful first, and what each means.
 HARMS: dict[Harm, str] = {
     "damaged": "voxels are lost: they cannot be read, or stored bytes have changed",
-    "missing": "voxels were never written, and are read as the fill value",
+    "missing": "parts are not stored: voxels are read as the fill value, levels and images cannot be opened",
     "suspicious": "voxels can be read and are probably wrong",
     "misplaced": "voxels are right and their positions, spacing or level are not",
     "metadata": "metadata contradict the specification, or what is stored",
@@ -53,7 +53,17 @@ class Finding:
     chunk: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        return f"{self.harm}: {self.path or 'the source'}: {self.what}\n    {self.effect}\n    {self.advice}"
+        text = f"{self.harm}: {self.path or 'the source'}: {self.what}\n  {self.effect}\n  {self.advice}"
+        return "\n".join(map(printable, text.split("\n")))
+
+
+#: Findings that a text lists, and paths that a finding lists that was made of several.
+_MAX_LISTED, _MAX_PATHS = 100, 5
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters as escapes: names in a store may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 #: States of a chunk. One that differs does not agree with another level.
@@ -162,8 +172,10 @@ class Verification:
 
     def __str__(self) -> str:
         rate = f"{format_nbytes(self.nbytes)} in {self.seconds:.1f} s"
-        lines = [*map(str, self.arrays), *(f"not checked: {note}" for note in self.notes), *map(str, self.findings)]
-        count = len(self.findings)
+        count, notes = len(self.findings), [f"not checked: {note}" for note in self.notes]
+        lines = [*map(str, self.arrays), *notes, *map(str, self.findings[:_MAX_LISTED])]
+        if count > _MAX_LISTED:
+            lines.append(f"and {count - _MAX_LISTED:,} findings more, which JSON and the page list")
         verdict = "sound" if self.sound else f"{count:,} finding{'s' * (count != 1)}"
         return "\n".join([*lines, f"{self.source}: {verdict} ({rate})"])
 
@@ -179,6 +191,19 @@ class Verification:
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Sort findings by harm, then by the number of chunks; equal ones keep their order."""
-    order = list(HARMS)
-    return tuple(sorted(findings, key=lambda finding: (order.index(finding.harm), -finding.count)))
+    """Sort findings by harm, then by the number of chunks; those of several groups that say the same become one."""
+    order, same = list(HARMS), dict[Any, list[Finding]]()
+    for number, finding in enumerate(findings):
+        key = (finding.what, finding.effect, finding.advice) if finding.harm == "metadata" else number
+        same.setdefault(key, []).append(finding)
+    joined = list(map(_joined, same.values()))
+    return tuple(sorted(joined, key=lambda finding: (order.index(finding.harm), -finding.count)))
+
+
+def _joined(findings: list[Finding]) -> Finding:
+    paths = list(dict.fromkeys(finding.path or "the source" for finding in findings))
+    if len(paths) == 1:
+        return findings[0]
+    more = f" and {len(paths) - 1 - _MAX_PATHS:,} more" if len(paths) - 1 > _MAX_PATHS else ""
+    what = f"{findings[0].what}; the same in {', '.join(paths[1 : 1 + _MAX_PATHS])}{more}"
+    return replace(findings[0], what=what, count=sum(finding.count for finding in findings))

@@ -72,8 +72,8 @@ def nodes_of(root: Node) -> tuple[dict[str, Node], list[Finding]]:
                 continue
             if member is not None:
                 waiting.append((below, member))
-            elif name in _named(node) or _has_objects(node, name):
-                findings.append(_without_metadata(below, name in _named(node)))
+            elif name not in _named(node) and _has_objects(node, name):
+                findings.append(_without_metadata(below))
     return dict(sorted(nodes.items())), findings
 
 
@@ -119,13 +119,7 @@ def _unreadable(path: str, error: Exception) -> Finding:
     )  # fmt: skip
 
 
-def _without_metadata(path: str, is_named: bool) -> Finding:
-    if is_named:
-        return Finding(
-            "damaged", path, "the metadata of the group name it, and no array or group is stored there",
-            "programs that open it fail, or show fewer levels",
-            "write it again, or remove it from the metadata of the group",
-        )  # fmt: skip
+def _without_metadata(path: str) -> Finding:
     return Finding(
         "damaged", path, "there are chunks and no metadata document",
         "no program can open this array", "restore its metadata document (zarr.json or .zarray), or delete it",
@@ -340,6 +334,7 @@ def judge(image: Image, found: Sequence[LevelUnit], reader: Reader) -> tuple[lis
                 str(plan.layout.dtype),
                 state.size,
                 damaged=int(counts[STATES.index("damaged")]),
+                differ=int(counts[STATES.index("differs")]),
                 missing=int(counts[STATES.index("missing")]),
                 zero=int(counts[STATES.index("zero")]),
                 made_by="" if link is None else str(link),

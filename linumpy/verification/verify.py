@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from linumpy.arrays import DeviceName, ReadDevice
 from linumpy.device import resolve
 from linumpy.errors import ResumeError
 from linumpy.gpu.read.shared import shared_reader
+from linumpy.io.metadata import Node
 from linumpy.io.source import Source, describe_source, open_node, with_options
 from linumpy.progress import progress_bar
 from linumpy.resample.identity import digest_of, identify_data
@@ -100,7 +101,7 @@ def verify(
     root = open_node(with_options(source, storage_options))
     nodes, findings = nodes_of(root)
     images, unnamed, notes = images_of(nodes)
-    findings += [*unnamed, *_metadata_findings(nodes, notes)]
+    findings += [*unnamed, *_metadata_findings(nodes, {finding.path for finding in findings}, notes)]
     with ExitStack() as stack:
         reader = stack.enter_context(shared_reader(chosen))
         client = stack.enter_context(client_of(distributed))
@@ -142,13 +143,13 @@ def verify(
     )  # fmt: skip
 
 
-def _metadata_findings(nodes: Mapping[str, zarr.Array[Any] | zarr.Group], notes: list[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the metadata of groups."""
+def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: list[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the metadata of groups; members that are known to be `unreadable` are not told again."""
     from linumpy.verification.ngff import check_group, schema_note  # only groups have such metadata
 
     for path, node in nodes.items():
         if isinstance(node, zarr.Group):
-            yield from check_group(node, path)
+            yield from (finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable)
     if (note := schema_note()) is not None and any(isinstance(node, zarr.Group) for node in nodes.values()):
         notes.append(note)
 
