@@ -26,7 +26,7 @@ from linumpy.io.source import Source, open_node
 from linumpy.pictures import colored, data_url, percentiles, png
 from linumpy.plan.read import format_nbytes, format_shape
 from linumpy.quality.page import document, table
-from linumpy.verification.findings import HARMS, STATES, ArrayResult, Verification
+from linumpy.verification.findings import HARMS, STATES, ArrayResult, Verification, printable
 
 #: Colours of :data:`STATES`: blue, orange and black of Okabe and Ito, which colour-blind people can tell apart too.
 COLORS = ("#e3e6e8", "#bcd8ea", "#0072b2", "#e69f00", "#000000")
@@ -98,16 +98,16 @@ def _verdict(verification: Verification) -> str:
 
 
 def _arrays(arrays: Sequence[ArrayResult]) -> str:
-    """Return the table of the arrays; those that lack chunks are red."""
-    head = ("array", "voxels", "type", "chunk", "chunks", "damaged", "missing", "of zeros", "how it was made")
+    """Return the table of the arrays; those with chunks that are damaged, or differ from a level, are red."""
+    head = ("array", "voxels", "type", "chunk", "chunks", "damaged", "different", "missing", "of zeros", "how it was made")
     rows = [
         (
             array.path or ".", format_shape(array.shape), array.dtype, format_shape(array.chunk_shape),
-            *(f"{count:,}" for count in (array.chunks, array.damaged, array.missing, array.zero)), array.made_by,
+            *(f"{n:,}" for n in (array.chunks, array.damaged, array.differ, array.missing, array.zero)), array.made_by,
         )
         for array in arrays
     ]  # fmt: skip
-    bad = [number for number, array in enumerate(arrays) if array.damaged or array.missing]
+    bad = [number for number, array in enumerate(arrays) if array.damaged or array.differ]
     return "<h2>Arrays</h2>" + _table(head, rows, bad)
 
 
@@ -130,7 +130,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bad: Sequence[int
 def _plain(text: str) -> str:
     """Return a text of the source, short and with escapes for what cannot be printed, such as newlines."""
     short = text if len(text) <= _LETTERS else f"{text[: _LETTERS // 2]} … {text[-_LETTERS // 2 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+    return printable(short)
 
 
 def _escaped(text: str) -> str:
