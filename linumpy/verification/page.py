@@ -99,7 +99,18 @@ def _verdict(verification: Verification) -> str:
 
 def _arrays(arrays: Sequence[ArrayResult]) -> str:
     """Return the table of the arrays; those with chunks that are damaged, or differ from a level, are red."""
-    head = ("array", "voxels", "type", "chunk", "chunks", "damaged", "different", "missing", "of zeros", "how it was made")
+    head = (
+        "array",
+        "voxels",
+        "type",
+        "chunk",
+        "chunks",
+        "damaged",
+        "different",
+        "missing",
+        "of zeros",
+        "how it was made",
+    )
     rows = [
         (
             array.path or ".", format_shape(array.shape), array.dtype, format_shape(array.chunk_shape),

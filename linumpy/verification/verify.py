@@ -26,6 +26,8 @@ from linumpy.resample.workers import carry_out_on, client_of
 from linumpy.verification.chunks import LevelUnit, Unit, UnitReader, units_of
 from linumpy.verification.findings import ArrayResult, Finding, Proposal, Verification, in_order
 from linumpy.verification.images import Image, images_of, judge, linked, nodes_of
+from linumpy.verification.ngff import check_group
+from linumpy.verification.schema import schema_note
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -145,13 +147,13 @@ def verify(
 
 def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: list[str]) -> Iterator[Finding]:
     """Yield what is wrong with the metadata of groups; members that are known to be `unreadable` are not told again."""
-    from linumpy.verification.ngff import check_group, schema_note  # only groups have such metadata
-
     for path, node in nodes.items():
         if isinstance(node, zarr.Group):
-            yield from (finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable)
-    if (note := schema_note()) is not None and any(isinstance(node, zarr.Group) for node in nodes.values()):
-        notes.append(note)
+            yield from (
+                finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable
+            )
+    if any(isinstance(node, zarr.Group) for node in nodes.values()):
+        notes.append(schema_note())
 
 
 def _nbytes_of(results: Any) -> int:

@@ -41,7 +41,18 @@ class Pictures(Page):
 
 def array_of(states, path="0"):
     grid = () if states is None else states.shape
-    return ArrayResult(path, tuple(4 * n for n in grid), (4,) * len(grid), "uint16", 7, damaged=3, missing=2, zero=1, made_by="mean", states=states)
+    return ArrayResult(
+        path,
+        tuple(4 * n for n in grid),
+        (4,) * len(grid),
+        "uint16",
+        7,
+        damaged=3,
+        missing=2,
+        zero=1,
+        made_by="mean",
+        states=states,
+    )
 
 
 def write(tmp_path, arrays=(), findings=(), notes=(), source=None):
