@@ -96,8 +96,8 @@ class Command:
         Returns
         -------
         int
-            Exit code: what the body returns, 0 for None; 2 for bad input, 130 after an interrupt, 141 if the reader of the output has
-            ended, 143 after SIGTERM.
+            Exit code: what the body returns, 0 for None; 2 for bad input, 130 after an interrupt, 141 if the reader of
+            the output has ended, 143 after SIGTERM.
 
         Raises
         ------

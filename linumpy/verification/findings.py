@@ -68,6 +68,7 @@ def printable(text: str) -> str:
 
 #: States of a chunk. One that differs does not agree with another level.
 STATES = ("sound", "zero", "missing", "differs", "damaged")
+SOUND, ZERO, MISSING, DIFFERS, DAMAGED = range(len(STATES))
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def find_gaps(empty: np.ndarray, grid: Grid, read: Callable[[Box], np.ndarray | 
         axes = inside or [axis for axis in range(empty.ndim) if empty.shape[axis] > 1]
         if _share_of_full(group, empty, grid, read, fill, axes) <= _FULL:
             continue
-        where = _where(group, inside)
+        where = where_of(group, is_tail=not inside)
         gaps.append(Gap(int(sizes[number - 1]), tuple(map(int, np.argwhere(group)[0])), where))
     return gaps
 
@@ -93,17 +93,15 @@ def _share_of_full(
     return full / total if total else 0.0
 
 
-def _where(group: np.ndarray, inside: list[int]) -> str:
-    """Describe a group: whole planes of chunks, the rest of the array, or a box."""
-    for axis in inside:
-        others = tuple(a for a in range(group.ndim) if a != axis)
-        planes, full = np.flatnonzero(group.any(axis=others)), np.asarray(group.all(axis=others))
-        if full[planes].all():
-            named = str(planes[0]) if len(planes) == 1 else f"{planes[0]} to {planes[-1]}"
-            return f"all chunks with number {named} along axis {axis}"
-    if not inside:
-        return (
-            f"all chunks from {tuple(map(int, np.argwhere(group)[0]))} to the end, as after a writer that was stopped"
-        )
+def where_of(group: np.ndarray, *, is_tail: bool = False) -> str:
+    """Describe a group of chunks by its mask: whole planes of chunks, the rest of the array, or a box."""
     corners = np.argwhere(group)
-    return f"chunks from {tuple(map(int, corners.min(axis=0)))} to {tuple(map(int, corners.max(axis=0)))}"
+    first, last = (tuple(map(int, corner)) for corner in (corners.min(axis=0), corners.max(axis=0)))
+    if is_tail:
+        return f"all chunks from {tuple(map(int, corners[0]))} to the end, as after a writer that was stopped"
+    for axis in range(group.ndim):
+        planes = np.flatnonzero(group.any(axis=tuple(a for a in range(group.ndim) if a != axis)))
+        if len(planes) < group.shape[axis] and np.take(group, planes, axis).all():
+            named = f"{planes[0]}" if len(planes) == 1 else f"{planes[0]} to {planes[-1]}"
+            return f"all chunks with number {named} along axis {axis}"
+    return f"chunk {first}" if first == last else f"chunks from {first} to {last}"

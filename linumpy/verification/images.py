@@ -5,7 +5,6 @@ In: an open group or array. Out: :class:`Image`; array results and findings. Nod
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,18 +21,14 @@ from linumpy.io.ngff.axes import axes_of, compose_scales, datasets_of, mappings_
 from linumpy.io.ngff.collection import image_paths, kind_of, ome_attributes
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.paths import METADATA_FILES
-from linumpy.io.source import describe_source
 from linumpy.verification import levels as between
-from linumpy.verification.chunks import LevelPlan, LevelUnit
-from linumpy.verification.findings import STATES, ArrayResult, Finding, Proposal
-from linumpy.verification.gaps import find_gaps
+from linumpy.verification.chunks import LevelPlan
+from linumpy.verification.findings import Finding, Proposal
 from linumpy.verification.levels import Box, Link
-from linumpy.verification.stored import Stored, grid_of, object_path, stored_chunks_of
+from linumpy.verification.stored import Stored, grid_of, stored_chunks_of
 
 #: Unknown ids of labels that are listed.
 _MAX_IDS = 5
-#: Share of the chunks of a level that differ, from which on the level as a whole is wrong.
-_MOST = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,17 +270,17 @@ def _link(image: Image, number: int, reader: Reader, scale: Sequence[tuple[float
 def _averaged(path: str, finer: str, ids: Sequence[Any]) -> Finding:
     shown = ", ".join(map(str, ids[:_MAX_IDS])) + (" …" if len(ids) > _MAX_IDS else "")
     return Finding(
-        "suspicious", path, f"labels have {len(ids):,} ids in blocks of which {finer} has none of them: {shown}",
+        "suspicious", path, f"labels have {len(ids):,} ids in blocks where level {finer!r} has none of them: {shown}",
         "labels were averaged or interpolated: objects appear that do not exist",
-        f"make this level of {finer} again, by taking one voxel of each window",
+        f"make this level again of level {finer!r}, by taking one voxel of each window",
     )  # fmt: skip
 
 
 def _foreign(path: str, finer: str) -> Finding:
     return Finding(
-        "suspicious", path, f"its voxels are not related to those of {finer} where that was looked at",
+        "suspicious", path, f"its voxels are not related to those of level {finer!r} where they were compared",
         "it shows something else than the finer level: a level of another image, or one that was not made again",
-        f"make this level of {finer} again",
+        f"make this level again of level {finer!r}",
     )  # fmt: skip
 
 
@@ -309,178 +304,3 @@ def _misplaced(
         "the image seems to move when a viewer changes its resolution, and coordinates measured at this level are off",
         f"set its translation to {[float(f'{x:.9g}') for x in translation]}: --repair does",
     )  # fmt: skip
-
-
-def judge(image: Image, found: Sequence[LevelUnit], reader: Reader) -> tuple[list[ArrayResult], list[Finding]]:
-    """Return the results of the arrays of an image, and findings about their chunks."""
-    results, findings = list[ArrayResult](), list[Finding]()
-    states = [_states(plan, stored, unit) for plan, stored, unit in zip(image.levels, image.stored, found, strict=True)]
-    for number, (plan, stored, unit) in enumerate(zip(image.levels, image.stored, found, strict=True)):
-        array, state = image.arrays[number], states[number]
-        findings += [*stored.findings, *_damaged(array, plan, unit)]
-        for finding in stored.findings:
-            if finding.chunk is not None:
-                state[finding.chunk] = STATES.index("damaged")
-        if number + 1 < len(image.levels):
-            findings += _disagreeing(image, number, found, states)
-        findings += _gaps(array, plan, state, reader)
-        link = image.levels[number - 1].link if number else None
-        counts = np.bincount(state.ravel(), minlength=len(STATES))
-        results.append(
-            ArrayResult(
-                plan.path,
-                plan.layout.shape,
-                plan.layout.chunk_shape,
-                str(plan.layout.dtype),
-                state.size,
-                damaged=int(counts[STATES.index("damaged")]),
-                differ=int(counts[STATES.index("differs")]),
-                missing=int(counts[STATES.index("missing")]),
-                zero=int(counts[STATES.index("zero")]),
-                made_by="" if link is None else str(link),
-                states=state,
-            )
-        )
-    return results, findings
-
-
-def _states(plan: LevelPlan, stored: Stored, unit: LevelUnit) -> np.ndarray:
-    """Return the state of each chunk as an index into :data:`STATES`."""
-    states = np.zeros(plan.grid.chunk_counts, np.uint8)
-    for chunk in unit.zero:
-        states[chunk] = STATES.index("zero")
-    if stored.missing is not None:
-        states[stored.missing] = STATES.index("missing")
-    for chunk, _ in unit.damaged:
-        states[chunk] = STATES.index("damaged")
-    return states
-
-
-def _damaged(array: zarr.Array[Any], plan: LevelPlan, unit: LevelUnit) -> list[Finding]:
-    """Return a finding for each stored object with chunks that cannot be read."""
-    by_object = defaultdict[tuple[str, str], list[tuple[int, ...]]](list)
-    for chunk, message in unit.damaged:
-        path = object_path(array, plan.path, plan.layout, chunk, plan.grid)
-        same = message.partition(": ")[2] if plan.layout.shard is None or "shard" in message[:6] else message
-        by_object[path, same].append(chunk)
-    name = f"{describe_source(array)}/"
-    return [
-        Finding(
-            "damaged", path, message.replace(name, ""), f"the voxels of {_chunks_text(plan, chunks)} are lost",
-            "restore this object from a copy, or write it again from the source of the image",
-            count=len(chunks), chunk=chunks[0],
-        )
-        for (path, message), chunks in by_object.items()
-    ]  # fmt: skip
-
-
-def _chunks_text(plan: LevelPlan, chunks: Sequence[tuple[int, ...]]) -> str:
-    box = ", ".join(f"{part.start}:{part.stop}" for part in plan.grid.voxels(chunks[0]))
-    return f"chunk {chunks[0]} ([{box}])" + (f" and {len(chunks) - 1:,} others of it" if len(chunks) > 1 else "")
-
-
-def _disagreeing(image: Image, number: int, found: Sequence[LevelUnit], states: Sequence[np.ndarray]) -> list[Finding]:
-    """Return findings for chunks of a level that differ from the coarser level, or for chunks of that."""
-    fine, coarse, link = image.levels[number], image.levels[number + 1], image.levels[number].link
-    if link is None or not found[number].differ:
-        return []
-    damaged = STATES.index("damaged")
-    by_coarse = defaultdict[tuple[int, ...], list[tuple[tuple[int, ...], int, int]]](list)
-    for chunk, count, size in found[number].differ:
-        above = _chunk_above(fine, coarse, link, chunk)
-        if states[number][chunk] != damaged and states[number + 1][above] != damaged:
-            by_coarse[above].append((chunk, count, size))
-    rows = [row for group in by_coarse.values() for row in group]
-    if len(rows) > max(1, _MOST * states[number].size) or (rows and len(rows) == states[number].size > 1):
-        return [_all_differ(fine.path, coarse.path, len(rows), states[number].size)]
-    findings = list[Finding]()
-    also_above = {chunk for chunk, _, _ in found[number + 1].differ}
-    for above, group in by_coarse.items():
-        below = _count_below(fine, coarse, link, above)
-        empty = states[number + 1][above] in (STATES.index("zero"), STATES.index("missing"))
-        if empty or (below > 1 and len(group) > below / 2) or above in also_above:
-            sums = sum(count for _, count, _ in group), sum(size for _, _, size in group)
-            findings.append(_differs(image, number + 1, above, fine.path, sums, states[number + 1][above]))
-            _mark(states[number + 1], above)
-            continue
-        for chunk, count, size in group:
-            findings.append(_differs(image, number, chunk, coarse.path, (count, size), states[number][chunk]))
-            _mark(states[number], chunk)
-    return findings
-
-
-def _mark(states: np.ndarray, chunk: tuple[int, ...]) -> None:
-    """Mark a chunk as one that differs from a level; one that is missing remains so."""
-    if states[chunk] < STATES.index("missing"):
-        states[chunk] = STATES.index("differs")
-
-
-def _chunk_above(fine: LevelPlan, coarse: LevelPlan, link: Link, chunk: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the chunk of the coarser level in which a chunk lies."""
-    starts = [part.start // f for part, f in zip(fine.grid.voxels(chunk), link.factors, strict=True)]
-    axes = zip(coarse.grid.chunks, starts, strict=True)
-    return tuple(min(int(np.searchsorted(b, n, "right")) - 1, len(b) - 2) for b, n in axes)
-
-
-def _count_below(fine: LevelPlan, coarse: LevelPlan, link: Link, above: tuple[int, ...]) -> int:
-    """Count the chunks of the finer level that lie in a chunk."""
-    count = 1
-    for bounds, part, f in zip(fine.grid.chunks, coarse.grid.voxels(above), link.factors, strict=True):
-        first, last = np.searchsorted(bounds, (part.start * f, part.stop * f))
-        count *= max(1, int(min(last, len(bounds) - 1) - first))
-    return count
-
-
-def _differs(
-    image: Image, number: int, chunk: tuple[int, ...], other: str, counts: tuple[int, int], state: int
-) -> Finding:
-    plan = image.levels[number]
-    path = object_path(image.arrays[number], plan.path, plan.layout, chunk, plan.grid)
-    what = f"{counts[0]:,} of {counts[1]:,} compared voxels of {_chunks_text(plan, [chunk])} disagree with {other}"
-    if state == STATES.index("missing"):
-        return Finding(
-            "missing", path, f"{what}, and the chunk is not stored",
-            "its voxels are read as the fill value", f"write it again; {other} shows what was there",
-            chunk=chunk,
-        )  # fmt: skip
-    zeros = ": all of its voxels are zero" if state == STATES.index("zero") else ""
-    return Finding(
-        "damaged" if zeros else "suspicious", path, what + zeros,
-        "the chunk holds voxels of another place or time, has changed since the level was made, or the level has",
-        f"compare both with the source of the image, and write the wrong one again; {other} is the other one",
-        chunk=chunk,
-    )  # fmt: skip
-
-
-def _all_differ(fine: str, coarse: str, count: int, chunks: int) -> Finding:
-    return Finding(
-        "suspicious", coarse, f"it disagrees with {fine} in {count:,} of {chunks:,} chunks",
-        "the levels show different voxels: one of them was written again, and the other was not",
-        f"make {coarse} and the levels below it of {fine} again", count=count,
-    )  # fmt: skip
-
-
-def _gaps(array: zarr.Array[Any], plan: LevelPlan, states: np.ndarray, reader: Reader) -> list[Finding]:
-    """Return findings for missing chunks, and chunks of zeros, that interrupt voxels."""
-    fill = plan.layout.fill_value
-    is_zero = fill is None or not np.asarray(fill).any()
-    missing, zero = states == STATES.index("missing"), states == STATES.index("zero")
-    masks = [missing | zero] if is_zero else [missing, zero]
-    findings = []
-    for mask, value in zip(masks, (fill if fill is not None else 0, 0), strict=False):
-        for gap in find_gaps(mask, plan.grid, reading(reader, plan), value):
-            is_missing = bool(missing[gap.first])
-            path = object_path(array, plan.path, plan.layout, gap.first, plan.grid)
-            findings.append(
-                Finding(
-                    "missing" if is_missing else "suspicious",
-                    path,
-                    f"{gap.count:,} chunks {'are not stored' if is_missing else 'hold only zeros'} between full ones: "
-                    f"{gap.where}",
-                    "a writer was probably stopped, or what it should have written there was lost",
-                    "if the image should have voxels there, write these chunks again",
-                    count=gap.count,
-                    chunk=gap.first,
-                )
-            )
-    return findings

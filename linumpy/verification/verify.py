@@ -25,7 +25,8 @@ from linumpy.resample.identity import digest_of, identify_data
 from linumpy.resample.workers import carry_out_on, client_of
 from linumpy.verification.chunks import LevelUnit, Unit, UnitReader, units_of
 from linumpy.verification.findings import ArrayResult, Finding, Proposal, Verification, in_order
-from linumpy.verification.images import Image, images_of, judge, linked, nodes_of
+from linumpy.verification.images import Image, images_of, linked, nodes_of
+from linumpy.verification.judge import judge
 from linumpy.verification.ngff import check_group
 from linumpy.verification.schema import schema_note
 
@@ -153,7 +154,7 @@ def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: l
                 finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable
             )
     if any(isinstance(node, zarr.Group) for node in nodes.values()):
-        notes.append(schema_note())
+        notes += [note for note in [schema_note()] if note]
 
 
 def _nbytes_of(results: Any) -> int:
