@@ -16,6 +16,7 @@ MODULES = {
     "stream": "benchmarks.stream",
     "remote": "benchmarks.remote",
     "latency": "benchmarks.latency",
+    "verify": "benchmarks.verify",
     "write": "benchmarks.write",
     "resampling": "benchmarks.resampling",
     "tissue": "benchmarks.tissue",

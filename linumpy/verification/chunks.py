@@ -30,8 +30,6 @@ from linumpy.verification.stored import Grid
 
 #: Bytes of a block, of the blocks that are read at a time, and of a unit.
 _BLOCK_NBYTES, _AHEAD_NBYTES, _UNIT_NBYTES = 32 * 2**20, 512 * 2**20, 2**32
-#: Voxels that tell whether a chunk may hold only zeros, before all of it are looked at.
-_PROBES = 5
 #: Compared coarse voxels are that far from each other, unless all are compared.
 _STEP = 4
 #: Fewest voxels of a chunk from which a smoothed level tells whether the chunk differs.
@@ -319,11 +317,14 @@ class UnitReader:
         plan, voxels = self._levels[task.level], task.voxels
         assert voxels is not None
         chunks = plan.grid.within(task.box)
-        if isinstance(voxels, np.ndarray):
-            each = itertools.product(*(range(p.start, p.stop) for p in chunks))
-            return [chunk for chunk in each if _is_zero(voxels[_within(plan.grid.voxels(chunk), task.box)])]
-        zero = to_host(_zero_mask(voxels, [p.stop - p.start for p in chunks], plan.layout.chunk_shape))
-        return [tuple(int(n) + p.start for n, p in zip(row, chunks, strict=True)) for row in np.argwhere(zero)]
+        if not isinstance(voxels, np.ndarray):
+            zero = to_host(_zero_mask(voxels, [p.stop - p.start for p in chunks], plan.layout.chunk_shape))
+            return [tuple(row) for row in (np.argwhere(zero) + [p.start for p in chunks]).tolist()]
+        axes = zip(plan.grid.chunks, chunks, task.box, strict=True)
+        firsts = voxels[np.ix_(*(bounds[p.start : p.stop] - b.start for bounds, p, b in axes))]
+        # The first voxel tells most chunks, so that few are looked at.
+        few = map(tuple, (np.argwhere(firsts == 0) + [p.start for p in chunks]).tolist())
+        return [chunk for chunk in few if not voxels[_within(plan.grid.voxels(chunk), task.box)].any()]
 
     def _differing(self, task: _Task, link: Link) -> list[tuple[tuple[int, ...], int, int]]:
         """Return the chunks of a block that differ from the coarser level, with the voxels that differ and all."""
@@ -353,16 +354,6 @@ class UnitReader:
 
 def _within(box: Box, outer: Box) -> Box:
     return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
-
-
-def _is_zero(chunk: np.ndarray) -> bool:
-    """Return whether an array holds only zeros; most chunks are told by a few voxels."""
-    if not chunk.size:
-        return False
-    for number in range(_PROBES):
-        if chunk[tuple((n - 1) * number // max(1, _PROBES - 1) for n in chunk.shape)]:
-            return False
-    return not chunk.any()
 
 
 def _zero_mask(voxels: Array, counts: Sequence[int], chunk_shape: Sequence[int]) -> Array:
