@@ -112,10 +112,10 @@ def stored_chunks_of(array: zarr.Array, path: str, layout: ArrayLayout, grid: Gr
         return Stored(~present, findings)
     missing = np.ones(grid.chunk_counts, bool)
     for number in map(tuple, np.argwhere(present).tolist()):
-        inside, faults = _shard(array, path, layout, number)
         chunks = grid.chunks_of(number)
-        shape = tuple(part.stop - part.start for part in chunks)
-        missing[chunks] = inside[tuple(map(slice, shape))]
+        within = tuple(slice(part.stop - part.start) for part in chunks)
+        empty, faults = _shard(array, path, layout, number, within)
+        missing[chunks] = empty[within]
         findings += faults
     return Stored(missing, findings)
 
@@ -152,9 +152,12 @@ def _leftovers(path: str, names: list[str]) -> tuple[Finding, ...]:
 
 
 def _shard(
-    array: zarr.Array, path: str, layout: ArrayLayout, number: tuple[int, ...]
+    array: zarr.Array, path: str, layout: ArrayLayout, number: tuple[int, ...], within: tuple[slice, ...]
 ) -> tuple[np.ndarray, tuple[Finding, ...]]:
-    """Read the index of a shard: mask of the inner chunks that are not stored, and chunks that share bytes."""
+    """Read the index of a shard: mask of the inner chunks that are not stored, and chunks that share bytes.
+
+    - `within`: the inner chunks that are not wholly beyond the end of the array.
+    """
     shard = layout.shard
     assert shard is not None
     key = array.metadata.encode_chunk_key(number)
@@ -168,7 +171,9 @@ def _shard(
     dtype = ">u8" if shard.index_big_endian else "<u8"
     offsets, sizes = np.frombuffer(stored.to_bytes(), dtype, 2 * shard.count).reshape(-1, 2).T.astype(np.uint64)
     empty = (offsets == np.iinfo(np.uint64).max) & (sizes == np.iinfo(np.uint64).max)
-    kept = np.flatnonzero(~empty & (sizes > 0))
+    used = np.zeros(shard.chunks_per_shard, bool)
+    used[within] = True
+    kept = np.flatnonzero(~empty & (sizes > 0) & used.ravel())
     order = kept[np.argsort(offsets[kept], kind="stable")]
     shared = np.flatnonzero(offsets[order][1:] < offsets[order][:-1] + sizes[order][:-1])
     faults: tuple[Finding, ...] = ()
