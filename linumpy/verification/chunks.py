@@ -25,7 +25,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import grown, split
-from linumpy.verification.levels import Box, Comparison, Link, compare, residual
+from linumpy.verification.levels import Box, Comparison, Link, compare
 from linumpy.verification.stored import Grid
 
 #: Bytes of a block, of the blocks that are read at a time, and of a unit.
@@ -387,8 +387,7 @@ def _chunks_that_differ(compared: Comparison, grid: Grid, link: Link) -> list[tu
             continue
         else:
             a, b = (np.nan_to_num(abs(image[part]).astype(np.float64)) for image in (mean, coarse))
-            is_other = (a.any() or b.any()) and residual(a, b) > link.limit
-            count = size if is_other else 0
+            count = size if link.is_other(a, b) else 0
         if count:
             rows.append((chunk, count, size))
     return rows

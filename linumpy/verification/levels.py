@@ -25,12 +25,18 @@ Method = Literal["mean", "stride", "picked", "smooth", "foreign", "unknown"]
 
 #: Blocks of which a link is found, tries to find blocks with contrast, and maximum voxels of a block of both levels.
 _BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 64, 2**14, 2**20
-#: Share of the voxels that a method must explain in a block, and share of the blocks.
-_VOXELS_EXPLAINED, _BLOCKS_EXPLAINED = 0.99, 0.6
+#: Share of the voxels that a method must explain in a block, share of the blocks, and for values that are merely in the
+#: window, which low contrast explains, too.
+_VOXELS_EXPLAINED, _BLOCKS_EXPLAINED, _BLOCKS_PICKED = 0.99, 0.25, 0.6
 #: Windows of different voxels that a block must have to tell methods apart.
 _MIN_WINDOWS = 16
 #: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
 _UNRELATED, _MAX_SHIFT = 0.3, 8
+#: Correlation from which on blocks are certainly related, and how far it must be above that with the mirrored block.
+_RELATED, _ABOVE_MIRRORED = 0.6, 1.5
+#: For smoothed levels: residual of parts that show something else; voxels of a part along each axis, and how far above
+#: the difference of such parts a limit lies, but for the share of them that may be damaged.
+_UNLIKE, _PART, _ABOVE_PARTS, _MOST_PARTS = 0.8, 4, 3, 0.9
 #: Voxels along an axis from which on a shift along it is found.
 _MIN_LENGTH = 8
 #: How means are rounded to integers.
@@ -51,7 +57,7 @@ class Link:
     - `factors`: fine voxels for a coarse one along each axis; empty if they are no whole numbers.
     - `offset`, `spread`: the offset along each axis, and its uncertainty.
     - `rounding`: index of the rounding of means.
-    - `limit`: for ``"smooth"``: how much chunks may differ, see :func:`residual`.
+    - `limit`: for ``"smooth"``: median difference of the voxels of a chunk, from which on it shows something else.
     - `reason`: for ``"unknown"``: why nothing can be said.
     """
 
@@ -67,6 +73,10 @@ class Link:
     def can_tell(self) -> bool:
         """Whether chunks of both levels can be compared."""
         return self.method in ("mean", "stride", "picked") or (self.method == "smooth" and self.limit < math.inf)
+
+    def is_other(self, mean: np.ndarray, level: np.ndarray) -> bool:
+        """Return whether a part of a smoothed level shows something else than the means of the finer level."""
+        return _difference(mean, level) > self.limit and residual(mean, level) > _UNLIKE
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.factors))
@@ -105,6 +115,18 @@ class Sample:
         """Mask of the windows whose voxels are not all the same, which alone tell methods apart."""
         return (self.windows != self.windows[..., :1]).any(axis=-1)
 
+    @property
+    def tells(self) -> bool:
+        """Whether enough windows have different voxels."""
+        differ = int(self.differ.sum())
+        return bool(differ) and differ >= min(_MIN_WINDOWS, self.coarse.size)
+
+    def halves(self, length: int) -> Iterator[Sample]:
+        """Cut a block in two along each axis, if both parts have as many voxels."""
+        cuts = [(0, n // 2, n) if n >= 2 * length else (0, n) for n in self.coarse.shape]
+        for part in itertools.product(*(map(slice, cut, cut[1:]) for cut in cuts)):
+            yield Sample(self.windows[part], self.coarse[part])
+
 
 def sample_blocks(
     read_fine: Callable[[Box], np.ndarray | None],
@@ -125,8 +147,7 @@ def sample_blocks(
         if level is None or finer is None:
             continue
         sample = Sample(windows(finer, factors), level)
-        differ = int(sample.differ.sum())
-        if differ and differ >= min(_MIN_WINDOWS, level.size):
+        if sample.tells:
             samples.append(sample)
         if len(samples) == _BLOCKS:
             break
@@ -191,6 +212,8 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
     """Return the link that explains nearly all voxels of most blocks; None if there is none."""
     centre = tuple((f - 1) / 2 for f in factors)
     strides, means, picked = [], [], []
+    # A damaged chunk of a small level lies in some of the parts only.
+    samples = [part for sample in samples for part in sample.halves(_PART) if part.tells] or samples
     for sample in samples:
         window, coarse = sample.windows[sample.differ], sample.coarse[sample.differ]
         equal = _equal(window, coarse[..., None])
@@ -208,7 +231,7 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
     if by_rounding.max() >= enough:
         rounding = int(by_rounding.argmax())
         return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if sum(picked) >= enough:
+    if sum(picked) >= _BLOCKS_PICKED * len(samples):
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
     return None
 
@@ -230,7 +253,7 @@ def _is_mean(mean: Array, coarse: Array, rounding: int) -> Array:
 
 def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
     """Find the shift between means of windows and the level, and how well they agree."""
-    shifts, related, residuals = [], [], []
+    shifts, related, mirrored, differences, contrast = [], [], [], [], 0.0
     for sample in samples:
         mean = np.nan_to_num(abs(sample.windows).mean(axis=-1, dtype=np.float64))
         level = np.nan_to_num(abs(sample.coarse).astype(np.float64))
@@ -239,23 +262,40 @@ def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
             continue
         shift, correlation = find_shift(mean, level)
         related.append(correlation)
-        if correlation >= 2 * _UNRELATED:
+        if correlation >= _RELATED:
             shifts.append(shift)
-            residuals.append(residual(mean, level))
-    if np.median(related) < _UNRELATED:
+            differences += [_difference(*part) for part in _parts(mean, level)]
+            contrast = max(contrast, float(level.std()))
+        else:
+            mirrored.append(find_shift(mean, np.flip(level))[1])
+    typical = float(np.median(related))
+    if typical < _UNRELATED or (typical < _RELATED and typical < _ABOVE_MIRRORED * np.median(mirrored or [0.0])):
         return Link(factors=factors, method="foreign")
     if not shifts:
         return Link(factors=factors, method="unknown", reason="their voxels agree too little to tell a shift")
     middle = np.median(shifts, axis=0)
-    spread = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 0.02
+    error = 1.25 / math.sqrt(len(shifts))  # of a median, for a standard deviation of 1
+    spread = error * 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 0.02
     offset = tuple(float((f - 1) / 2 + f * d) for f, d in zip(factors, middle, strict=True))
-    limit = max(0.8, 1.5 * max(residuals))
+    limit = _ABOVE_PARTS * float(np.quantile(differences, _MOST_PARTS))
     is_aligned = bool((abs(middle) < 0.75).all())
     return Link(
         factors=factors, method="smooth", offset=offset,
         spread=tuple(float(f * s) for f, s in zip(factors, spread, strict=True)),
-        limit=limit if limit < 1.2 and is_aligned else math.inf,
+        limit=limit if limit < contrast and is_aligned else math.inf,
     )  # fmt: skip
+
+
+def _difference(mean: np.ndarray, level: np.ndarray) -> float:
+    return float(np.median(abs(mean - level)))
+
+
+def _parts(mean: np.ndarray, level: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut two blocks into parts as small as the smallest chunks that are compared."""
+    starts = (range(0, max(1, n - _PART + 1), _PART) for n in mean.shape)
+    for start in itertools.product(*starts):
+        part = tuple(slice(n, n + _PART) for n in start)
+        yield mean[part], level[part]
 
 
 def residual(mean: np.ndarray, level: np.ndarray) -> float:
@@ -275,9 +315,9 @@ def find_shift(mean: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, float]:
     tapered = [_tapered(image, axes) for image in (mean, level)]
     spectrum = np.fft.rfftn(tapered[0]) * np.conj(np.fft.rfftn(tapered[1]))
     surface = np.fft.irfftn(spectrum, mean.shape, axes=range(mean.ndim))
-    near = [np.minimum(np.arange(n), n - np.arange(n)) <= (min(_MAX_SHIFT, n // 4) if axis in axes else 0)
-            for axis, n in enumerate(mean.shape)]  # fmt: skip
-    surface = np.where(np.logical_and.reduce(np.ix_(*near)), surface, -np.inf)
+    for axis, n in enumerate(mean.shape):
+        far = np.minimum(np.arange(n), n - np.arange(n)) > (min(_MAX_SHIFT, n // 4) if axis in axes else 0)
+        surface[(slice(None),) * axis + (far,)] = -np.inf
     peak = np.unravel_index(int(surface.argmax()), surface.shape)
     shift[:] = [p if p <= n // 2 else p - n for p, n in zip(peak, mean.shape, strict=True)]
     inner = tuple(
