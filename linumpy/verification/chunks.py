@@ -4,7 +4,8 @@ Levels are read in *units*: a box of one level with all that lies below it in th
 read once, while the coarser voxels are in memory, which it is compared with. Each unit is independent of others, which
 workers and resumed runs use.
 
-In: :class:`LevelPlan`. Out: :class:`UnitResult`. Memory: a few blocks of at most 32 MiB, or of one stored object.
+In: :class:`LevelPlan`. Out: :class:`LevelUnit` for each level. Memory: a few blocks of at most 32 MiB, on a device of
+128 MiB, or of one stored object.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from linumpy.plan.pyramid import grown, split
 from linumpy.verification.levels import Box, Comparison, Link, compare
 from linumpy.verification.stored import Grid
 
-#: Bytes of a block, of the blocks that are read at a time, and of a unit.
-_BLOCK_NBYTES, _AHEAD_NBYTES, _UNIT_NBYTES = 32 * 2**20, 512 * 2**20, 2**32
+#: Bytes of a block on the host and on a device, of the blocks that are read at a time, and of a unit.
+_BLOCK_NBYTES, _DEVICE_BLOCK_NBYTES, _AHEAD_NBYTES, _UNIT_NBYTES = 32 * 2**20, 128 * 2**20, 2**29, 2**32
 #: Compared coarse voxels are that far from each other, unless all are compared.
 _STEP = 4
 #: Fewest voxels of a chunk from which a smoothed level tells whether the chunk differs.
@@ -154,6 +155,7 @@ class UnitReader:
     def __init__(self, reader: Reader, levels: Sequence[LevelPlan], *, thorough: bool) -> None:
         self._reader, self._levels, self._thorough = reader, levels, thorough
         self._buffers = list[np.ndarray]()
+        self._block_nbytes = _DEVICE_BLOCK_NBYTES if reader.on_device else _BLOCK_NBYTES
 
     def read(self, unit: Unit, progress: Callable[[int], object] = int) -> dict[int, LevelUnit]:
         """Read a unit; return what was found in each level."""
@@ -267,9 +269,9 @@ class UnitReader:
             return
         shape, itemsize = tuple(part.stop - part.start for part in box), layout.dtype.itemsize
         base = layout.object_shape
-        if math.prod(base) * itemsize > _BLOCK_NBYTES:  # a large shard is read in parts
+        if math.prod(base) * itemsize > self._block_nbytes:  # a large shard is read in parts
             base = layout.chunk_shape
-        yield from split(box, grown(base, shape, itemsize, _BLOCK_NBYTES))
+        yield from split(box, grown(base, shape, itemsize, self._block_nbytes))
 
     def _nbytes(self, task: _Task) -> int:
         return math.prod(b.stop - b.start for b in task.box) * self._levels[task.level].layout.dtype.itemsize

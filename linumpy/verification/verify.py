@@ -19,6 +19,7 @@ from linumpy.device import resolve
 from linumpy.errors import ResumeError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.metadata import Node
+from linumpy.io.output.checks import check_apart
 from linumpy.io.source import Source, describe_source, open_node, with_options
 from linumpy.progress import progress_bar
 from linumpy.resample.identity import digest_of, identify_data
@@ -38,11 +39,14 @@ if TYPE_CHECKING:
 _Key = tuple[int, int]
 _Found = Mapping[int, LevelUnit]
 
+#: Beginning of a journal.
+_JOURNAL = '{"linumpy": "verify"'
+
 
 def verify(
     source: Source,
     *,
-    thorough: bool = False,
+    thorough: bool | None = None,
     device: DeviceName | None = None,
     distributed: Client | Cluster | str | None = None,
     journal: str | Path | None = None,
@@ -63,9 +67,10 @@ def verify(
     ----------
     source : str, Path, zarr.Array, zarr.Group or store
         An image, a plate, a group or an array; local, in a ZIP file, or a URL.
-    thorough : bool
+    thorough : bool, optional
         Whether all voxels of a level are compared with the finer level, in place of one of 4 along each axis. It finds
-        single voxels that have changed, and takes about twice the time on the CPU.
+        single voxels that have changed. By default on a GPU, where it takes no longer; on the CPU it takes about twice
+        the time.
     device : {"auto", "cuda", "cpu"}, optional
         Where chunks are decoded and compared; by default on the GPU if there is one.
     distributed : distributed.Client, cluster or str, optional
@@ -90,6 +95,8 @@ def verify(
         ``device="cuda"``, and there is none.
     ResumeError
         `journal` belongs to another source or other options, or the source has changed since.
+    ValueError
+        `journal` lies in the source.
     WorkerError
         Several workers of the cluster died.
 
@@ -101,6 +108,9 @@ def verify(
     """
     began = time.monotonic()
     chosen: ReadDevice = "cpu" if not resolve(device).is_cuda else (resolve(device).index or 0)
+    thorough = chosen != "cpu" if thorough is None else thorough
+    if journal is not None and isinstance(source, (str, Path)):
+        check_apart([str(journal)], [source])
     root = open_node(with_options(source, storage_options))
     nodes, findings = nodes_of(root)
     images, unnamed, notes = images_of(nodes)
@@ -215,6 +225,8 @@ def _recorded(
         head, *lines = complete.decode(errors="replace").splitlines() or [""]
         if not stored:
             file.write(request.encode() + b"\n")
+        elif not head.startswith(_JOURNAL):
+            raise ResumeError(f"journal={os.fspath(path)!r} is no journal of a verification: name another file")
         elif head != request:
             raise ResumeError(
                 f"journal={os.fspath(path)!r} is no journal of this verification: it was begun with another source or "

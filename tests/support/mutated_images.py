@@ -300,7 +300,9 @@ def shift_half(rng, made, file):
 
 def shift_voxels(rng, made, file):
     level, axis = _coarse_level(rng, made), int(rng.integers(3))
-    made.rewrite(level, ndimage.shift(made.levels[level], np.eye(3)[axis] * rng.choice([-1, 1]), order=0, mode="nearest"))
+    made.rewrite(
+        level, ndimage.shift(made.levels[level], np.eye(3)[axis] * rng.choice([-1, 1]), order=0, mode="nearest")
+    )
     return [made.folder / str(level)]
 
 
@@ -346,7 +348,9 @@ def other_image(rng, made, file):
 
 def average_labels(rng, made, file):
     level = _coarse_level(rng, made)
-    return made.is_label and (made.rewrite(level, coarser(made.levels[level - 1], "mean", 0)) or [made.folder / str(level)])
+    return made.is_label and (
+        made.rewrite(level, coarser(made.levels[level - 1], "mean", 0)) or [made.folder / str(level)]
+    )
 
 
 def stale(rng, made, file):
@@ -370,12 +374,12 @@ def decoded(folder, count):
     found = []
     try:
         attributes = zarr.open_group(folder, mode="r", use_consolidated=False).attrs.asdict()
-    except Exception as error:  # noqa: BLE001  # of any library that decodes
+    except Exception as error:  # of any library that decodes
         attributes = error
     for level in range(count):
         try:
             found.append(zarr.open_array(folder / str(level), mode="r")[...])
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             found.append(error)
     return attributes, found
 
@@ -424,10 +428,10 @@ def verified(made, told, paths, *, thorough):
     except (LinumpyError, FileNotFoundError) as error:
         try:
             zarr.open_group(made.folder, mode="r", use_consolidated=False)
-        except Exception:  # noqa: BLE001
+        except Exception:
             return Outcome(state="found")
         return Outcome(state="CRASH", text=repr(error))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return Outcome(state="CRASH", text=repr(error))
     named = {made.folder / finding.path for finding in result.findings}
     if not named:
