@@ -54,8 +54,7 @@ class Finding:
 
     def __str__(self) -> str:
         head = f"{self.harm}: {self.path or 'the source'}: {self.what}"
-        return "
-  ".join(map(printable, (head, self.effect, self.advice)))
+        return "\n  ".join(map(printable, (head, self.effect, self.advice)))
 
 
 #: Findings that a text lists, and paths that a finding lists that was made of several.
