@@ -187,8 +187,10 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as objects of JSON."""
-        arrays = tuple(replace(array, states=None) for array in self.arrays)
-        return {**asdict(replace(self, arrays=arrays)), "sound": self.sound}
+        content = asdict(replace(self, arrays=tuple(replace(array, states=None) for array in self.arrays)))
+        for array in content["arrays"]:
+            del array["states"]
+        return {**content, "sound": self.sound}
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:

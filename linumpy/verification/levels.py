@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +111,7 @@ class Sample:
     windows: np.ndarray
     coarse: np.ndarray
 
-    @property
+    @cached_property
     def differ(self) -> np.ndarray:
         """Mask of the windows whose voxels are not all the same, which alone tell methods apart."""
         return (self.windows != self.windows[..., :1]).any(axis=-1)
@@ -414,17 +415,18 @@ def compare(
     return Comparison(places, mean, part, None)
 
 
-def check_offset(link: Link, stated: Sequence[float]) -> tuple[float, ...] | None:
+def check_offset(link: Link, stated: Sequence[float], extents: Sequence[float]) -> tuple[float, ...] | None:
     """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
 
+    `extents`: fine voxels for a coarse one if the whole extents are equal, which some writers state as the factors.
     Where one voxel of each window was taken, its own position and the centre of the window are right.
     """
     if not link.offset:
         return None
     measured = []
-    for f, offset, spread, said in zip(link.factors, link.offset, link.spread, stated, strict=True):
+    for f, offset, spread, said, extent in zip(link.factors, link.offset, link.spread, stated, extents, strict=True):
         centre = (f - 1) / 2
-        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread)
+        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread) + abs(extent - f) / 2
         low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
         if link.method == "smooth" and abs(offset - centre) <= tolerance:
             offset = centre
