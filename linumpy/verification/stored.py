@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import google_crc32c
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
@@ -112,10 +113,10 @@ def stored_chunks_of(array: zarr.Array, path: str, layout: ArrayLayout, grid: Gr
         return Stored(~present, findings)
     missing = np.ones(grid.chunk_counts, bool)
     for number in map(tuple, np.argwhere(present).tolist()):
-        inside, faults = _shard(array, path, layout, number)
         chunks = grid.chunks_of(number)
         shape = tuple(part.stop - part.start for part in chunks)
-        missing[chunks] = inside[tuple(map(slice, shape))]
+        empty, faults = _shard(array, path, layout, number, shape)
+        missing[chunks] = empty[tuple(map(slice, shape))]
         findings += faults
     return Stored(missing, findings)
 
@@ -152,9 +153,12 @@ def _leftovers(path: str, names: list[str]) -> tuple[Finding, ...]:
 
 
 def _shard(
-    array: zarr.Array, path: str, layout: ArrayLayout, number: tuple[int, ...]
+    array: zarr.Array, path: str, layout: ArrayLayout, number: tuple[int, ...], inside: tuple[int, ...]
 ) -> tuple[np.ndarray, tuple[Finding, ...]]:
-    """Read the index of a shard: mask of the inner chunks that are not stored, and chunks that share bytes."""
+    """Read the index of a shard: mask of the inner chunks that are not stored, and chunks that share bytes.
+
+    `inside`: inner chunks along each axis that lie in the array.
+    """
     shard = layout.shard
     assert shard is not None
     key = array.metadata.encode_chunk_key(number)
@@ -165,10 +169,14 @@ def _shard(
         stored = None  # reading its chunks says why
     if stored is None or len(stored) != shard.index_nbytes:
         return np.zeros(shard.chunks_per_shard, bool), ()
+    index, checksum = stored.to_bytes()[: 16 * shard.count], stored.to_bytes()[16 * shard.count :]
+    if shard.index_checksum and google_crc32c.value(index) != int.from_bytes(checksum, "little"):
+        return np.zeros(shard.chunks_per_shard, bool), ()  # reading its chunks says so
     dtype = ">u8" if shard.index_big_endian else "<u8"
-    offsets, sizes = np.frombuffer(stored.to_bytes(), dtype, 2 * shard.count).reshape(-1, 2).T.astype(np.uint64)
+    offsets, sizes = np.frombuffer(index, dtype).reshape(-1, 2).T.astype(np.uint64)
+    outside = np.indices(shard.chunks_per_shard).reshape(len(number), -1).T >= inside
     empty = (offsets == np.iinfo(np.uint64).max) & (sizes == np.iinfo(np.uint64).max)
-    kept = np.flatnonzero(~empty & (sizes > 0))
+    kept = np.flatnonzero(~empty & (sizes > 0) & ~outside.any(axis=1))
     order = kept[np.argsort(offsets[kept], kind="stable")]
     shared = np.flatnonzero(offsets[order][1:] < offsets[order][:-1] + sizes[order][:-1])
     faults: tuple[Finding, ...] = ()
