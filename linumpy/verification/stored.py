@@ -174,7 +174,7 @@ def _shard(
         return np.zeros(shard.chunks_per_shard, bool), ()  # reading its chunks says so
     dtype = ">u8" if shard.index_big_endian else "<u8"
     offsets, sizes = np.frombuffer(index, dtype).reshape(-1, 2).T.astype(np.uint64)
-    outside = np.indices(shard.chunks_per_shard).reshape(len(number), -1).T >= inside
+    outside = inside <= np.indices(shard.chunks_per_shard).reshape(len(number), -1).T
     empty = (offsets == np.iinfo(np.uint64).max) & (sizes == np.iinfo(np.uint64).max)
     kept = np.flatnonzero(~empty & (sizes > 0) & ~outside.any(axis=1))
     order = kept[np.argsort(offsets[kept], kind="stable")]
