@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import google_crc32c  # a dependency of zarr-python
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
@@ -187,8 +188,11 @@ def _shard(
         stored = None  # reading its chunks says why
     if stored is None or len(stored) != shard.index_nbytes:
         return np.zeros(shard.chunks_per_shard, bool), ()
+    index, checksum = stored.to_bytes()[: 16 * shard.count], stored.to_bytes()[16 * shard.count :]
+    if shard.index_checksum and google_crc32c.value(index) != int.from_bytes(checksum, "little"):
+        return np.zeros(shard.chunks_per_shard, bool), ()  # reading its chunks says so
     dtype = ">u8" if shard.index_big_endian else "<u8"
-    offsets, sizes = np.frombuffer(stored.to_bytes(), dtype, 2 * shard.count).reshape(-1, 2).T.astype(np.uint64)
+    offsets, sizes = np.frombuffer(index, dtype).reshape(-1, 2).T.astype(np.uint64)
     empty = (offsets == np.iinfo(np.uint64).max) & (sizes == np.iinfo(np.uint64).max)
     used = np.zeros(shard.chunks_per_shard, bool)
     used[within] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pickle
@@ -22,6 +21,7 @@ from linumpy.errors import ResumeError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.metadata import Node
 from linumpy.io.output.checks import check_apart
+from linumpy.io.output.syscalls import lock
 from linumpy.io.source import Source, describe_source, open_node, with_options
 from linumpy.progress import progress_bar
 from linumpy.resample.identity import digest_of, identify_data
@@ -230,8 +230,8 @@ def _recorded(
     request = json.dumps({"linumpy": "verify", "request": digest_of(identity)})
     with open(path, "a+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            lock(file.fileno())
+        except BlockingIOError:
             raise ResumeError(f"journal={os.fspath(path)!r} is written by another run: name another file") from None
         file.seek(0)
         stored = file.read()
