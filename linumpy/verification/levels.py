@@ -201,26 +201,29 @@ def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
 def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | None:
     """Return the link that explains nearly all voxels of most blocks; None if there is none."""
     centre = tuple((f - 1) / 2 for f in factors)
-    strides, means, picked = [], [], []
+    strides, means, picked, misses = [], [], [], []
     for sample in samples:
         window, coarse = sample.windows, sample.coarse
         equal = _equal(window, coarse[..., None])
+        misses.append(np.append((~equal).sum(axis=tuple(range(coarse.ndim))), (~equal.any(axis=-1)).sum()))
         strides.append(_explained(sample, equal))
         picked.append(_explained(sample, equal.any(axis=-1)))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
         means.append(_explained(sample, np.stack(hits, axis=-1)))
-    strides, means, picked = map(np.concatenate, (strides, means, picked))
-    enough = _PARTS_EXPLAINED * len(strides)
-    by_voxel = np.sum(strides, axis=0)
-    if by_voxel.max() >= enough:
+    by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
+    count = sum(map(len, picked))
+    enough = _PARTS_EXPLAINED * count
+    *of_voxels, of_all = np.sum(misses, axis=0)
+    # The most frequent value of noise is mostly the first one: where another voxel explains the rest, it was picked.
+    is_picked = of_all == 0 < of_voxels[int(by_voxel.argmax())]
+    if by_voxel.max() >= enough and not is_picked:
         offset = np.unravel_index(int(by_voxel.argmax()), factors)
         return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
-    by_rounding = np.sum(means, axis=0)
     if by_rounding.max() >= enough:
         rounding = int(by_rounding.argmax())
         return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if picked.sum() >= _PARTS_PICKED * len(picked):
+    if by_any >= _PARTS_PICKED * count:
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
     return None
 
