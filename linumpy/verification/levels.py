@@ -207,7 +207,7 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
         equal = _equal(window, coarse[..., None])
         misses.append(np.append((~equal).sum(axis=tuple(range(coarse.ndim))), (~equal.any(axis=-1)).sum()))
         strides.append(_explained(sample, equal))
-        picked.append(_explained(sample, equal.any(axis=-1)))
+        picked.append(_explained(sample, np.asarray(equal.any(axis=-1))))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
         means.append(_explained(sample, np.stack(hits, axis=-1)))
