@@ -132,9 +132,9 @@ def check_schema(place: Place, told: Set[str]) -> Iterator[Finding]:
     - `told`: what findings were about already, which is not told twice.
     """
     parts = [place.ome.get(key) for key in ("plate", "well", "image-label")] + mappings_in(place.ome, "multiscales")
-    versions = {part.get("version") for part in parts if isinstance(part, Mapping)}
+    versions = {str(part.get("version")) for part in parts if isinstance(part, Mapping)}
     is_below_ome = "ome" in place.attributes
-    is_known = place.ome.get("version") == "0.5" if is_below_ome else versions and versions <= {"0.4", None}
+    is_known = place.ome.get("version") == "0.5" if is_below_ome else versions and versions <= {"0.4", "None"}
     kind = next((kind for key, kind in _MODELS.items() if key in place.ome), None)
     if not is_known or kind is None or schema_note():
         return

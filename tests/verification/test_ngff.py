@@ -6,7 +6,6 @@ import math
 import random
 import shutil
 
-import ngff_zarr
 import numpy as np
 import ome_zarr.format
 import ome_zarr.writer
