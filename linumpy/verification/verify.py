@@ -31,7 +31,7 @@ from linumpy.verification.findings import ArrayResult, Finding, Proposal, Verifi
 from linumpy.verification.images import Image, images_of, linked, nodes_of
 from linumpy.verification.judge import judge
 from linumpy.verification.ngff import check_group
-from linumpy.verification.schema import schema_note
+from linumpy.verification.place import schema_note
 from linumpy.version import __version__
 
 if TYPE_CHECKING:
@@ -165,9 +165,8 @@ def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: l
     """Yield what is wrong with the metadata of groups; members that are known to be `unreadable` are not told again."""
     for path, node in nodes.items():
         if isinstance(node, zarr.Group):
-            yield from (
-                finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable
-            )
+            findings = check_group(node, path, notes)
+            yield from (finding for finding in findings if finding.path not in unreadable or path in unreadable)
     if any(isinstance(node, zarr.Group) for node in nodes.values()):
         notes += [note for note in [schema_note()] if note]
 
