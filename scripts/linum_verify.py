@@ -15,39 +15,65 @@ For example:
   linum-verify brain.ome.zarr --repair --unit micrometer --write
 """
 
+from __future__ import annotations
+
 import json
+<<<<<<< HEAD
 from argparse import BooleanOptionalAction
+=======
+import sys
+>>>>>>> s52-cmd
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from linumpy import cli
 
+if TYPE_CHECKING:
+    from linumpy.verification.findings import Verification
+
 
 def _verify(parsed: cli.Namespace) -> int:
+    from linumpy.io.output.checks import check_apart
     from linumpy.io.output.files import check_file
+    from linumpy.verification.findings import Verification
     from linumpy.verification.page import write_page
-    from linumpy.verification.repair import apply_repairs, plan_repairs, show_changes
+    from linumpy.verification.repair import plan_repairs
     from linumpy.verification.verify import verify
 
-    if not parsed.repair and (parsed.write or parsed.unit):
+    # All that can be refused is refused before the source is read, which may take hours.
+    if not parsed.repair and (parsed.write or parsed.unit is not None):
         raise ValueError("--write and --unit are options of --repair: add --repair")
+    check_apart([path for path in (parsed.page, parsed.journal) if path is not None], [parsed.source])
     if parsed.page is not None:
         check_file(parsed.page, overwrite=parsed.overwrite)
+    if parsed.journal is not None:
+        check_file(parsed.journal, overwrite=True)
+    if parsed.repair:
+        plan_repairs(parsed.source, Verification(str(parsed.source), (), ()), parsed.unit)
     result = verify(
         parsed.source, thorough=parsed.thorough, device=parsed.device, journal=parsed.journal,
         distributed=parsed.distributed,
     )  # fmt: skip
+    print(json.dumps(result.as_json(), indent=2) if parsed.json else result)
     if parsed.page is not None:
         write_page(result, parsed.source, parsed.page, overwrite=parsed.overwrite)
-    print(json.dumps(result.as_json(), indent=2) if parsed.json else result)
     if parsed.repair:
-        changes = plan_repairs(parsed.source, result, parsed.unit)
-        cli.say(show_changes(changes) if changes else "no metadata to repair")
-        if changes and parsed.write:
-            kept = apply_repairs(parsed.source, changes)
-            cli.say(f"{len(changes)} documents are written; the old ones are kept: {', '.join(kept)}")
-        elif changes:
-            cli.say("nothing is written: add --write to write this")
+        _repair(parsed, result)
     return 0 if result.sound else 1
+
+
+def _repair(parsed: cli.Namespace, result: Verification) -> None:
+    """Show how metadata can be repaired, and repair them with ``--write``; on stderr where stdout has JSON."""
+    from linumpy.verification.repair import apply_repairs, plan_repairs, show_changes
+
+    out = sys.stderr if parsed.json else sys.stdout
+    changes = plan_repairs(parsed.source, result, parsed.unit)
+    print(show_changes(changes) if changes else "no metadata that can be repaired", file=out)
+    if changes and parsed.write:
+        kept = apply_repairs(parsed.source, changes)
+        print(f"metadata are written; the documents of before are kept: {', '.join(kept) or 'none'}", file=out)
+    elif changes:
+        print("nothing is written yet: --write writes this", file=out)
 
 
 main = cli.Command(
