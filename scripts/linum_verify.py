@@ -18,11 +18,8 @@ For example:
 from __future__ import annotations
 
 import json
-<<<<<<< HEAD
-from argparse import BooleanOptionalAction
-=======
 import sys
->>>>>>> s52-cmd
+from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
