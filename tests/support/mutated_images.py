@@ -321,7 +321,7 @@ def who_can_tell(name, made, before, paths):
     if name in (*VOXELS, *PLACES, *DOCUMENTS[1:]):
         # What few voxels of smooth content show is not told from chance.
         length = 2 * MIN_LENGTH if name in ("other image", "voxels by 1/2") else MIN_LENGTH
-        is_small = min(levels[int(paths[0].name)].shape) < length
+        is_small = min(levels[int(paths[0].name)].shape) < length or (made.is_label and name == "voxels by 1")
         by_shift = name in VOXELS or (name in PLACES and made.method == "smooth")
         return "" if equal and name in VOXELS else "nothing" if is_small and by_shift else "level"
     if equal:
