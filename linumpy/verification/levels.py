@@ -206,23 +206,23 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
         window, coarse = sample.windows, sample.coarse
         equal = _equal(window, coarse[..., None])
         strides.append(_explained(sample, equal))
-        picked.append(_explained(sample, equal.any(axis=-1)))
+        picked.append(_explained(sample, np.asarray(equal.any(axis=-1))))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
         means.append(_explained(sample, np.stack(hits, axis=-1)))
-    strides, means, picked = map(np.concatenate, (strides, means, picked))
-    if not len(strides):
+    parts = sum(map(len, picked))
+    if not parts:
         return None
-    enough = _PARTS_EXPLAINED * len(strides)
-    by_voxel = np.sum(strides, axis=0)
+    enough = _PARTS_EXPLAINED * parts
+    by_voxel = np.concatenate(strides).sum(axis=0)
     if by_voxel.max() >= enough:
         offset = np.unravel_index(int(by_voxel.argmax()), factors)
         return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
-    by_rounding = np.sum(means, axis=0)
+    by_rounding = np.concatenate(means).sum(axis=0)
     if by_rounding.max() >= enough:
         rounding = int(by_rounding.argmax())
         return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if picked.sum() >= _PARTS_PICKED * len(picked):
+    if np.concatenate(picked).sum() >= _PARTS_PICKED * parts:
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
     return None
 
