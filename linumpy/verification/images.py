@@ -268,7 +268,7 @@ def _link(image: Image, number: int, reader: Reader, scale: Sequence[tuple[float
     link, findings = between.find_link(samples, factors), list[Finding]()
     if image.is_label and link.method not in ("stride", "picked") and (ids := between.ids_of_no_finer_level(samples)):
         findings.append(_averaged(coarse.path, fine.path, ids))
-    elif link.method == "foreign":
+    elif link.method == "foreign" or (image.is_label and link.method == "unknown" and samples):
         findings.append(_foreign(coarse.path, fine.path))
     return link, findings
 

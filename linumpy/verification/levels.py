@@ -34,7 +34,7 @@ _MIN_WINDOWS = 16
 #: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
 _UNRELATED, _MAX_SHIFT = 0.3, 8
 #: Correlation from which on blocks are certainly related, and how far it must be above that with the mirrored block.
-_RELATED, _ABOVE_MIRRORED = 0.6, 1.5
+_RELATED, _ABOVE_MIRRORED = 0.6, 2
 #: For smoothed levels: residual of parts that show something else; voxels of a part along each axis, and how far above
 #: the difference of such parts a limit lies, but for the share of them that may be damaged.
 _UNLIKE, _PART, _ABOVE_PARTS, _MOST_PARTS = 0.8, 4, 3, 0.9
@@ -136,8 +136,9 @@ def sample_blocks(
         if level is None or finer is None:
             continue
         sample = Sample(windows(finer, factors), level)
-        differ = int(sample.differ.sum())
-        if differ and differ >= min(_MIN_WINDOWS, level.size):
+        # Where only the coarse level has contrast, the finer one has lost its voxels.
+        contrast = max(int(sample.differ.sum()), int((level != level.flat[0]).sum()))
+        if contrast and contrast >= min(_MIN_WINDOWS, level.size):
             samples.append(sample)
         if len(samples) == _BLOCKS:
             break
@@ -211,8 +212,10 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
         means.append(_explained(sample, np.stack(hits, axis=-1)))
-    by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
     count = sum(map(len, picked))
+    if not count:
+        return None
+    by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
     enough = _PARTS_EXPLAINED * count
     *of_voxels, of_all = np.sum(misses, axis=0)
     # The most frequent value of noise is mostly the first one: where another voxel explains the rest, it was picked.
@@ -239,7 +242,7 @@ def _explained(sample: Sample, hits: np.ndarray) -> np.ndarray:
     for axis, n in enumerate(differ.shape):
         starts = np.arange(0, max(1, n - _PART + 1), _PART)
         counts, sums = (np.add.reduceat(image, starts, axis=axis) for image in (counts, sums))
-    tells = counts >= min(_MIN_WINDOWS, counts.max())
+    tells = counts >= max(1, min(_MIN_WINDOWS, counts.max()))
     return sums[tells] >= _VOXELS_EXPLAINED * counts[tells].reshape((-1,) + (1,) * (hits.ndim - differ.ndim))
 
 
