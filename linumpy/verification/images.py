@@ -235,7 +235,7 @@ def linked(image: Image, reader: Reader) -> tuple[Image, list[Finding], list[Pro
         ]
         # Some writers state scales that map the whole extent, n / m for n and m voxels, in place of the factor.
         extents = [n / m for n, m in zip(fine.layout.shape, coarse.layout.shape, strict=True)]
-        measured = between.check_offset(link, stated, extents)
+        measured = between.check_offset(link, stated, fine.layout.shape, coarse.layout.shape)
         steps = tuple(f * s for f, s in zip(link.factors, scale[number - 1], strict=True))
         ratios = [b / a for a, b in zip(scale[number - 1], scale[number], strict=True)]
         axes = zip(ratios, link.factors, extents, strict=True)

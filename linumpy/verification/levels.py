@@ -206,21 +206,23 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
     for sample in samples:
         window, coarse = sample.windows, sample.coarse
         equal = _equal(window, coarse[..., None])
-        misses.append(np.append((~equal).sum(axis=tuple(range(coarse.ndim))), (~equal.any(axis=-1)).sum()))
         strides.append(_explained(sample, equal))
         picked.append(_explained(sample, np.asarray(equal.any(axis=-1))))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
         means.append(_explained(sample, np.stack(hits, axis=-1)))
+        each = np.concatenate([equal, np.stack(hits, axis=-1), equal.any(axis=-1, keepdims=True)], axis=-1)
+        misses.append((~each).sum(axis=tuple(range(coarse.ndim))))
     count = sum(map(len, picked))
     if not count:
         return None
     by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
     enough = _PARTS_EXPLAINED * count
-    *of_voxels, of_all = np.sum(misses, axis=0)
-    # The most frequent value of noise is mostly the first one: where another voxel explains the rest, it was picked.
-    is_picked = of_all == 0 < of_voxels[int(by_voxel.argmax())]
-    if by_voxel.max() >= enough and not is_picked:
+    of_voxels, of_roundings, (of_any,) = np.split(np.sum(misses, axis=0), np.cumsum([len(by_voxel), len(_ROUNDINGS)]))
+    # The most frequent value is mostly the first one, or the mean: where other voxels explain the rest, it was picked.
+    if of_any == 0 < min(of_voxels[by_voxel.argmax()], of_roundings[by_rounding.argmax()]):
+        return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
+    if by_voxel.max() >= enough:
         offset = np.unravel_index(int(by_voxel.argmax()), factors)
         return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
     if by_rounding.max() >= enough:
@@ -256,8 +258,10 @@ def _is_mean(mean: Array, coarse: Array, rounding: int) -> Array:
     xp = array_module(mean)
     if coarse.dtype.kind in "fc":
         error = _FLOAT_ERRORS.get(coarse.real.dtype.itemsize, 1e-9)
-        close = abs(mean - coarse) <= error * xp.maximum(abs(mean), abs(coarse))
-        return close | ((mean != mean) & (coarse != coarse))
+        with np.errstate(over="ignore", invalid="ignore"):
+            close = abs(mean - coarse) <= error * xp.maximum(abs(mean), abs(coarse))
+            # Infinities and sums that overflow give infinities or NaN, depending on the order of the sum.
+            return close | ~(xp.isfinite(coarse) | xp.isfinite(mean.astype(coarse.dtype)))
     return _ROUNDINGS[rounding](xp, mean) == coarse
 
 
@@ -336,7 +340,7 @@ def find_shift(mean: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, float]:
         for n, margin in ((n, min(_MAX_SHIFT, n // 4) if a in axes else 0) for a, n in enumerate(mean.shape))
     )
     for _ in range(8):
-        moved = ndimage.shift(mean, -shift, order=3, mode="nearest")
+        moved = _moved(mean, -shift)
         columns = [np.gradient(moved, axis=axis)[inner].ravel() for axis in axes]
         if not columns:
             break
@@ -347,11 +351,20 @@ def find_shift(mean: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, float]:
         shift[axes] += update
         if abs(update).max() < 1e-3:
             break
-    moved = ndimage.shift(mean, -shift, order=3, mode="nearest")[inner].ravel()
+    moved = _moved(mean, -shift)[inner].ravel()
     other = level[inner].ravel()
     if moved.std() == 0 or other.std() == 0:
         return shift, 0.0
     return shift, float(np.corrcoef(moved, other)[0, 1])
+
+
+def _moved(image: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Shift an image by cubic splines, axis by axis: in five axes at once each voxel would be made of 1,024."""
+    for axis in np.flatnonzero(shift):
+        rows = np.moveaxis(image, axis, 0)
+        moved = ndimage.shift(rows.reshape(len(rows), -1), (shift[axis], 0), order=3, mode="nearest")
+        image = np.moveaxis(moved.reshape(rows.shape), 0, axis)
+    return image
 
 
 def _tapered(image: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -425,20 +438,25 @@ def compare(
     return Comparison(places, mean, part, None)
 
 
-def check_offset(link: Link, stated: Sequence[float], extents: Sequence[float]) -> tuple[float, ...] | None:
+def check_offset(
+    link: Link, stated: Sequence[float], fine: Sequence[int], coarse: Sequence[int]
+) -> tuple[float, ...] | None:
     """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
 
-    `extents`: fine voxels for a coarse one if the whole extents are equal, which some writers state as the factors.
-    Where one voxel of each window was taken, its own position and the centre of the window are right.
+    `fine`, `coarse`: shapes of the levels. Where sizes are no multiples of the factors, some writers state or make
+    levels whose whole extents are equal. Where one voxel of each window was taken, its own position and the centre of the window are right.
     """
     if not link.offset:
         return None
     measured = []
-    for f, offset, spread, said, extent in zip(link.factors, link.offset, link.spread, stated, extents, strict=True):
+    axes = zip(link.factors, link.offset, link.spread, stated, fine, coarse, strict=True)
+    for f, offset, spread, said, n, m in axes:
         centre = (f - 1) / 2
-        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread) + abs(extent - f) / 2
+        rest = n - m * f
+        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread) + abs(rest) / m / 2
         low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
-        if link.method == "smooth" and abs(offset - centre) <= tolerance:
-            offset = centre
+        if link.method == "smooth":  # what was resized drifts from the windows, up to the rest at the end
+            offset = centre if abs(offset - centre) <= tolerance else offset
+            low, high = offset + min(0, rest), offset + max(0, rest)
         measured.append(said if low - tolerance <= said <= high + tolerance else offset)
     return None if tuple(measured) == tuple(stated) else tuple(measured)
