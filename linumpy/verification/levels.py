@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -25,12 +26,18 @@ Method = Literal["mean", "stride", "picked", "smooth", "foreign", "unknown"]
 
 #: Blocks of which a link is found, tries to find blocks with contrast, and maximum voxels of a block of both levels.
 _BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 64, 2**14, 2**20
-#: Share of the voxels that a method must explain in a block, and share of the blocks.
-_VOXELS_EXPLAINED, _BLOCKS_EXPLAINED = 0.99, 0.6
+#: Share of the voxels that a method must explain in a part, share of the parts, and for values that are merely in the
+#: window, which low contrast explains, too.
+_VOXELS_EXPLAINED, _PARTS_EXPLAINED, _PARTS_PICKED = 0.99, 0.25, 0.6
 #: Windows of different voxels that a block must have to tell methods apart.
 _MIN_WINDOWS = 16
 #: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
 _UNRELATED, _MAX_SHIFT = 0.3, 8
+#: Correlation from which on blocks are certainly related, and how far it must be above that with the mirrored block.
+_RELATED, _ABOVE_MIRRORED = 0.6, 1.5
+#: For smoothed levels: residual of parts that show something else; voxels of a part along each axis, and how far above
+#: the difference of such parts a limit lies, but for the share of them that may be damaged.
+_UNLIKE, _PART, _ABOVE_PARTS, _MOST_PARTS = 0.8, 4, 3, 0.9
 #: Voxels along an axis from which on a shift along it is found.
 _MIN_LENGTH = 8
 #: How means are rounded to integers.
@@ -51,7 +58,7 @@ class Link:
     - `factors`: fine voxels for a coarse one along each axis; empty if they are no whole numbers.
     - `offset`, `spread`: the offset along each axis, and its uncertainty.
     - `rounding`: index of the rounding of means.
-    - `limit`: for ``"smooth"``: how much chunks may differ, see :func:`residual`.
+    - `limit`: for ``"smooth"``: median difference of the voxels of a chunk, from which on it shows something else.
     - `reason`: for ``"unknown"``: why nothing can be said.
     """
 
@@ -67,6 +74,10 @@ class Link:
     def can_tell(self) -> bool:
         """Whether chunks of both levels can be compared."""
         return self.method in ("mean", "stride", "picked") or (self.method == "smooth" and self.limit < math.inf)
+
+    def is_other(self, mean: np.ndarray, level: np.ndarray) -> bool:
+        """Return whether a part of a smoothed level shows something else than the means of the finer level."""
+        return _difference(mean, level) > self.limit and residual(mean, level) > _UNLIKE
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.factors))
@@ -100,7 +111,7 @@ class Sample:
     windows: np.ndarray
     coarse: np.ndarray
 
-    @property
+    @cached_property
     def differ(self) -> np.ndarray:
         """Mask of the windows whose voxels are not all the same, which alone tell methods apart."""
         return (self.windows != self.windows[..., :1]).any(axis=-1)
@@ -190,27 +201,46 @@ def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
 def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | None:
     """Return the link that explains nearly all voxels of most blocks; None if there is none."""
     centre = tuple((f - 1) / 2 for f in factors)
-    strides, means, picked = [], [], []
+    strides, means, picked, misses = [], [], [], []
     for sample in samples:
-        window, coarse = sample.windows[sample.differ], sample.coarse[sample.differ]
+        window, coarse = sample.windows, sample.coarse
         equal = _equal(window, coarse[..., None])
-        strides.append(equal.mean(axis=0) >= _VOXELS_EXPLAINED)
-        picked.append(equal.any(axis=-1).mean() >= _VOXELS_EXPLAINED)
+        misses.append(np.append((~equal).sum(axis=tuple(range(coarse.ndim))), (~equal.any(axis=-1)).sum()))
+        strides.append(_explained(sample, equal))
+        picked.append(_explained(sample, np.asarray(equal.any(axis=-1))))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
-        means.append([float(hit.mean()) >= _VOXELS_EXPLAINED for hit in hits])
-    enough = _BLOCKS_EXPLAINED * len(samples)
-    by_voxel = np.sum(strides, axis=0)
-    if by_voxel.max() >= enough:
+        means.append(_explained(sample, np.stack(hits, axis=-1)))
+    by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
+    count = sum(map(len, picked))
+    enough = _PARTS_EXPLAINED * count
+    *of_voxels, of_all = np.sum(misses, axis=0)
+    # The most frequent value of noise is mostly the first one: where another voxel explains the rest, it was picked.
+    is_picked = of_all == 0 < of_voxels[int(by_voxel.argmax())]
+    if by_voxel.max() >= enough and not is_picked:
         offset = np.unravel_index(int(by_voxel.argmax()), factors)
         return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
-    by_rounding = np.sum(means, axis=0)
     if by_rounding.max() >= enough:
         rounding = int(by_rounding.argmax())
         return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if sum(picked) >= enough:
+    if by_any >= _PARTS_PICKED * count:
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
     return None
+
+
+def _explained(sample: Sample, hits: np.ndarray) -> np.ndarray:
+    """Return whether nearly all voxels of a part hit, for each part of a block that tells methods apart.
+
+    Parts are small, so that a damaged chunk of a small level lies in few of them.
+    """
+    differ = sample.differ
+    hits = hits & differ.reshape(differ.shape + (1,) * (hits.ndim - differ.ndim))
+    counts, sums = differ.astype(np.int64), hits.astype(np.int64)
+    for axis, n in enumerate(differ.shape):
+        starts = np.arange(0, max(1, n - _PART + 1), _PART)
+        counts, sums = (np.add.reduceat(image, starts, axis=axis) for image in (counts, sums))
+    tells = counts >= min(_MIN_WINDOWS, counts.max())
+    return sums[tells] >= _VOXELS_EXPLAINED * counts[tells].reshape((-1,) + (1,) * (hits.ndim - differ.ndim))
 
 
 def _equal(a: Array, b: Array) -> Array:
@@ -230,7 +260,7 @@ def _is_mean(mean: Array, coarse: Array, rounding: int) -> Array:
 
 def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
     """Find the shift between means of windows and the level, and how well they agree."""
-    shifts, related, residuals = [], [], []
+    shifts, related, mirrored, differences, contrast = [], [], [], [], 0.0
     for sample in samples:
         mean = np.nan_to_num(abs(sample.windows).mean(axis=-1, dtype=np.float64))
         level = np.nan_to_num(abs(sample.coarse).astype(np.float64))
@@ -239,23 +269,41 @@ def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
             continue
         shift, correlation = find_shift(mean, level)
         related.append(correlation)
-        if correlation >= 2 * _UNRELATED:
+        if correlation >= _RELATED:
             shifts.append(shift)
-            residuals.append(residual(mean, level))
-    if np.median(related) < _UNRELATED:
+            differences += [_difference(*part) for part in _parts(mean, level)]
+            contrast = max(contrast, float(level.std()))
+        else:
+            mirrored.append(find_shift(mean, np.flip(level))[1])
+    typical = float(np.median(related))
+    if typical < _UNRELATED or (typical < _RELATED and typical < _ABOVE_MIRRORED * np.median(mirrored or [0.0])):
         return Link(factors=factors, method="foreign")
     if not shifts:
         return Link(factors=factors, method="unknown", reason="their voxels agree too little to tell a shift")
     middle = np.median(shifts, axis=0)
-    spread = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 0.02
+    error = 1.25 / math.sqrt(len(shifts))  # of a median, for a standard deviation of 1
+    deviation = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 1 / np.array(samples[0].coarse.shape)
+    spread = error * deviation + 0.02
     offset = tuple(float((f - 1) / 2 + f * d) for f, d in zip(factors, middle, strict=True))
-    limit = max(0.8, 1.5 * max(residuals))
+    limit = _ABOVE_PARTS * float(np.quantile(differences, _MOST_PARTS))
     is_aligned = bool((abs(middle) < 0.75).all())
     return Link(
         factors=factors, method="smooth", offset=offset,
         spread=tuple(float(f * s) for f, s in zip(factors, spread, strict=True)),
-        limit=limit if limit < 1.2 and is_aligned else math.inf,
+        limit=limit if limit < contrast and is_aligned else math.inf,
     )  # fmt: skip
+
+
+def _difference(mean: np.ndarray, level: np.ndarray) -> float:
+    return float(np.median(abs(mean - level)))
+
+
+def _parts(mean: np.ndarray, level: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut two blocks into parts as small as the smallest chunks that are compared."""
+    starts = (range(0, max(1, n - _PART + 1), _PART) for n in mean.shape)
+    for start in itertools.product(*starts):
+        part = tuple(slice(n, n + _PART) for n in start)
+        yield mean[part], level[part]
 
 
 def residual(mean: np.ndarray, level: np.ndarray) -> float:
@@ -275,9 +323,9 @@ def find_shift(mean: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, float]:
     tapered = [_tapered(image, axes) for image in (mean, level)]
     spectrum = np.fft.rfftn(tapered[0]) * np.conj(np.fft.rfftn(tapered[1]))
     surface = np.fft.irfftn(spectrum, mean.shape, axes=range(mean.ndim))
-    near = [np.minimum(np.arange(n), n - np.arange(n)) <= (min(_MAX_SHIFT, n // 4) if axis in axes else 0)
-            for axis, n in enumerate(mean.shape)]  # fmt: skip
-    surface = np.where(np.logical_and.reduce(np.ix_(*near)), surface, -np.inf)
+    for axis, n in enumerate(mean.shape):
+        far = np.minimum(np.arange(n), n - np.arange(n)) > (min(_MAX_SHIFT, n // 4) if axis in axes else 0)
+        surface[(slice(None),) * axis + (far,)] = -np.inf
     peak = np.unravel_index(int(surface.argmax()), surface.shape)
     shift[:] = [p if p <= n // 2 else p - n for p, n in zip(peak, mean.shape, strict=True)]
     inner = tuple(
@@ -374,17 +422,18 @@ def compare(
     return Comparison(places, mean, part, None)
 
 
-def check_offset(link: Link, stated: Sequence[float]) -> tuple[float, ...] | None:
+def check_offset(link: Link, stated: Sequence[float], extents: Sequence[float]) -> tuple[float, ...] | None:
     """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
 
+    `extents`: fine voxels for a coarse one if the whole extents are equal, which some writers state as the factors.
     Where one voxel of each window was taken, its own position and the centre of the window are right.
     """
     if not link.offset:
         return None
     measured = []
-    for f, offset, spread, said in zip(link.factors, link.offset, link.spread, stated, strict=True):
+    for f, offset, spread, said, extent in zip(link.factors, link.offset, link.spread, stated, extents, strict=True):
         centre = (f - 1) / 2
-        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread)
+        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread) + abs(extent - f) / 2
         low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
         if link.method == "smooth" and abs(offset - centre) <= tolerance:
             offset = centre
