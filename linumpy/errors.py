@@ -16,6 +16,10 @@ class ChunkError(LinumpyError, OSError):
     """
 
 
+class StorageRefusedError(ChunkError):
+    """The storage did not give the bytes of a chunk, which may be whole: no access, no connection, no descriptors."""
+
+
 class StaleLayoutError(LinumpyError, RuntimeError):
     """The metadata of an array changed after linumpy had read them: open the array again."""
 

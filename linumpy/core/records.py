@@ -13,7 +13,7 @@ import numpy as np
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
-from linumpy.errors import ChunkError, StaleLayoutError
+from linumpy.errors import ChunkError, StaleLayoutError, StorageRefusedError
 from linumpy.io.paths import MetadataLook
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import ArrayLayout
@@ -161,5 +161,6 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.GONE: why_gone(layout),
     }
     if code in sentences:
-        return ChunkError(sentences[code])
+        refused = code in (native.OPEN, native.READ, native.REMOTE)
+        return (StorageRefusedError if refused else ChunkError)(sentences[code])
     return RuntimeError(f"{name}: the native core failed: {text}")

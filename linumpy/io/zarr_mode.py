@@ -26,7 +26,7 @@ from zarr.codecs import ShardingCodec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from linumpy.errors import ChunkError, LinumpyError
+from linumpy.errors import ChunkError, LinumpyError, StorageRefusedError
 from linumpy.io.stores.remote import explained, without_credentials
 from linumpy.plan.region import normalize_region
 
@@ -55,7 +55,8 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
         raise
     except Exception as error:  # codecs raise errors of many types, without the name of the chunk
         reason = explained(error) or type(error).__name__
-        raise ChunkError(f"{_broken_chunk(array, region)} cannot be read: {reason}") from error
+        kind = StorageRefusedError if isinstance(error, OSError) and error.errno else ChunkError
+        raise kind(f"{_broken_chunk(array, region)} cannot be read: {reason}") from error
 
 
 def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:

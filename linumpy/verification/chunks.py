@@ -4,7 +4,8 @@ Levels are read in *units*: a box of one level with all that lies below it in th
 read once, while the coarser voxels are in memory, which it is compared with. Each unit is independent of others, which
 workers and resumed runs use.
 
-In: :class:`LevelPlan`. Out: :class:`UnitResult`. Memory: a few blocks of at most 32 MiB, or of one stored object.
+In: :class:`LevelPlan`. Out: :class:`LevelUnit` for each level. Memory: a few blocks of at most 32 MiB, on a device of
+128 MiB, or of one stored object.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from linumpy.arrays import Array, array_module, to_host
 from linumpy.device import usable_cores
-from linumpy.errors import ChunkError
+from linumpy.errors import ChunkError, StorageRefusedError
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.plan.layout import ArrayLayout
@@ -28,12 +29,15 @@ from linumpy.plan.pyramid import grown, split
 from linumpy.verification.levels import Box, Comparison, Link, compare
 from linumpy.verification.stored import Grid
 
-#: Bytes of a block, of the blocks that are read at a time, and of a unit.
-_BLOCK_NBYTES, _AHEAD_NBYTES, _UNIT_NBYTES = 32 * 2**20, 512 * 2**20, 2**32
+#: Bytes of a block on the host and on a device, of the blocks that are read at a time, and of a unit.
+_BLOCK_NBYTES, _DEVICE_BLOCK_NBYTES, _AHEAD_NBYTES, _UNIT_NBYTES = 32 * 2**20, 128 * 2**20, 2**29, 2**32
 #: Compared coarse voxels are that far from each other, unless all are compared.
 _STEP = 4
 #: Fewest voxels of a chunk from which a smoothed level tells whether the chunk differs.
 _MIN_COMPARED = 8
+
+
+Damage = tuple[tuple[int, ...], str, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +70,13 @@ class Unit:
 class LevelUnit:
     """What a unit found in a level; chunks are in the grid of the level.
 
-    - `damaged`: chunks that cannot be read, and why.
+    - `damaged`: chunks that cannot be read, why, and whether only the storage refused to give them.
     - `zero`: chunks that hold only zeros.
     - `differ`: chunks that differ from the coarser level: voxels that differ, and voxels that were compared.
     - `compared`: chunks that were compared.
     """
 
-    damaged: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
     zero: list[tuple[int, ...]] = field(default_factory=list)
     differ: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
     nbytes: int = 0
@@ -141,7 +145,7 @@ class _Task:
     buffer: np.ndarray | None
     partner: tuple[Box, Ticket] | None = None
     voxels: Array | None = None
-    damaged: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
     users: int = 1
 
 
@@ -154,6 +158,7 @@ class UnitReader:
     def __init__(self, reader: Reader, levels: Sequence[LevelPlan], *, thorough: bool) -> None:
         self._reader, self._levels, self._thorough = reader, levels, thorough
         self._buffers = list[np.ndarray]()
+        self._block_nbytes = _DEVICE_BLOCK_NBYTES if reader.on_device else _BLOCK_NBYTES
 
     def read(self, unit: Unit, progress: Callable[[int], object] = int) -> dict[int, LevelUnit]:
         """Read a unit; return what was found in each level."""
@@ -267,9 +272,9 @@ class UnitReader:
             return
         shape, itemsize = tuple(part.stop - part.start for part in box), layout.dtype.itemsize
         base = layout.object_shape
-        if math.prod(base) * itemsize > _BLOCK_NBYTES:  # a large shard is read in parts
+        if math.prod(base) * itemsize > self._block_nbytes:  # a large shard is read in parts
             base = layout.chunk_shape
-        yield from split(box, grown(base, shape, itemsize, _BLOCK_NBYTES))
+        yield from split(box, grown(base, shape, itemsize, self._block_nbytes))
 
     def _nbytes(self, task: _Task) -> int:
         return math.prod(b.stop - b.start for b in task.box) * self._levels[task.level].layout.dtype.itemsize
@@ -283,7 +288,7 @@ class UnitReader:
 
     def _examine(self, task: _Task) -> LevelUnit:
         """Look at the voxels of a block."""
-        link, damaged = self._levels[task.level].link, {chunk for chunk, _ in task.damaged}
+        link, damaged = self._levels[task.level].link, {chunk for chunk, _, _ in task.damaged}
         differ = self._differing(task, link) if link is not None and link.can_tell else []
         return LevelUnit(
             damaged=task.damaged,
@@ -292,9 +297,9 @@ class UnitReader:
             nbytes=self._nbytes(task),
         )
 
-    def _one_by_one(self, task: _Task) -> tuple[Array, list[tuple[tuple[int, ...], str]]]:
+    def _one_by_one(self, task: _Task) -> tuple[Array, list[Damage]]:
         """Read the chunks of a block each by itself; those that cannot be read are zeros."""
-        plan, damaged = self._levels[task.level], list[tuple[tuple[int, ...], str]]()
+        plan, damaged = self._levels[task.level], list[Damage]()
         chunks = list(itertools.product(*(range(p.start, p.stop) for p in plan.grid.within(task.box))))
         boxes = [plan.grid.voxels(chunk) for chunk in chunks]
         tickets = [self._reader.submit(plan.layout, box) for box in boxes]
@@ -303,7 +308,7 @@ class UnitReader:
             try:
                 part = ticket.result()
             except ChunkError as error:
-                damaged.append((chunk, str(error)))
+                damaged.append((chunk, str(error), isinstance(error, StorageRefusedError)))
                 continue
             if voxels is None:
                 voxels = array_module(part).zeros([b.stop - b.start for b in task.box], part.dtype)

@@ -53,8 +53,8 @@ class Finding:
     chunk: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        text = f"{self.harm}: {self.path or 'the source'}: {self.what}\n  {self.effect}\n  {self.advice}"
-        return "\n".join(map(printable, text.split("\n")))
+        head = f"{self.harm}: {self.path or 'the source'}: {self.what}"
+        return "\n  ".join(map(printable, (head, self.effect, self.advice)))
 
 
 #: Findings that a text lists, and paths that a finding lists that was made of several.
@@ -112,7 +112,7 @@ class ArrayResult:
         chunks = f"{self.chunks:,} chunk{'s' * (self.chunks != 1)}"
         made = f"; {self.made_by}" if self.made_by else ""
         voxels = f"{format_shape(self.shape)} {self.dtype}"
-        return f"{self.path or '.'}: {voxels}, {chunks}, {', '.join(parts) or 'all sound'}{made}"
+        return f"{printable(self.path) or '.'}: {voxels}, {chunks}, {', '.join(parts) or 'all sound'}{made}"
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,12 @@ class Verification:
 
     def __str__(self) -> str:
         rate = f"{format_nbytes(self.nbytes)} in {self.seconds:.1f} s"
-        count, notes = len(self.findings), [f"not checked: {note}" for note in self.notes]
+        count, notes = len(self.findings), [f"not checked: {printable(note)}" for note in self.notes]
         lines = [*map(str, self.arrays), *notes, *map(str, self.findings[:_MAX_LISTED])]
         if count > _MAX_LISTED:
             lines.append(f"and {count - _MAX_LISTED:,} findings more, which JSON and the page list")
         verdict = "sound" if self.sound else f"{count:,} finding{'s' * (count != 1)}"
-        return "\n".join([*lines, f"{self.source}: {verdict} ({rate})"])
+        return "\n".join([*lines, f"{printable(self.source)}: {verdict} ({rate})"])
 
     def _repr_html_(self) -> str:
         rows = [["harm", "where", "what", "effect", "what to do"]]
@@ -187,8 +187,10 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as objects of JSON."""
-        arrays = tuple(replace(array, states=None) for array in self.arrays)
-        return {**asdict(replace(self, arrays=arrays)), "sound": self.sound}
+        content = asdict(replace(self, arrays=tuple(replace(array, states=None) for array in self.arrays)))
+        for array in content["arrays"]:
+            del array["states"]
+        return {**content, "sound": self.sound}
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:

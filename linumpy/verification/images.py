@@ -233,9 +233,15 @@ def linked(image: Image, reader: Reader) -> tuple[Image, list[Finding], list[Pro
         stated = [
             (b - a) / s for a, b, s in zip(translation[number - 1], translation[number], scale[number - 1], strict=True)
         ]
-        measured = between.check_offset(link, stated)
+        # Some writers state scales that map the whole extent, n / m for n and m voxels, in place of the factor.
+        extents = [n / m for n, m in zip(fine.layout.shape, coarse.layout.shape, strict=True)]
+        measured = between.check_offset(link, stated, extents)
         steps = tuple(f * s for f, s in zip(link.factors, scale[number - 1], strict=True))
-        is_scaled = link.method == "smooth" or np.allclose(steps, scale[number], rtol=1e-3)
+        ratios = [b / a for a, b in zip(scale[number - 1], scale[number], strict=True)]
+        axes = zip(ratios, link.factors, extents, strict=True)
+        is_scaled = link.method == "smooth" or all(
+            min(f, e) <= r + 1e-3 * f and r - 1e-3 * f <= max(f, e) for r, f, e in axes
+        )
         if measured is None and is_scaled:
             continue
         right = tuple(
@@ -293,7 +299,7 @@ def _misplaced(
     steps: Sequence[float],
     translation: Sequence[float],
 ) -> Finding:
-    texts = []
+    texts, shown = [], [[float(f"{x:.9g}") for x in numbers] for numbers in (steps, translation)]
     if measured is not None:
         off = ", ".join(f"{(a - b) / f:+.3g}" for a, b, f in zip(stated, measured, link.factors, strict=True))
         texts.append(f"its metadata place it {off} of its voxels from where its voxels show ({link})")
@@ -302,5 +308,5 @@ def _misplaced(
     return Finding(
         "misplaced", path, "; ".join(texts),
         "the image seems to move when a viewer changes its resolution, and coordinates measured at this level are off",
-        f"set its translation to {[float(f'{x:.9g}') for x in translation]}: --repair does",
+        f"set its scale to {shown[0]} and its translation to {shown[1]}: `linum-verify SOURCE --repair --write` does",
     )  # fmt: skip

@@ -59,26 +59,29 @@ def _states(plan: LevelPlan, stored: Stored, unit: LevelUnit) -> np.ndarray:
         states[chunk] = ZERO
     if stored.missing is not None:
         states[stored.missing] = MISSING
-    for chunk in [*(chunk for chunk, _ in unit.damaged), *(f.chunk for f in stored.findings if f.chunk is not None)]:
+    for chunk in [*(chunk for chunk, _, _ in unit.damaged), *(f.chunk for f in stored.findings if f.chunk is not None)]:
         states[chunk] = DAMAGED
     return states
 
 
 def _damaged(array: zarr.Array[Any], plan: LevelPlan, unit: LevelUnit) -> list[Finding]:
     """Return a finding for each stored object with chunks that cannot be read."""
-    by_object = defaultdict[tuple[str, str], list[Chunk]](list)
-    for chunk, message in unit.damaged:
+    by_object = defaultdict[tuple[str, str, bool], list[Chunk]](list)
+    for chunk, message, is_refused in unit.damaged:
         path = object_path(array, plan.path, plan.layout, chunk, plan.grid)
         before, is_named, after = message.rpartition(path)
         text = after.lstrip(" :,") if is_named else before.replace(describe_source(array), plan.path)
-        by_object[path, text or message].append(chunk)
+        by_object[path, text or message, is_refused].append(chunk)
     return [
         Finding(
-            "damaged", path, text, f"the voxels of {_chunks_text(plan, chunks)} are lost",
+            "damaged", path, text,
+            f"whether the voxels of {_chunks_text(plan, chunks)} are whole is not known" if is_refused else
+            f"the voxels of {_chunks_text(plan, chunks)} are lost",
+            "the storage did not give this object: give access to it, or try again" if is_refused else
             "restore this object from a copy, or write it again from the source of the image",
             count=len(chunks), chunk=chunks[0],
         )
-        for (path, text), chunks in by_object.items()
+        for (path, text, is_refused), chunks in by_object.items()
     ]  # fmt: skip
 
 

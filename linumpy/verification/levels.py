@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +26,9 @@ Method = Literal["mean", "stride", "picked", "smooth", "foreign", "unknown"]
 
 #: Blocks of which a link is found, tries to find blocks with contrast, and maximum voxels of a block of both levels.
 _BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 64, 2**14, 2**20
-#: Share of the voxels that a method must explain in a block, share of the blocks, and for values that are merely in the
+#: Share of the voxels that a method must explain in a part, share of the parts, and for values that are merely in the
 #: window, which low contrast explains, too.
-_VOXELS_EXPLAINED, _BLOCKS_EXPLAINED, _BLOCKS_PICKED = 0.99, 0.25, 0.6
+_VOXELS_EXPLAINED, _PARTS_EXPLAINED, _PARTS_PICKED = 0.99, 0.25, 0.6
 #: Windows of different voxels that a block must have to tell methods apart.
 _MIN_WINDOWS = 16
 #: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
@@ -110,22 +111,10 @@ class Sample:
     windows: np.ndarray
     coarse: np.ndarray
 
-    @property
+    @cached_property
     def differ(self) -> np.ndarray:
         """Mask of the windows whose voxels are not all the same, which alone tell methods apart."""
         return (self.windows != self.windows[..., :1]).any(axis=-1)
-
-    @property
-    def tells(self) -> bool:
-        """Whether enough windows have different voxels."""
-        differ = int(self.differ.sum())
-        return bool(differ) and differ >= min(_MIN_WINDOWS, self.coarse.size)
-
-    def halves(self, length: int) -> Iterator[Sample]:
-        """Cut a block in two along each axis, if both parts have as many voxels."""
-        cuts = [(0, n // 2, n) if n >= 2 * length else (0, n) for n in self.coarse.shape]
-        for part in itertools.product(*(map(slice, cut, cut[1:]) for cut in cuts)):
-            yield Sample(self.windows[part], self.coarse[part])
 
 
 def sample_blocks(
@@ -147,7 +136,8 @@ def sample_blocks(
         if level is None or finer is None:
             continue
         sample = Sample(windows(finer, factors), level)
-        if sample.tells:
+        differ = int(sample.differ.sum())
+        if differ and differ >= min(_MIN_WINDOWS, level.size):
             samples.append(sample)
         if len(samples) == _BLOCKS:
             break
@@ -211,29 +201,46 @@ def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
 def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | None:
     """Return the link that explains nearly all voxels of most blocks; None if there is none."""
     centre = tuple((f - 1) / 2 for f in factors)
-    strides, means, picked = [], [], []
-    # A damaged chunk of a small level lies in some of the parts only.
-    samples = [part for sample in samples for part in sample.halves(_PART) if part.tells] or samples
+    strides, means, picked, misses = [], [], [], []
     for sample in samples:
-        window, coarse = sample.windows[sample.differ], sample.coarse[sample.differ]
+        window, coarse = sample.windows, sample.coarse
         equal = _equal(window, coarse[..., None])
-        strides.append(equal.mean(axis=0) >= _VOXELS_EXPLAINED)
-        picked.append(equal.any(axis=-1).mean() >= _VOXELS_EXPLAINED)
+        misses.append(np.append((~equal).sum(axis=tuple(range(coarse.ndim))), (~equal.any(axis=-1)).sum()))
+        strides.append(_explained(sample, equal))
+        picked.append(_explained(sample, np.asarray(equal.any(axis=-1))))
         mean = window.mean(axis=-1, dtype=np.complex128 if window.dtype.kind == "c" else np.float64)
         hits = [_is_mean(mean, coarse, rounding) for rounding in range(len(_ROUNDINGS))]
-        means.append([float(hit.mean()) >= _VOXELS_EXPLAINED for hit in hits])
-    enough = _BLOCKS_EXPLAINED * len(samples)
-    by_voxel = np.sum(strides, axis=0)
-    if by_voxel.max() >= enough:
+        means.append(_explained(sample, np.stack(hits, axis=-1)))
+    by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
+    count = sum(map(len, picked))
+    enough = _PARTS_EXPLAINED * count
+    *of_voxels, of_all = np.sum(misses, axis=0)
+    # The most frequent value of noise is mostly the first one: where another voxel explains the rest, it was picked.
+    is_picked = of_all == 0 < of_voxels[int(by_voxel.argmax())]
+    if by_voxel.max() >= enough and not is_picked:
         offset = np.unravel_index(int(by_voxel.argmax()), factors)
         return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
-    by_rounding = np.sum(means, axis=0)
     if by_rounding.max() >= enough:
         rounding = int(by_rounding.argmax())
         return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if sum(picked) >= _BLOCKS_PICKED * len(samples):
+    if by_any >= _PARTS_PICKED * count:
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
     return None
+
+
+def _explained(sample: Sample, hits: np.ndarray) -> np.ndarray:
+    """Return whether nearly all voxels of a part hit, for each part of a block that tells methods apart.
+
+    Parts are small, so that a damaged chunk of a small level lies in few of them.
+    """
+    differ = sample.differ
+    hits = hits & differ.reshape(differ.shape + (1,) * (hits.ndim - differ.ndim))
+    counts, sums = differ.astype(np.int64), hits.astype(np.int64)
+    for axis, n in enumerate(differ.shape):
+        starts = np.arange(0, max(1, n - _PART + 1), _PART)
+        counts, sums = (np.add.reduceat(image, starts, axis=axis) for image in (counts, sums))
+    tells = counts >= min(_MIN_WINDOWS, counts.max())
+    return sums[tells] >= _VOXELS_EXPLAINED * counts[tells].reshape((-1,) + (1,) * (hits.ndim - differ.ndim))
 
 
 def _equal(a: Array, b: Array) -> Array:
@@ -275,7 +282,8 @@ def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
         return Link(factors=factors, method="unknown", reason="their voxels agree too little to tell a shift")
     middle = np.median(shifts, axis=0)
     error = 1.25 / math.sqrt(len(shifts))  # of a median, for a standard deviation of 1
-    spread = error * 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 0.02
+    deviation = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 1 / np.array(samples[0].coarse.shape)
+    spread = error * deviation + 0.02
     offset = tuple(float((f - 1) / 2 + f * d) for f, d in zip(factors, middle, strict=True))
     limit = _ABOVE_PARTS * float(np.quantile(differences, _MOST_PARTS))
     is_aligned = bool((abs(middle) < 0.75).all())
@@ -414,17 +422,18 @@ def compare(
     return Comparison(places, mean, part, None)
 
 
-def check_offset(link: Link, stated: Sequence[float]) -> tuple[float, ...] | None:
+def check_offset(link: Link, stated: Sequence[float], extents: Sequence[float]) -> tuple[float, ...] | None:
     """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
 
+    `extents`: fine voxels for a coarse one if the whole extents are equal, which some writers state as the factors.
     Where one voxel of each window was taken, its own position and the centre of the window are right.
     """
     if not link.offset:
         return None
     measured = []
-    for f, offset, spread, said in zip(link.factors, link.offset, link.spread, stated, strict=True):
+    for f, offset, spread, said, extent in zip(link.factors, link.offset, link.spread, stated, extents, strict=True):
         centre = (f - 1) / 2
-        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread)
+        tolerance = max(0.02 * f, 0.15 * f if link.method == "smooth" else 0.0, 3 * spread) + abs(extent - f) / 2
         low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
         if link.method == "smooth" and abs(offset - centre) <= tolerance:
             offset = centre

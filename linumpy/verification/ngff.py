@@ -23,6 +23,7 @@ from linumpy.io.ngff.axes import (
     UNITS_OF_SPACE,
     UNITS_OF_TIME,
     Axis,
+    axes_of,
     compose_scales,
     datasets_of,
     is_number,
@@ -36,8 +37,7 @@ from linumpy.plan.read import format_shape
 from linumpy.verification.consolidated import check_consolidated
 from linumpy.verification.findings import Finding
 from linumpy.verification.ngff_groups import CHECKS
-from linumpy.verification.place import NOT_UNDERSTOOD, Place, Told, is_of_document
-from linumpy.verification.schema import check_schema
+from linumpy.verification.place import Place, Told, check_schema, readable_image, shown
 
 #: Voxels by which the size and the origin of a level may be off.
 _TOLERANCE = 1e-3
@@ -50,41 +50,31 @@ _ORDER = {"time": 0, "space": 2}
 
 _MISPLACED = "Programs show this level in another place or size than the finest one, and measure wrong lengths in it."
 _CORRECT_LEVEL = "Correct the scale and translation of the level, or make the level again."
-_ADD_UNIT = "Add the unit that you know: `linum-verify --repair --unit NAME` writes it; nobody can guess it."
 
 Step = tuple[tuple[float, ...], tuple[float, ...]]
 """Scale and translation of a level along all axes."""
 
 
-def check_group(group: zarr.Group, path: str) -> Iterator[Finding]:
+def check_group(group: zarr.Group, path: str, notes: list[str]) -> Iterator[Finding]:
     """Check the NGFF attributes of a group, without its members, and its consolidated metadata.
 
     - `path`: path of the group below the source, for the findings.
+    - `notes`: what the metadata do not tell, though NGFF does not demand it, is appended.
     """
-    place = Place(group, path)
-    told: set[str] = set()
-    for check in (_versions, _images, _omero, *CHECKS, check_consolidated):
-        for topic, finding in _guarded(check(place), place):
+    place, told = Place(group, path), set[str]()
+    images = {"version": _versions, "multiscales": lambda place: _images(place, notes), "omero": _omero}
+    for key, check in {**images, **CHECKS, "consolidated": check_consolidated}.items():
+        for topic, finding in place.guarded(check(place), key):
             told.add(topic)
             yield finding
     yield from check_schema(place, told)
-
-
-def _guarded(findings: Iterator[Told], place: Place) -> Iterator[Told]:
-    """Yield findings, and one more if the metadata cannot be interpreted."""
-    try:
-        yield from findings
-    except NOT_UNDERSTOOD as error:
-        if not is_of_document(error):
-            raise
-        yield place.tell("multiscales", f"the metadata cannot be interpreted: {type(error).__name__}: {error}")
 
 
 def _versions(place: Place) -> Iterator[Told]:
     """Check that the stated versions are known, and belong where they are stated."""
     if "ome" in place.attributes:
         if not isinstance(place.attributes["ome"], Mapping):
-            yield place.tell("version", f"the attribute 'ome' is {place.attributes['ome']!r}, not an object")
+            yield place.tell("version", f"the attribute 'ome' is {shown(place.attributes['ome'])}, not an object")
             return
         stated, pattern, known = [("ome", place.ome)], r"0\.[56]([.-].*)?", "0.5 and 0.6"
     else:
@@ -95,9 +85,8 @@ def _versions(place: Place) -> Iterator[Told]:
     for key, holder in stated:
         version = holder.get("version")
         if version is None and key in ("ome", "multiscales"):
-            yield place.tell(
-                "version", f"{key} has no version of NGFF", advice="Add the version: --repair does it where it is sure."
-            )
+            advice = "Add the version: --repair does it where it is sure."
+            yield place.tell("version", f"{key} has no version of NGFF", advice=advice)
         elif version is not None and not (isinstance(version, str) and re.fullmatch(pattern, version)):
             yield place.tell("version", f"{key} has the version {version!r}; known there are {known}")
 
@@ -107,44 +96,46 @@ def _minor_version(place: Place, image: Mapping[str, Any]) -> int:
     version = (place.ome if "ome" in place.attributes else image).get("version")
     if isinstance(version, str) and re.match(r"0\.[1-6](\D|$)", version):
         return int(version[2])
-    if "coordinateSystems" in image:
-        return 6
     axes = image.get("axes")
-    if axes is None:
-        return 2
+    if "coordinateSystems" in image or axes is None:
+        return 6 if "coordinateSystems" in image else 2
     return 3 if isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) else 4
 
 
-def _images(place: Place) -> Iterator[Told]:
+def _images(place: Place, notes: list[str]) -> Iterator[Told]:
     if "multiscales" not in place.ome:
         return
     images = place.ome["multiscales"]
     if not isinstance(images, list) or not images or not all(isinstance(image, Mapping) for image in images):
-        yield place.tell("multiscales", f"multiscales is no list of objects: {_short(images)}")
+        yield place.tell("multiscales", f"multiscales is no list of objects: {shown(images)}")
         return
     for number, image in enumerate(images):
-        yield from _guarded(_image(place, image, f"multiscale image {number}"), place)
+        yield from place.guarded(_image(place, image, f"multiscale image {number}", notes), "multiscales")
 
 
-def _image(place: Place, image: Mapping[str, Any], name: str) -> Iterator[Told]:
-    minor = _minor_version(place, image)
+def _image(place: Place, image: Mapping[str, Any], name: str, notes: list[str]) -> Iterator[Told]:
+    minor, turned, plain = _minor_version(place, image), False, image
     arrays = yield from _levels(place, image, name)
-    turned = False
-    if minor == 6 and "coordinateSystems" in image:
-        yield from _transformations(place, image, name)
-        try:
-            plain = as_axes_and_scales(image, name)
-        except TurnedLevelError:
-            plain, turned = with_unit_steps(image, name), True
+    if minor <= 3:
+        names = image.get("axes", [*_NAMES] if minor < 3 else None)
+        if not isinstance(names, list) or not names or names != [axis for axis in _NAMES if axis in names]:
+            what = f"{name}: the axes {shown(names)} are no names out of t, c, z, y, x in this order"
+            yield place.tell("axes", what)
+            return
     else:
-        plain = image
-    axes = yield from _axes(place, plain, minor, name)
-    if axes is None:
-        return
+        if minor == 6 and "coordinateSystems" in image:
+            yield from _transformations(place, image, name)
+            try:
+                plain = as_axes_and_scales(image, name)
+            except TurnedLevelError:
+                plain, turned = with_unit_steps(image, name), True
+        axes = axes_of(plain, name)
+        yield from _axes(place, axes, name, notes)
+        names = [axis.name for axis in axes]
     for path, array in arrays.items():
-        if array.ndim != len(axes):
-            names = ", ".join(axis.name for axis in axes)
-            yield place.tell("axes", f"level {path!r} has {array.ndim} axes, and the metadata name {names}")
+        if array.ndim != len(names):
+            what = f"level {path!r} has {array.ndim} axes, and the metadata name {', '.join(names)}"
+            yield place.tell("axes", what)
             return
     if minor >= 4 and not turned:
         steps = yield from _steps(place, plain, len(axes), name)
@@ -173,47 +164,22 @@ def _levels(place: Place, image: Mapping[str, Any], name: str) -> Generator[Told
     return arrays
 
 
-def _axes(
-    place: Place, image: Mapping[str, Any], minor: int, name: str
-) -> Generator[Told, None, tuple[Axis, ...] | None]:
-    """Check the axes; return them, or None if they are no list of axes with names."""
-    described = image.get("axes", [*_NAMES] if minor < 3 else None)
-    if minor <= 3:
-        is_known = isinstance(described, list) and described == [axis for axis in _NAMES if axis in described]
-        if not is_known or not described:
-            what = f"{name}: the axes {_short(described)} are no names out of t, c, z, y, x in this order"
-            yield place.tell("axes", what)
-            return None
-        return tuple(Axis(axis, None, None) for axis in described)
-    if not isinstance(described, list) or not described or not all(_is_axis(axis) for axis in described):
-        yield place.tell("axes", f"{name}: the axes are no list of objects with a name: {_short(described)}")
-        return None
-    axes = tuple(Axis(axis["name"], axis.get("type"), axis.get("unit")) for axis in described)
-    listed = ", ".join(f"{axis.name} ({axis.type})" for axis in axes)
-    if len({axis.name for axis in axes}) < len(axes):
-        yield place.tell("axes", f"{name}: axes have the same name: {listed}")
+def _axes(place: Place, axes: Sequence[Axis], name: str, notes: list[str]) -> Iterator[Told]:
+    """Check the types, the order and the units of axes; note axes of space without a unit, which NGFF allows."""
+    described = ", ".join(f"{axis.name} ({axis.type})" for axis in axes)
     untyped = [axis.name for axis in axes if axis.type is None and axis.name.lower() in _NAMES]
+    ranks = [_ORDER.get(str(axis.type), 1) for axis in axes]
     if untyped:
         advice = "Add the types: --repair does it for t, c, z, y and x."
         yield place.tell("axes", f"{name}: axes without a type: {', '.join(untyped)}", advice=advice)
     elif not 2 <= sum(axis.type == "space" for axis in axes) <= 3:
-        yield place.tell("axes", f"{name}: NGFF wants 2 or 3 axes of type space, and there are {listed}")
-    ranks = [_ORDER.get(str(axis.type), 1) for axis in axes]
-    if not untyped and ranks != sorted(ranks) and not {axis.type for axis in axes} & set(FIELDS.values()):
-        yield place.tell("axes", f"{name}: NGFF wants time, then channel, then space, and the axes are {listed}")
-    yield from _units(place, axes, name)
-    return axes
-
-
-def _is_axis(axis: object) -> bool:
-    return isinstance(axis, Mapping) and isinstance(axis.get("name"), str) and isinstance(axis.get("type"), str | None)
-
-
-def _units(place: Place, axes: Sequence[Axis], name: str) -> Iterator[Told]:
-    missing = [axis.name for axis in axes if axis.type == "space" and axis.unit is None]
-    if missing:
-        what = f"{name}: no unit along {', '.join(missing)}; NGFF recommends one"
-        yield place.tell("unit", what, "Programs cannot tell lengths, or take pixels for micrometers.", _ADD_UNIT)
+        yield place.tell("axes", f"{name}: NGFF wants 2 or 3 axes of type space, and there are {described}")
+    elif ranks != sorted(ranks) and not {axis.type for axis in axes} & set(FIELDS.values()):
+        yield place.tell("axes", f"{name}: NGFF wants time, then channel, then space, and the axes are {described}")
+    missing = ", ".join(axis.name for axis in axes if axis.type == "space" and axis.unit is None)
+    note = f"lengths along {missing}, which have no unit; `linum-verify --repair --unit NAME` adds one"
+    if missing and note not in notes:
+        notes.append(note)
     for axis in axes:
         known = {"space": UNITS_OF_SPACE, "time": UNITS_OF_TIME}.get(str(axis.type))
         if known and axis.unit is not None and axis.unit not in known:
@@ -288,7 +254,7 @@ def _transformations(place: Place, image: Mapping[str, Any], name: str) -> Itera
             if isinstance(reference, Mapping) and reference.get("path"):  # a system of another group
                 continue
             if referred(reference) not in ranks:
-                what = f"{name}: a transformation has the {end} {_short(reference)}, which is no coordinate system here"
+                what = f"{name}: a transformation has the {end} {shown(reference)}, which is no coordinate system here"
                 yield place.tell("datasets", what, advice="Describe the system, or correct the name.")
     of_levels = [t for level in mappings_in(image, "datasets") for t in mappings_in(level, "coordinateTransformations")]
     for transformation in (*further, *of_levels):
@@ -315,7 +281,7 @@ def _omero(place: Place) -> Iterator[Told]:
     omero, effect = place.ome["omero"], "Viewers show channels with wrong colours or contrast, or refuse the image."
     channels = omero.get("channels") if isinstance(omero, Mapping) else None
     if not isinstance(channels, list) or not all(isinstance(channel, Mapping) for channel in channels):
-        yield place.tell("omero", f"omero has no list of channels: {_short(omero)}", effect)
+        yield place.tell("omero", f"omero has no list of channels: {shown(omero)}", effect)
         return
     wanted = _channels(place)
     if wanted is not None and len(channels) != wanted:
@@ -324,35 +290,23 @@ def _omero(place: Place) -> Iterator[Told]:
         color, window = channel.get("color"), channel.get("window")
         if color is not None and not (isinstance(color, str) and re.fullmatch("[0-9a-fA-F]{6}", color)):
             yield place.tell(
-                "omero", f"channel {number} has the color {_short(color)}, not 6 hexadecimal digits", effect
+                "omero", f"channel {number} has the color {shown(color)}, not 6 hexadecimal digits", effect
             )
         if window is None:
             continue
         start, end = [window.get(key) for key in ("start", "end")] if isinstance(window, Mapping) else (None, None)
         if start is None or end is None or not (is_number(start) and is_number(end) and start < end):
-            what = f"channel {number} has the window {_short(window)}, whose start and end are no numbers start < end"
+            what = f"channel {number} has the window {shown(window)}, whose start and end are no numbers start < end"
             yield place.tell("omero", what, effect)
 
 
 def _channels(place: Place) -> int | None:
     """Return the number of channels of the first multiscale image; None if it is not known."""
-    for image in mappings_in(place.ome, "multiscales")[:1]:
-        plain = as_axes_and_scales(image, "image")
-        axes = plain.get("axes", [*_NAMES])
-        names = [axis.get("type", axis.get("name")) if isinstance(axis, Mapping) else axis for axis in axes]
-        path = str(datasets_of(image, "image")[0]["path"])
-        array, _ = place.open(path)
-        if isinstance(array, zarr.Array) and array.ndim == len(names):
-            sizes = [n for n, name in zip(array.shape, names, strict=True) if name in ("c", "channel")]
-            return sizes[0] if sizes else 1
-    return None
+    image = readable_image(place.group)
+    if image is None:
+        return None
+    return next((n for n, axis in zip(image.levels[0].shape, image.axes, strict=True) if axis.type == "channel"), 1)
 
 
 def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
-
-
-def _short(value: object) -> str:
-    """Return a value of a document for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

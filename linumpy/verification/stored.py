@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import google_crc32c  # a dependency of zarr-python
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.buffer import cpu
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from linumpy.io.paths import METADATA_FILES
 from linumpy.io.stores.remote import AccessError
@@ -91,20 +96,14 @@ def stored_chunks_of(array: zarr.Array, path: str, layout: ArrayLayout, grid: Gr
     if layout.keys is None or not array.store.supports_listing:
         return Stored(None, ())
     present, others = np.zeros(grid.object_counts, bool), list[str]()
-    prefix, separator = layout.keys.prefix, layout.keys.separator
-    below = f"{array.path}/" if array.path else ""
-
-    async def scan() -> None:
-        async for key in array.store.list_prefix(below):
-            name = key.removeprefix(below)
-            index = _index(name, prefix, separator, present.shape)
+    index_of = _reading_names(layout.keys.prefix, layout.keys.separator, present.shape)
+    try:
+        for name in _names(array, len(present.shape) + 1):
+            index = index_of(name)
             if index is not None:
                 present[index] = True
             elif not name.rpartition("/")[2].startswith(".") and name not in METADATA_FILES:
                 others.append(name)
-
-    try:
-        sync(scan())
     except AccessError:
         return Stored(None, ())
     findings = _leftovers(path, others)
@@ -120,18 +119,39 @@ def stored_chunks_of(array: zarr.Array, path: str, layout: ArrayLayout, grid: Gr
     return Stored(missing, findings)
 
 
-def _index(name: str, prefix: str, separator: str, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the coordinates of a stored object by its name; None for the name of anything else."""
+def _names(array: zarr.Array, depth: int) -> Iterable[str]:
+    """Return the names of all that is stored of an array; in local folders of `depth` levels, without the store."""
+    if isinstance(array.store, LocalStore):
+        return _local_names(os.path.join(array.store.root, array.path), "", depth)
+    below = f"{array.path}/" if array.path else ""
+
+    async def scan() -> list[str]:
+        return [key.removeprefix(below) async for key in array.store.list_prefix(below)]
+
+    return sync(scan())
+
+
+def _local_names(folder: str, before: str, depth: int) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if depth > 0 and entry.is_dir():
+                yield from _local_names(entry.path, f"{before}{entry.name}/", depth - 1)
+            else:
+                yield before + entry.name
+
+
+def _reading_names(prefix: str, separator: str, counts: tuple[int, ...]) -> Callable[[str], tuple[int, ...] | None]:
+    """Return a function that returns the coordinates of a stored object by its name; None for any other name."""
     if not counts:
-        return () if name == prefix.rstrip(separator) or name in ("c", "0") else None
-    if not name.startswith(prefix):
-        return None
-    words = name[len(prefix) :].split(separator)
-    if len(words) != len(counts) or not all(word.isascii() and word.isdecimal() for word in words):
-        return None
-    numbers = tuple(map(int, words))
-    is_named_so = all(str(number) == word for number, word in zip(numbers, words, strict=True))
-    return numbers if is_named_so and all(n < count for n, count in zip(numbers, counts, strict=True)) else None
+        return lambda name: () if name in (prefix.rstrip(separator), "c", "0") else None
+    pattern = re.compile(re.escape(prefix) + re.escape(separator).join(["(0|[1-9][0-9]*)"] * len(counts)))
+
+    def index_of(name: str) -> tuple[int, ...] | None:
+        match = pattern.fullmatch(name)
+        numbers = tuple(map(int, match.groups())) if match else ()
+        return numbers if numbers and all(map(operator.lt, numbers, counts)) else None
+
+    return index_of
 
 
 def _leftovers(path: str, names: list[str]) -> tuple[Finding, ...]:
@@ -168,8 +188,11 @@ def _shard(
         stored = None  # reading its chunks says why
     if stored is None or len(stored) != shard.index_nbytes:
         return np.zeros(shard.chunks_per_shard, bool), ()
+    index, checksum = stored.to_bytes()[: 16 * shard.count], stored.to_bytes()[16 * shard.count :]
+    if shard.index_checksum and google_crc32c.value(index) != int.from_bytes(checksum, "little"):
+        return np.zeros(shard.chunks_per_shard, bool), ()  # reading its chunks says so
     dtype = ">u8" if shard.index_big_endian else "<u8"
-    offsets, sizes = np.frombuffer(stored.to_bytes(), dtype, 2 * shard.count).reshape(-1, 2).T.astype(np.uint64)
+    offsets, sizes = np.frombuffer(index, dtype).reshape(-1, 2).T.astype(np.uint64)
     empty = (offsets == np.iinfo(np.uint64).max) & (sizes == np.iinfo(np.uint64).max)
     used = np.zeros(shard.chunks_per_shard, bool)
     used[within] = True

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -19,6 +20,8 @@ from linumpy.device import resolve
 from linumpy.errors import ResumeError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.metadata import Node
+from linumpy.io.output.checks import check_apart
+from linumpy.io.output.syscalls import lock
 from linumpy.io.source import Source, describe_source, open_node, with_options
 from linumpy.progress import progress_bar
 from linumpy.resample.identity import digest_of, identify_data
@@ -28,7 +31,8 @@ from linumpy.verification.findings import ArrayResult, Finding, Proposal, Verifi
 from linumpy.verification.images import Image, images_of, linked, nodes_of
 from linumpy.verification.judge import judge
 from linumpy.verification.ngff import check_group
-from linumpy.verification.schema import schema_note
+from linumpy.verification.place import schema_note
+from linumpy.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,11 +42,14 @@ if TYPE_CHECKING:
 _Key = tuple[int, int]
 _Found = Mapping[int, LevelUnit]
 
+#: Beginning of a journal.
+_JOURNAL = '{"linumpy": "verify"'
+
 
 def verify(
     source: Source,
     *,
-    thorough: bool = False,
+    thorough: bool | None = None,
     device: DeviceName | None = None,
     distributed: Client | Cluster | str | None = None,
     journal: str | Path | None = None,
@@ -63,9 +70,10 @@ def verify(
     ----------
     source : str, Path, zarr.Array, zarr.Group or store
         An image, a plate, a group or an array; local, in a ZIP file, or a URL.
-    thorough : bool
+    thorough : bool, optional
         Whether all voxels of a level are compared with the finer level, in place of one of 4 along each axis. It finds
-        single voxels that have changed, and takes about twice the time on the CPU.
+        single voxels that have changed. By default on a GPU, where it takes no longer; on the CPU it takes about twice
+        the time.
     device : {"auto", "cuda", "cpu"}, optional
         Where chunks are decoded and compared; by default on the GPU if there is one.
     distributed : distributed.Client, cluster or str, optional
@@ -90,6 +98,8 @@ def verify(
         ``device="cuda"``, and there is none.
     ResumeError
         `journal` belongs to another source or other options, or the source has changed since.
+    ValueError
+        `journal` lies in the source.
     WorkerError
         Several workers of the cluster died.
 
@@ -101,6 +111,9 @@ def verify(
     """
     began = time.monotonic()
     chosen: ReadDevice = "cpu" if not resolve(device).is_cuda else (resolve(device).index or 0)
+    thorough = chosen != "cpu" if thorough is None else thorough
+    if journal is not None and isinstance(source, (str, Path)):
+        check_apart([str(journal)], [source])
     root = open_node(with_options(source, storage_options))
     nodes, findings = nodes_of(root)
     images, unnamed, notes = images_of(nodes)
@@ -111,11 +124,13 @@ def verify(
         proposals = list[Proposal]()
         for number, image in enumerate(images):
             images[number], problems, right = linked(image, reader)
-            findings += problems
             proposals += right
+            told = {finding.path for finding in problems if finding.harm == "misplaced"}
+            findings = [finding for finding in findings if finding.harm != "misplaced" or finding.path not in told]
+            findings += problems
         units = {(n, k): unit for n, image in enumerate(images) for k, unit in enumerate(units_of(image.levels))}
         found: dict[_Key, _Found] = {}
-        record = stack.enter_context(_recorded(journal, images, thorough, found))
+        record = stack.enter_context(_recorded(journal, images, units, thorough, found))
         nbytes = sum(plan.layout.nbytes for image in images for plan in image.levels)
         advance = stack.enter_context(progress_bar("verify", nbytes, instead=progress))
         advance(_nbytes_of(found.values()))
@@ -150,9 +165,8 @@ def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: l
     """Yield what is wrong with the metadata of groups; members that are known to be `unreadable` are not told again."""
     for path, node in nodes.items():
         if isinstance(node, zarr.Group):
-            yield from (
-                finding for finding in check_group(node, path) if finding.path not in unreadable or path in unreadable
-            )
+            findings = check_group(node, path, notes)
+            yield from (finding for finding in findings if finding.path not in unreadable or path in unreadable)
     if any(isinstance(node, zarr.Group) for node in nodes.values()):
         notes += [note for note in [schema_note()] if note]
 
@@ -201,20 +215,33 @@ def read_unit(payload: bytes, unit: Unit) -> _Found:
 
 @contextmanager
 def _recorded(
-    path: str | Path | None, images: Sequence[Image], thorough: bool, found: dict[_Key, _Found]
+    path: str | Path | None,
+    images: Sequence[Image],
+    units: Mapping[_Key, Unit],
+    thorough: bool,
+    found: dict[_Key, _Found],
 ) -> Iterator[Callable[[_Key, _Found], None]]:
     """Fill `found` with what a journal holds, and yield the function that appends to the journal."""
     if path is None:
         yield lambda key, result: None
         return
-    request = json.dumps({"linumpy": "verify", "request": digest_of([_identity(image, thorough) for image in images])})
+    identity = [*(_identity(image) for image in images), list(map(str, units.values())), thorough, __version__]
+    request = json.dumps({"linumpy": "verify", "request": digest_of(identity)})
     with open(path, "a+b") as file:
+        try:
+            lock(file.fileno())
+        except BlockingIOError:
+            raise ResumeError(f"journal={os.fspath(path)!r} is written by another run: name another file") from None
         file.seek(0)
         stored = file.read()
         complete = stored[: stored.rfind(b"\n") + 1]  # a killed run leaves a part of a line
-        head, *lines = complete.decode(errors="replace").splitlines() or [""]
-        if not stored:
+        head, *lines = complete.decode(errors="replace").split("\n")[:-1] or [""]
+        if not stored or (not complete and request.encode().startswith(stored)):
+            file.truncate(0)
             file.write(request.encode() + b"\n")
+            file.flush()
+        elif not head.startswith(_JOURNAL):
+            raise ResumeError(f"journal={os.fspath(path)!r} is no journal of a verification: name another file")
         elif head != request:
             raise ResumeError(
                 f"journal={os.fspath(path)!r} is no journal of this verification: it was begun with another source or "
@@ -222,30 +249,36 @@ def _recorded(
             )
         else:
             file.truncate(len(complete))
-            found.update(map(_from_line, lines))
+            found.update(read for line in lines if (read := _from_line(line)) is not None)
 
         def record(key: _Key, result: _Found) -> None:
-            file.write(_line(key, result))
-            file.flush()
+            # What the storage refused is asked for again.
+            if not any(is_refused for unit in result.values() for _, _, is_refused in unit.damaged):
+                file.write(_line(key, result))
+                file.flush()
 
         yield record
 
 
-def _identity(image: Image, thorough: bool) -> list[Any]:
+def _identity(image: Image) -> list[Any]:
     data = [identify_data(array) for array in image.arrays]
-    return [image.path, image.multiscale, thorough, data, *(str(plan.layout) for plan in image.levels)]
+    return [image.path, image.multiscale, data, *(f"{plan.layout} {plan.link}" for plan in image.levels)]
 
 
 def _line(key: _Key, result: _Found) -> bytes:
-    content = {level: asdict(unit) for level, unit in result.items()}
-    return json.dumps([*key, content], separators=(",", ":")).encode() + b"\n"
+    text = json.dumps([*key, {level: asdict(unit) for level, unit in result.items()}], separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
 
 
-def _from_line(line: str) -> tuple[_Key, _Found]:
-    number, unit, content = json.loads(line)
+def _from_line(line: str) -> tuple[_Key, _Found] | None:
+    """Return what a line holds; None for a damaged line, whose unit is read again."""
+    checksum, _, text = line.partition(" ")
+    if checksum != f"{zlib.crc32(text.encode()):08x}":
+        return None
+    number, unit, content = json.loads(text)
     return (number, unit), {
         int(level): LevelUnit(
-            damaged=[(tuple(chunk), message) for chunk, message in one["damaged"]],
+            damaged=[(tuple(chunk), message, is_refused) for chunk, message, is_refused in one["damaged"]],
             zero=[tuple(chunk) for chunk in one["zero"]],
             differ=[(tuple(chunk), count, size) for chunk, count, size in one["differ"]],
             nbytes=one["nbytes"],

@@ -97,7 +97,7 @@ def test_hostile_texts_are_texts(tmp_path):
     assert rows[0][2].endswith("the end")
     assert len(rows[0][2]) < 400
     assert [SHOWN] in page.rows, "the note"
-    assert [SHOWN, "8 × 8", "uint16", "4 × 4", "7", "3", "2", "1", "mean"] in page.rows
+    assert [SHOWN, "8 × 8", "uint16", "4 × 4", "7", "3", "0", "2", "1", "mean"] in page.rows
     assert f"array {SHOWN}" in page.texts
     assert any("Verification of" in text and "<script>" in text for text in page.texts)
     assert set(page.pictures) == {"map of chunks"}

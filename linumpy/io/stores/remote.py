@@ -23,7 +23,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import GpuMemoryStore, ObjectStore
 
 from linumpy.device import call_after_fork
-from linumpy.errors import ChunkError, LinumpyError, SourceError
+from linumpy.errors import LinumpyError, SourceError, StorageRefusedError
 from linumpy.plan.layout import RemoteArray
 
 #: Schemes of URLs that obstore opens.
@@ -45,7 +45,7 @@ _MAX_STORES = 32
 _CONDITIONS = ("AlreadyExistsError", "PreconditionError", "NotModifiedError", "NotSupportedError")
 
 
-class AccessError(ChunkError, PermissionError):
+class AccessError(StorageRefusedError, PermissionError):
     """An object store denies access to an object; some stores do so for a missing object."""
 
 
@@ -166,7 +166,7 @@ class RemoteStore(ObjectStore[Any]):
             if not _is_of_obstore(error) or type(error).__name__ in _CONDITIONS:
                 raise
             kind: type[Exception] = (
-                AccessError if _is_denied(error) else SourceError if done == "listed" else ChunkError
+                AccessError if _is_denied(error) else SourceError if done == "listed" else StorageRefusedError
             )
             if done in ("written", "removed"):
                 kind = PermissionError if _is_denied(error) else OSError
