@@ -41,7 +41,7 @@ _PERCENTS = 0.5, 99.5
 
 _STYLE = """
 th, td { text-align: left; vertical-align: top; white-space: normal; overflow-wrap: anywhere; }
-th { white-space: nowrap; } td:first-child { min-width: 6em; } h3 { overflow-wrap: anywhere; }
+th { white-space: nowrap; } td:first-child, td:nth-child(3) { min-width: 6em; } h3 { overflow-wrap: anywhere; }
 figure { display: inline-block; margin: .6em 1.2em .6em 0; vertical-align: top; }
 figcaption { max-width: 512px; overflow-wrap: anywhere; } .level figcaption { width: 220px; margin-top: 4px; }
 .map { display: grid; grid-template-columns: auto 1fr; gap: 2px 4px; width: max-content; font-size: 11px; }
@@ -94,7 +94,8 @@ def _verdict(verification: Verification) -> str:
         return "<p class='none'>Sound: nothing was found.</p>"
     counts = Counter(finding.harm for finding in verification.findings)
     kinds = [f"<li><b>{counts[harm]:,} {harm}</b>: {HARMS[harm]}</li>" for harm in HARMS if counts[harm]]
-    return f"<p class='bad'>{len(verification.findings):,} findings</p><ul>{''.join(kinds)}</ul>"
+    count = len(verification.findings)
+    return f"<p class='bad'>{count:,} finding{'s' * (count != 1)}</p><ul>{''.join(kinds)}</ul>"
 
 
 def _arrays(arrays: Sequence[ArrayResult]) -> str:
