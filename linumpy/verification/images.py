@@ -6,6 +6,7 @@ In: an open group or array. Out: :class:`Image`; array results and findings. Nod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,14 +206,19 @@ def _readable(
     )  # fmt: skip
 
 
-def reading(reader: Reader, plan: LevelPlan) -> Callable[[Box], np.ndarray | None]:
-    """Return a function that reads a box of a level into host memory; None if it cannot be read."""
+def reading(reader: Reader, plan: LevelPlan) -> Callable[[Box], np.ndarray]:
+    """Return a function that reads a box of a level into host memory; chunks that cannot be read are zeros."""
 
-    def read(box: Box) -> np.ndarray | None:
+    def read(box: Box) -> np.ndarray:
         try:
             return np.asarray(to_host(reader.submit(plan.layout, box).result()))
         except ChunkError:
-            return None
+            voxels = np.zeros([part.stop - part.start for part in box], plan.layout.dtype)
+        for part in plan.grid.parts(box):
+            with suppress(ChunkError):
+                within = tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box, strict=True))
+                voxels[within] = to_host(reader.submit(plan.layout, part).result())
+        return voxels
 
     return read
 

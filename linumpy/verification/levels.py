@@ -118,23 +118,21 @@ class Sample:
 
 
 def sample_blocks(
-    read_fine: Callable[[Box], np.ndarray | None],
-    read_coarse: Callable[[Box], np.ndarray | None],
+    read_fine: Callable[[Box], np.ndarray],
+    read_coarse: Callable[[Box], np.ndarray],
     fine: Sequence[int],
     coarse: Sequence[int],
     factors: tuple[int, ...],
 ) -> list[Sample]:
     """Read a few blocks with contrast that are spread over two levels.
 
-    `read_fine`, `read_coarse`: return the voxels of a box in host memory; None if they cannot be read. `fine`,
+    `read_fine`, `read_coarse`: return the voxels of a box in host memory. `fine`,
     `coarse`: shapes of the levels.
     """
     samples = list[Sample]()
     for box in _sample_boxes(fine, coarse, factors):
         level = read_coarse(box)
         finer = read_fine(tuple(slice(b.start * k, b.stop * k) for b, k in zip(box, factors, strict=True)))
-        if level is None or finer is None:
-            continue
         sample = Sample(windows(finer, factors), level)
         # Where only the coarse level has contrast, the finer one has lost its voxels.
         contrast = max(int(sample.differ.sum()), int((level != level.flat[0]).sum()))
@@ -444,7 +442,8 @@ def check_offset(
     """Return the offset that the voxels show along each axis where it contradicts the stated one; None if it does not.
 
     `fine`, `coarse`: shapes of the levels. Where sizes are no multiples of the factors, some writers state or make
-    levels whose whole extents are equal. Where one voxel of each window was taken, its own position and the centre of the window are right.
+    levels whose whole extents are equal. Where one voxel of each window was taken, its own position and the centre of
+    the window are right.
     """
     if not link.offset:
         return None

@@ -58,6 +58,14 @@ class Grid:
         axes = zip(self.chunks, box, strict=True)
         return tuple(slice(*np.searchsorted(bounds, (part.start, part.stop)).tolist()) for bounds, part in axes)
 
+    def parts(self, box: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
+        """Yield the part of each chunk that lies in a box."""
+        axes = []
+        for bounds, part in zip(self.chunks, box, strict=True):
+            inner = [n for n in bounds.tolist() if part.start < n < part.stop]
+            axes.append([slice(*pair) for pair in itertools.pairwise([part.start, *inner, part.stop])])
+        yield from itertools.product(*axes)
+
     def voxels(self, chunk: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the voxels of a chunk."""
         return tuple(slice(int(b[n]), int(b[n + 1])) for b, n in zip(self.chunks, chunk, strict=True))
