@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,9 +79,9 @@ main = cli.Command(
         help="Image, plate, group or array: a folder, a ZIP file, or a URL.",
     ),
     cli.Option(
-        "--thorough", action=BooleanOptionalAction, default=None,
+        "--thorough", action="store_true",
         help="Compare all voxels of levels, not one of 4 along each axis: finds single voxels that have changed, and "
-        "takes twice the time on the CPU. [on a GPU]",
+        "takes up to twice the time.",
     ),
     cli.Option("--json", action="store_true", help="Print the result as JSON."),
     cli.Option("--html", dest="page", type=Path, metavar="PAGE", help="Write the result as an HTML page, with maps."),

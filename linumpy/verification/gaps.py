@@ -30,10 +30,10 @@ class Gap:
     where: str
 
 
-def find_gaps(empty: np.ndarray, grid: Grid, read: Callable[[Box], np.ndarray], fill: object) -> list[Gap]:
+def find_gaps(empty: np.ndarray, grid: Grid, read: Callable[[Box], np.ndarray | None], fill: object) -> list[Gap]:
     """Find groups of empty chunks that interrupt voxels along an axis, or with which voxels end as in a stopped run.
 
-    `empty`: mask of chunks. `read`: returns the voxels of a box in host memory. `fill`:
+    `empty`: mask of chunks. `read`: returns the voxels of a box in host memory; None for none. `fill`:
     the value of empty chunks.
     """
     if not empty.any() or empty.all():
@@ -71,7 +71,7 @@ def _share_of_full(
     group: np.ndarray,
     empty: np.ndarray,
     grid: Grid,
-    read: Callable[[Box], np.ndarray],
+    read: Callable[[Box], np.ndarray | None],
     fill: object,
     axes: list[int],
 ) -> float:
@@ -88,7 +88,8 @@ def _share_of_full(
         at = box[axis].stop - 1 if step < 0 else box[axis].start
         box[axis] = slice(at, at + 1)
         voxels = read(tuple(box))
-        full, total = full + int((voxels != fill).sum()), total + voxels.size
+        if voxels is not None:
+            full, total = full + int((voxels != fill).sum()), total + voxels.size
     return full / total if total else 0.0
 
 

@@ -206,19 +206,23 @@ def _readable(
     )  # fmt: skip
 
 
-def reading(reader: Reader, plan: LevelPlan) -> Callable[[Box], np.ndarray]:
-    """Return a function that reads a box of a level into host memory; chunks that cannot be read are zeros."""
+def reading(reader: Reader, plan: LevelPlan) -> Callable[[Box], np.ndarray | None]:
+    """Return a function that reads a box of a level into host memory; chunks that cannot be read are zeros.
 
-    def read(box: Box) -> np.ndarray:
+    The function returns None if none of them can be read.
+    """
+
+    def read(box: Box) -> np.ndarray | None:
         try:
             return np.asarray(to_host(reader.submit(plan.layout, box).result()))
         except ChunkError:
-            voxels = np.zeros([part.stop - part.start for part in box], plan.layout.dtype)
+            voxels, is_read = np.zeros([part.stop - part.start for part in box], plan.layout.dtype), False
         for part in plan.grid.parts(box):
             with suppress(ChunkError):
                 within = tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box, strict=True))
                 voxels[within] = to_host(reader.submit(plan.layout, part).result())
-        return voxels
+                is_read = True
+        return voxels if is_read else None
 
     return read
 
@@ -270,8 +274,8 @@ def _link(image: Image, number: int, reader: Reader, scale: Sequence[tuple[float
     if factors is None:
         sizes = " to ".join("×".join(map(str, shape)) for shape in shapes)
         return Link(factors=(), method="unknown", reason=f"{sizes} voxels are no whole factors"), []
-    samples = between.sample_blocks(reading(reader, fine), reading(reader, coarse), *shapes, factors)
-    link, findings = between.find_link(samples, factors), list[Finding]()
+    blocks = between.sample_blocks(reading(reader, fine), reading(reader, coarse), *shapes, factors)
+    (link, samples), findings = between.find_link(blocks, factors), list[Finding]()
     if image.is_label and link.method not in ("stride", "picked") and (ids := between.ids_of_no_finer_level(samples)):
         findings.append(_averaged(coarse.path, fine.path, ids))
     elif link.method == "foreign" or (image.is_label and link.method == "unknown" and samples):

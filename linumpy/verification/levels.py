@@ -25,14 +25,15 @@ Box = tuple[slice, ...]
 Method = Literal["mean", "stride", "picked", "smooth", "foreign", "unknown"]
 
 #: Blocks of which a link is found, tries to find blocks with contrast, and maximum voxels of a block of both levels.
-_BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 64, 2**14, 2**20
-#: Share of the voxels that a method must explain in a part, share of the parts, and for values that are merely in the
-#: window, which low contrast explains, too.
-_VOXELS_EXPLAINED, _PARTS_EXPLAINED, _PARTS_PICKED = 0.99, 0.25, 0.6
+_BLOCKS, _FIRST_BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 4, 64, 2**14, 2**20
+#: Share of the voxels that a method must explain in a part; of the parts, in small levels and in others; of the parts
+#: for values that are merely in the window, which low contrast explains, too; of the parts if no more are needed.
+_VOXELS_EXPLAINED, _PARTS_EXPLAINED, _PARTS_PICKED, _PARTS_SURE = 0.99, (0.25, 0.6), 0.6, 0.95
 #: Windows of different voxels that a block must have to tell methods apart.
 _MIN_WINDOWS = 16
-#: Correlation below which blocks are unrelated; maximum shift between levels that is looked for, in coarse voxels.
-_UNRELATED, _MAX_SHIFT = 0.3, 8
+#: Correlation below which blocks are unrelated; voxels from which on that is told; maximum shift between levels that is
+#: looked for, in coarse voxels.
+_UNRELATED, _FEW_VOXELS, _MAX_SHIFT = 0.3, 2**11, 8
 #: Correlation from which on blocks are certainly related, and how far it must be above that with the mirrored block.
 _RELATED, _ABOVE_MIRRORED = 0.6, 2
 #: For smoothed levels: residual of parts that show something else; voxels of a part along each axis, and how far above
@@ -57,7 +58,7 @@ class Link:
 
     - `factors`: fine voxels for a coarse one along each axis; empty if they are no whole numbers.
     - `offset`, `spread`: the offset along each axis, and its uncertainty.
-    - `rounding`: index of the rounding of means.
+    - `roundings`, `slack`: indexes of the roundings of means that explain the blocks, and how far voxels may be off.
     - `limit`: for ``"smooth"``: median difference of the voxels of a chunk, from which on it shows something else.
     - `reason`: for ``"unknown"``: why nothing can be said.
     """
@@ -66,7 +67,8 @@ class Link:
     method: Method
     offset: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
-    rounding: int = 0
+    roundings: tuple[int, ...] = (0,)
+    slack: int = 0
     limit: float = math.inf
     reason: str = ""
 
@@ -118,36 +120,45 @@ class Sample:
 
 
 def sample_blocks(
-    read_fine: Callable[[Box], np.ndarray],
-    read_coarse: Callable[[Box], np.ndarray],
+    read_fine: Callable[[Box], np.ndarray | None],
+    read_coarse: Callable[[Box], np.ndarray | None],
     fine: Sequence[int],
     coarse: Sequence[int],
     factors: tuple[int, ...],
-) -> list[Sample]:
+) -> Iterator[Sample]:
     """Read a few blocks with contrast that are spread over two levels.
 
-    `read_fine`, `read_coarse`: return the voxels of a box in host memory. `fine`,
+    `read_fine`, `read_coarse`: return the voxels of a box in host memory; None if nothing of it can be read. `fine`,
     `coarse`: shapes of the levels.
     """
-    samples = list[Sample]()
+    count = 0
     for box in _sample_boxes(fine, coarse, factors):
         level = read_coarse(box)
         finer = read_fine(tuple(slice(b.start * k, b.stop * k) for b, k in zip(box, factors, strict=True)))
+        if level is None or finer is None:
+            continue
         sample = Sample(windows(finer, factors), level)
-        # Where only the coarse level has contrast, the finer one has lost its voxels.
-        contrast = max(int(sample.differ.sum()), int((level != level.flat[0]).sum()))
+        # Where the finer level has only zeros and the coarse one has contrast, the finer one has lost its voxels.
+        contrast = int(sample.differ.sum()) if finer.any() else int((level != level.flat[0]).sum())
         if contrast and contrast >= min(_MIN_WINDOWS, level.size):
-            samples.append(sample)
-        if len(samples) == _BLOCKS:
-            break
-    return samples
+            count += 1
+            yield sample
+        if count == _BLOCKS:
+            return
 
 
-def find_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
-    """Find out how a level was made, from a few blocks."""
+def find_link(blocks: Iterator[Sample], factors: tuple[int, ...]) -> tuple[Link, list[Sample]]:
+    """Find out how a level was made, from a few blocks; return the blocks that were looked at, too."""
+    samples = list(itertools.islice(blocks, _FIRST_BLOCKS))
     if not samples:
-        return Link(factors=factors, method="unknown", reason="the voxels that were tried are constant")
-    return _exact_link(samples, factors) or _smooth_link(samples, factors)
+        return Link(factors=factors, method="unknown", reason="the voxels that were tried are constant"), samples
+    link = _exact_link(samples, factors, _PARTS_SURE)
+    if link is None:
+        samples += blocks
+        # Of a small level, damaged chunks are a large part.
+        enough = _PARTS_EXPLAINED[0] if len(samples) < _BLOCKS // 2 else _PARTS_EXPLAINED[1]
+        link = _exact_link(samples, factors, enough) or _smooth_link(samples, factors)
+    return link, samples
 
 
 def ids_of_no_finer_level(samples: Sequence[Sample]) -> list[int]:
@@ -197,8 +208,8 @@ def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
     return ordered.reshape(*ordered.shape[:rank], -1)
 
 
-def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | None:
-    """Return the link that explains nearly all voxels of most blocks; None if there is none."""
+def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...], enough: float) -> Link | None:
+    """Return the link that explains nearly all voxels of most parts, at least the share `enough`; else None."""
     centre = tuple((f - 1) / 2 for f in factors)
     strides, means, picked, misses = [], [], [], []
     for sample in samples:
@@ -215,20 +226,25 @@ def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link | N
     if not count:
         return None
     by_voxel, by_rounding, by_any = (np.concatenate(votes).sum(axis=0) for votes in (strides, means, picked))
-    enough = _PARTS_EXPLAINED * count
     of_voxels, of_roundings, (of_any,) = np.split(np.sum(misses, axis=0), np.cumsum([len(by_voxel), len(_ROUNDINGS)]))
+    voxel, rounding = int(by_voxel.argmax()), int(by_rounding.argmax())
+    best = max(by_voxel[voxel], by_rounding[rounding])
     # The most frequent value is mostly the first one, or the mean: where other voxels explain the rest, it was picked.
-    if of_any == 0 < min(of_voxels[by_voxel.argmax()], of_roundings[by_rounding.argmax()]):
+    is_picked = of_any == 0 < min(of_voxels[voxel], of_roundings[rounding])
+    if is_picked or by_any >= max(_PARTS_PICKED * count, best + 1):
         return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
-    if by_voxel.max() >= enough:
-        offset = np.unravel_index(int(by_voxel.argmax()), factors)
-        return Link(factors=factors, method="stride", offset=tuple(map(float, offset)), spread=(0.0,) * len(factors))
-    if by_rounding.max() >= enough:
-        rounding = int(by_rounding.argmax())
-        return Link(factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), rounding=rounding)
-    if by_any >= _PARTS_PICKED * count:
-        return Link(factors=factors, method="picked", offset=centre, spread=(0.0,) * len(factors))
-    return None
+    if best < enough * count:
+        return None
+    # A level without contrast has lost few voxels by means, and may have by taking any voxel: so means are assumed.
+    has_contrast = any((sample.coarse != sample.coarse.flat[0]).any() for sample in samples)
+    if by_voxel[voxel] == best and (has_contrast or by_rounding[rounding] < best):
+        offset = tuple(map(float, np.unravel_index(voxel, factors)))
+        return Link(factors=factors, method="stride", offset=offset, spread=(0.0,) * len(factors))
+    slack = int(of_roundings[rounding] > 0 and samples[0].coarse.dtype.kind in "iu")
+    return Link(
+        factors=factors, method="mean", offset=centre, spread=(0.0,) * len(factors), slack=slack,
+        roundings=tuple(np.flatnonzero((by_rounding == best) & (of_roundings == of_roundings[rounding])).tolist()),
+    )  # fmt: skip
 
 
 def _explained(sample: Sample, hits: np.ndarray) -> np.ndarray:
@@ -281,6 +297,10 @@ def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
         else:
             mirrored.append(find_shift(mean, np.flip(level))[1])
     typical = float(np.median(related))
+    if 0 < typical < _RELATED and sum(sample.coarse.size for sample in samples) < _FEW_VOXELS:
+        return Link(
+            factors=factors, method="unknown", reason="the level is too small to tell whether it is another one"
+        )
     if typical < _UNRELATED or (typical < _RELATED and typical < _ABOVE_MIRRORED * np.median(mirrored or [0.0])):
         return Link(factors=factors, method="foreign")
     if not shifts:
@@ -432,7 +452,10 @@ def compare(
         total += voxel(numbers)
     mean = total / total.dtype.type(math.prod(link.factors))
     if link.method == "mean":
-        return Comparison(places, mean, part, ~_is_mean(mean, part, link.rounding))
+        differ = abs(mean - part) > link.slack + 0.5 if link.slack else ~_is_mean(mean, part, link.roundings[0])
+        for rounding in link.roundings[1:]:
+            differ &= ~_is_mean(mean, part, rounding)
+        return Comparison(places, mean, part, differ)
     return Comparison(places, mean, part, None)
 
 
@@ -456,6 +479,6 @@ def check_offset(
         low, high = (min(offset, centre), max(offset, centre)) if link.method == "stride" else (offset, offset)
         if link.method == "smooth":  # what was resized drifts from the windows, up to the rest at the end
             offset = centre if abs(offset - centre) <= tolerance else offset
-            low, high = offset + min(0, rest), offset + max(0, rest)
+            low, high = offset - max(0, rest), offset - min(0, rest)
         measured.append(said if low - tolerance <= said <= high + tolerance else offset)
     return None if tuple(measured) == tuple(stated) else tuple(measured)

@@ -49,7 +49,7 @@ _JOURNAL = '{"linumpy": "verify"'
 def verify(
     source: Source,
     *,
-    thorough: bool | None = None,
+    thorough: bool = False,
     device: DeviceName | None = None,
     distributed: Client | Cluster | str | None = None,
     journal: str | Path | None = None,
@@ -70,10 +70,9 @@ def verify(
     ----------
     source : str, Path, zarr.Array, zarr.Group or store
         An image, a plate, a group or an array; local, in a ZIP file, or a URL.
-    thorough : bool, optional
+    thorough : bool
         Whether all voxels of a level are compared with the finer level, in place of one of 4 along each axis. It finds
-        single voxels that have changed. By default on a GPU, where it takes no longer; on the CPU it takes about twice
-        the time.
+        single voxels that have changed, and takes up to twice the time.
     device : {"auto", "cuda", "cpu"}, optional
         Where chunks are decoded and compared; by default on the GPU if there is one.
     distributed : distributed.Client, cluster or str, optional
@@ -111,7 +110,6 @@ def verify(
     """
     began = time.monotonic()
     chosen: ReadDevice = "cpu" if not resolve(device).is_cuda else (resolve(device).index or 0)
-    thorough = chosen != "cpu" if thorough is None else thorough
     if journal is not None and isinstance(source, (str, Path)):
         check_apart([str(journal)], [source])
     root = open_node(with_options(source, storage_options))

@@ -3,7 +3,6 @@
 import itertools
 import json
 
-import ngff_zarr
 import numpy as np
 import ome_zarr.format
 import ome_zarr.scale
@@ -15,6 +14,8 @@ from scipy import ndimage
 import linumpy
 from linumpy.write.writer import write_omezarr
 from tests.support.other_writers import TENSORSTORE, old_stores, tensorstore_store
+
+ngff_zarr = pytest.importorskip("ngff_zarr", reason="pip install ngff-zarr")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,13 +69,7 @@ def cases(faulty, *lists):
 
 
 #: False alarms that remain, and whether the test is run: five axes are smoothed for minutes.
-FAULTY = dict.fromkeys(
-    (
-        "background-label", "ramp-label", "labels-label", "infinite-mean", "ramp-mean", "RESIZE-zyx", "RESIZE-yx",
-        "ITKWASM_BIN_SHRINK", "DASK_BIN_SHRINK",
-    ),
-    True,
-) | dict.fromkeys(("RESIZE-tczyx", "ZOOM-tczyx"), False)  # fmt: skip
+FAULTY = {}
 KINDS = (
     "tissue", "background", "noise", "sparse", "constant", "zeros", "ramp", "checkerboard", "labels", "NaN", "infinite",
 )  # fmt: skip
