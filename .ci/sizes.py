@@ -16,8 +16,8 @@ from pathlib import Path
 
 #: Target and ceiling of each size.
 LIMITS = {
-    "lines of linumpy and scripts": (57_000, 68_267),
-    "statements of linumpy and scripts": (29_500, 35_661),
+    "lines of linumpy and scripts": (57_000, 68_271),
+    "statements of linumpy and scripts": (29_500, 35_664),
     "lines of linumpy/benchmark": (700, 0),
     "lines of benchmarks": (4_800, 0),
     "lines of tests": (48_500, 60_544),

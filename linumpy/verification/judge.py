@@ -109,13 +109,17 @@ def _disagreeing(
     if count > max(1, _MOST * states[number].size):
         return [_all_differ(fine.path, coarse.path, count, states[number].size)]
     findings = list[Finding]()
+    is_confirmed = coarse.link is not None and coarse.link.can_tell
     also_above = {chunk for chunk, _, _ in found[number + 1].differ}
     for above, group in by_coarse.items():
         below = _count_below(fine, coarse, link, above)
         empty = states[number + 1][above] in (ZERO, MISSING)
+        are_lost = all(states[number][chunk] in (ZERO, MISSING) for chunk, _, _ in group)
+        # Where most of what lies below differs, the coarse chunk is wrong, unless a coarser one agrees with it.
+        is_most = below > 1 and len(group) > below / 2 and not is_confirmed
+        is_coarse = empty or ((is_most or above in also_above) and not are_lost)
         wrong = group
-        is_coarse = empty or (below > 1 and len(group) > below / 2) or above in also_above
-        if is_coarse:  # most of what lies below differs: the coarse chunk is the wrong one
+        if is_coarse:
             wrong = [(above, sum(row[1] for row in group), sum(row[2] for row in group))]
         level, other = (number + 1, fine.path) if is_coarse else (number, coarse.path)
         for chunk, differ, compared in wrong:
