@@ -18,6 +18,7 @@ SMALL = {
     "stream": ["--scale", "0.06", "--batches", "2", "--only", "F", "W2"],
     "remote": ["--scale", "0.06", "--only", "zstd shards", "--latency", "1"],
     "latency": ["--scale", "0.06", "--only", "zstd shards", "--latency", "0"],
+    "verify": ["--scale", "0.06", "--only", "zstd shards"],
     "write": ["--scale", "0.1"],
     "resampling": ["--scale", "0.03"],
     "tissue": ["--scale", "0.06"],
@@ -36,7 +37,7 @@ def spoilt(result):
     """Return a result with other values in its first half; None if it is not made of arrays."""
     if isinstance(result, tuple):
         return (*result[:-1], spoilt(result[-1]))
-    if dataclasses.is_dataclass(result):  # samples along rays
+    if dataclasses.is_dataclass(result) and hasattr(result, "positions"):  # samples along rays
         return dataclasses.replace(result, positions=spoilt(result.positions))
     if not isinstance(result, np.ndarray) or result.ndim == 0:
         return None
