@@ -240,7 +240,7 @@ def test_planes_that_cannot_be_drawn(tmp_path, image, monkeypatch):
         path.write_bytes(b"\0" * 20)
     captions, pictures = levels_of(write(tmp_path, arrays, source=folder))
     assert ["not drawn" in caption for caption in captions] == [False, True, False]
-    assert "zstd" in captions[1]
+    assert "zstd" in captions[1].lower()
     assert len(pictures) == 2
     monkeypatch.setattr(module, "_PLANE", 440 * 80 - 1)
     captions, pictures = levels_of(write(tmp_path, arrays, source=folder))
