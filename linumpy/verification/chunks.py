@@ -36,7 +36,7 @@ _STEP = 4
 #: Fewest voxels of a chunk from which a smoothed level tells whether the chunk differs.
 _MIN_COMPARED = 8
 
-
+#: A chunk that cannot be read, why, and whether only the storage refused to give it.
 Damage = tuple[tuple[int, ...], str, bool]
 
 
@@ -70,10 +70,10 @@ class Unit:
 class LevelUnit:
     """What a unit found in a level; chunks are in the grid of the level.
 
-    - `damaged`: chunks that cannot be read, why, and whether only the storage refused to give them.
+    - `damaged`: chunks that cannot be read.
     - `zero`: chunks that hold only zeros.
     - `differ`: chunks that differ from the coarser level: voxels that differ, and voxels that were compared.
-    - `compared`: chunks that were compared.
+    - `nbytes`: decoded bytes that were read.
     """
 
     damaged: list[Damage] = field(default_factory=list)

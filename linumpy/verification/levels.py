@@ -31,8 +31,8 @@ _BLOCKS, _FIRST_BLOCKS, _TRIES, _COARSE_VOXELS, _FINE_VOXELS = 12, 4, 64, 2**14,
 _VOXELS_EXPLAINED, _PARTS_EXPLAINED, _PARTS_PICKED, _PARTS_SURE = 0.99, (0.25, 0.6), 0.6, 0.95
 #: Windows of different voxels that a block must have to tell methods apart.
 _MIN_WINDOWS = 16
-#: Correlation below which blocks are unrelated; voxels from which on that is told; maximum shift between levels that is
-#: looked for, in coarse voxels.
+#: Correlation below which blocks are unrelated; fewest coarse voxels of all blocks for saying so; maximum shift between
+#: levels, in coarse voxels.
 _UNRELATED, _FEW_VOXELS, _MAX_SHIFT = 0.3, 2**11, 8
 #: Correlation from which on blocks are certainly related, and how far it must be above that with the mirrored block.
 _RELATED, _ABOVE_MIRRORED = 0.6, 2
@@ -203,9 +203,7 @@ def windows(fine: np.ndarray, factors: Sequence[int]) -> np.ndarray:
     """Return the voxels of each window along a last axis."""
     rank = fine.ndim
     split = fine.reshape([part for n, f in zip(fine.shape, factors, strict=True) for part in (n // f, f)])
-    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-    ordered = split.transpose(order)
-    return ordered.reshape(*ordered.shape[:rank], -1)
+    return split.transpose([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]).reshape(*split.shape[::2], -1)
 
 
 def _exact_link(samples: Sequence[Sample], factors: tuple[int, ...], enough: float) -> Link | None:
@@ -306,16 +304,14 @@ def _smooth_link(samples: Sequence[Sample], factors: tuple[int, ...]) -> Link:
     if not shifts:
         return Link(factors=factors, method="unknown", reason="their voxels agree too little to tell a shift")
     middle = np.median(shifts, axis=0)
-    error = 1.25 / math.sqrt(len(shifts))  # of a median, for a standard deviation of 1
     deviation = 1.4826 * np.median(abs(np.array(shifts) - middle), axis=0) + 1 / np.array(samples[0].coarse.shape)
-    spread = error * deviation + 0.02
+    spread = 1.25 / math.sqrt(len(shifts)) * deviation + 0.02  # the error of a median
     offset = tuple(float((f - 1) / 2 + f * d) for f, d in zip(factors, middle, strict=True))
     limit = _ABOVE_PARTS * float(np.quantile(differences, _MOST_PARTS))
-    is_aligned = bool((abs(middle) < 0.75).all())
     return Link(
         factors=factors, method="smooth", offset=offset,
         spread=tuple(float(f * s) for f, s in zip(factors, spread, strict=True)),
-        limit=limit if limit < contrast and is_aligned else math.inf,
+        limit=limit if limit < contrast and (abs(middle) < 0.75).all() else math.inf,
     )  # fmt: skip
 
 

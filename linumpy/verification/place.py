@@ -1,4 +1,4 @@
-"""A group whose NGFF attributes are checked, what is told about it, and its check by the schemas of ome-zarr-models."""
+"""A group whose NGFF attributes are checked: findings about it, and its check by the schemas of ome-zarr-models."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def check_schema(place: Place, told: Set[str]) -> Iterator[Finding]:
 
 
 def _is_told(parts: list[str], told: Set[str]) -> bool:
-    """Return whether a violation is at a place that a finding was about."""
+    """Return whether there is a finding already about the part of the attributes that violates the schema."""
     if not parts or parts[0] != "multiscales" or "multiscales" in told:
         return bool(parts) and parts[0] in told
     part = parts[2] if len(parts) > 2 else "axes"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -143,14 +145,17 @@ def verify(
             advance(_nbytes_of([result]))
 
         if client is None:
-            for key, unit in todo.items():
-                settle(key, UnitReader(reader, images[key[0]].levels, thorough=thorough).read(unit, advance))
+            for number, keys in itertools.groupby(todo, key=lambda key: key[0]):
+                units_of_image = UnitReader(reader, images[number].levels, thorough=thorough)
+                for key in keys:
+                    settle(key, units_of_image.read(units[key], advance))
         else:
             _read_on(client, images, todo, chosen, thorough, settle_of_worker)
-        arrays = list[ArrayResult]()
+        arrays, by_image = list[ArrayResult](), defaultdict[int, list[_Found]](list)
+        for (number, _), result in found.items():
+            by_image[number].append(result)
         for number, image in enumerate(images):
-            merged = _merged(len(image.levels), [result for (n, _), result in found.items() if n == number])
-            results, problems = judge(image, merged, reader)
+            results, problems = judge(image, _merged(len(image.levels), by_image[number]), reader)
             arrays += results
             findings += problems
     return Verification(
@@ -166,7 +171,7 @@ def _metadata_findings(nodes: Mapping[str, Node], unreadable: Set[str], notes: l
             findings = check_group(node, path, notes)
             yield from (finding for finding in findings if finding.path not in unreadable or path in unreadable)
     if any(isinstance(node, zarr.Group) for node in nodes.values()):
-        notes += [note for note in [schema_note()] if note]
+        notes += filter(None, [schema_note()])
 
 
 def _nbytes_of(results: Any) -> int:
@@ -259,8 +264,7 @@ def _recorded(
 
 
 def _identity(image: Image) -> list[Any]:
-    data = [identify_data(array) for array in image.arrays]
-    return [image.path, image.multiscale, data, *(f"{plan.layout} {plan.link}" for plan in image.levels)]
+    return [image.path, image.multiscale, *map(identify_data, image.arrays), str(image.levels)]
 
 
 def _line(key: _Key, result: _Found) -> bytes:
